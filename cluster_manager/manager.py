@@ -379,6 +379,7 @@ class Manager:
             at_next_start=reported.at_next_start if reported is not None else None,
             on_preemption=row.spec.on_preemption,
             preemption_notice_s=row.spec.preemption_notice_s,
+            steady=row.spec.steady,
             preempted=self._preempted(row) if state == "preempted" else None,
             saved_mib=reported.saved_mib if reported is not None else None,
             labels=dict(row.labels),

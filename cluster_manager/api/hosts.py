@@ -22,6 +22,7 @@ from cluster_manager.api.forms import (
 from cluster_manager.errors import RequestError
 from cluster_manager.inventory.versions import host_version
 from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.commands import SteadySettings, SteadyStatus
 from ebbtide.messages.common import Name, RequestId
 from ebbtide.messages.hosts import ForgottenHost, HostPage, HostReport, HostStatus, ReportReply
 from ebbtide.messages.labels import LabelsRequest
@@ -174,6 +175,29 @@ async def set_mode(request: web.Request) -> web.Response:
     check_parameters(request)
     host_id, wanted = request.match_info["id"], await body_of(request, ModeRequest)
     return begun(await request.app[MANAGER].agent_proxy.set_mode(host_id, wanted), f"/v1/hosts/{host_id}")
+
+
+@routes.get("/v1/hosts/{id}/steady")
+@describe("How a host keeps room", tag="hosts", path=(_ID,), answers={200: SteadyStatus}, problems=(404, 503))
+async def steady(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(await request.app[MANAGER].agent_proxy.steady(request.match_info["id"]))
+
+
+@routes.put("/v1/hosts/{id}/steady")
+@describe(
+    "Have a host keep room before it is asked for, or no longer",
+    tag="hosts",
+    path=(_ID,),
+    body=SteadySettings,
+    example=SteadySettings(enabled=True, reserve_mib="auto"),
+    answers={200: SteadyStatus},
+    problems=(404, 409, 503),
+)
+async def set_steady(request: web.Request) -> web.Response:
+    check_parameters(request)
+    wanted = await body_of(request, SteadySettings)
+    return answer(await request.app[MANAGER].agent_proxy.steady(request.match_info["id"], wanted))
 
 
 @routes.get("/v1/hosts/{id}/operations/{request_id}")

@@ -14,7 +14,7 @@ from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.store.store import Store
 from ebbtide.messages.adoptions import Adoptable
-from ebbtide.messages.commands import ModeCommand, TargetCommand
+from ebbtide.messages.commands import ModeCommand, SteadyCommand, SteadySettings, SteadyStatus, TargetCommand
 from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.explanations import EventRow, VMExplanation
 from ebbtide.messages.hosts import TemplateList
@@ -87,6 +87,15 @@ class AgentProxy:
         self._known(host)
         ours = ModeCommand(epoch=self._epoch, **wanted.model_dump())
         return await _passed_on(self._agents.set_mode(host, ours))
+
+    async def steady(self, host: str, wanted: SteadySettings | None = None) -> SteadyStatus:
+        """Steady mode of a host, changed first where that is wanted: the host keeps it, as its mode.
+
+        :raises RequestError: 404 unknown host, the host's refusal, 503 where it does not answer.
+        """
+        self._known(host)
+        ours = None if wanted is None else SteadyCommand(epoch=self._epoch, **wanted.model_dump())
+        return await _passed_on(self._agents.steady(host, ours))
 
     async def host_operation(self, host: str, request_id: str, wait_s: float) -> Operation:
         """An operation of a host, for what was passed on to it.

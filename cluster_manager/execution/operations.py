@@ -188,7 +188,7 @@ class Operations:
             return start_placement(plan_id("create", vm.name), request_id, vm, request.deadline_s, policy)
 
         # What earlier versions did not know is no part of it, so that their requests can be repeated.
-        younger = {"on_preemption", "preemption_notice_s", "labels"} - request.vm.model_fields_set
+        younger = {"on_preemption", "preemption_notice_s", "steady", "labels"} - request.vm.model_fields_set
         fingerprint = f"create {request.model_dump_json(exclude={'request_id': True, 'dry_run': True, 'vm': younger})}"
         return await self.begin(request.request_id, fingerprint, prepare)
 

@@ -19,7 +19,16 @@ from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentU
 from cluster_manager.settings import AgentLimits
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.messages.adoptions import MEASURED_S, Adoptable
-from ebbtide.messages.commands import Budget, BudgetStatus, Command, EpochCommand, ModeCommand, TargetCommand
+from ebbtide.messages.commands import (
+    Budget,
+    BudgetStatus,
+    Command,
+    EpochCommand,
+    ModeCommand,
+    SteadyCommand,
+    SteadyStatus,
+    TargetCommand,
+)
 from ebbtide.messages.common import cleaned_text, problem_in
 from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.explanations import Explanation
@@ -109,6 +118,11 @@ class Agents:
     async def grant(self, host: str, budget: Budget) -> BudgetStatus:
         """Give a host a budget for its harvest VMs. Raises as `command`; no absence is waited for."""
         return await self._call(BudgetStatus, host, "PUT", "/v1/budget", body=budget, retry=False)
+
+    async def steady(self, host: str, command: SteadyCommand | None = None) -> SteadyStatus:
+        """Steady mode of a host, changed first where a command is given. Raises as `command`; a client waits."""
+        method = "GET" if command is None else "PUT"
+        return await self._call(SteadyStatus, host, method, "/v1/steady", body=command, retry=False)
 
     async def remove(self, host: str, vm: str, command: Command, reason: str, notice_s: float = 0.0) -> Operation:
         """Stop a VM. Raises as `command`; 404 where there is no such VM.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from cluster_manager.plans.report_queries import allocations_of, pressed_on
+from cluster_manager.plans.report_queries import allocations_of, kept_free, pressed_on
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.modes import HostEvent, Reaction, reaction
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -69,6 +69,7 @@ class Growth:
             self._watches.pop(report.id, None)
             self._rows.pop(report.id, None)
             return None
+        reserved += kept_free(report)
         rows, room = self._rows_of(report), report.free.vector().less(reserved)
         watch = self._watches.setdefault(report.id, RoomWatch(self._pace))
         if idle is not None:
@@ -164,7 +165,7 @@ def budget_for(report: HostReport, reserved: ResourceVector, epoch: int) -> Budg
     if reaction(report.mode, HostEvent.HARVEST) is not Reaction.DONE:
         return None
     held = [vm.name for vm in report.vms if vm.held]
-    wanted = grant(rows, report.free.vector().less(reserved), report.capacity.vector(), held)
+    wanted = grant(rows, report.free.vector().less(reserved + kept_free(report)), report.capacity.vector(), held)
     if not is_worth_granting(report.budget.vector(), wanted):
         return None
     return Budget(epoch=epoch, number=report.budget_number + 1, room=Vector.of(wanted))

@@ -68,7 +68,7 @@ from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMStatus
 #: For how long a host that does not say whether it has adopted a domain is waited for, in seconds.
 ADOPTION_S = 60.0
 #: What its host does not tell of a VM.
-MADE_AS: Final = ("xml", "template", "start", "on_preemption", "preemption_notice_s")
+MADE_AS: Final = ("xml", "template", "start", "on_preemption", "preemption_notice_s", "steady")
 _LEAST: Final = Vector.of(HARD_FLOOR.with_component("disk_mib_s", 0.0).with_component("network_mib_s", 0.0))
 DONE, FAILED, PARTIAL = OperationState.DONE, OperationState.FAILED, OperationState.PARTIAL
 

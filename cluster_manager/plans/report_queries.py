@@ -102,16 +102,22 @@ def need_together(
 
 
 def room_to_share(report: HostReport, queue: Sequence[Arrival], room: Vector | None) -> Vector | None:
-    """What a host's VMs may grow into: not what arrivals that wait for the host would have to take again.
+    """What a host's VMs may grow into: not what arrivals would have to take again that wait for it, or will come.
 
     :param room: what was meant for them; None: all that is free.
     """
-    if not queue:
+    kept = kept_free(report)
+    if not queue and kept.is_zero():
         return room
-    free = report.free.vector()
+    free = report.free.vector().less(kept)
     for arrival in queue:
         free = free.less(arrival.size + ResourceVector(memory_mib=report.vm_overhead_mib))
     return Vector.of(free if room is None else free.smaller(room.vector()))
+
+
+def kept_free(report: HostReport) -> ResourceVector:
+    """What steady mode keeps free on a host: only guests under pressure grow into it."""
+    return ResourceVector(memory_mib=report.reserve_mib)
 
 
 def still_silent(before: HostReport, now: HostReport, vms: Collection[str]) -> bool:

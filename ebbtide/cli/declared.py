@@ -97,7 +97,7 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
             # A ceiling goes with the priority that needed it.
             if asked is not None:
                 fields[name] = PartialVector.model_validate(asked.as_dict())
-    for name in ("priority", "on_preemption", "preemption_notice_s"):
+    for name in ("priority", "on_preemption", "preemption_notice_s", "steady"):
         before, after = getattr(now, name), getattr(spec, name)
         if before != after:
             sentences.append(f"{name}: {before} -> {after}")

@@ -54,6 +54,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("host pause", "modes.pause", 'ebb host pause host-a --reason "new disks"'),
     ("host resume", "modes.resume", "ebb host resume host-a"),
     ("host drain", "modes.drain", 'ebb host drain host-a --reason "to be replaced"'),
+    ("host config", "modes.config", "ebb host config host-a --steady on; ebb host config host-a --reserve 8"),
     ("host undeflate", "modes.undeflate", "ebb host undeflate host-a"),
     ("host forget", "cluster.forget", "ebb host forget host-a --lost-vms --yes"),
     ("host revoke", "cluster.revoke", 'ebb host revoke host-b --reason "stolen" --yes'),

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from ebbtide.cli.doctor import Finding
 from ebbtide.cli.guest_channel import Enabled
 from ebbtide.demo.report import DemoReport
+from ebbtide.messages.commands import SteadyStatus
 from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.enrolment import Invitation, Revocation
@@ -142,6 +143,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "host pause": Operation,
     "host resume": Operation,
     "host drain": Operation,
+    "host config": SteadyStatus,
     "host undeflate": Operation,
     "host forget": ForgottenHost,
     "host revoke": Revocation,

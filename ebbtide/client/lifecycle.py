@@ -54,6 +54,7 @@ class LifecycleCalls(Connection):
         priority: Priority | None = None,
         on_preemption: OnPreemption | None = None,
         preemption_notice_s: float | None = None,
+        steady: bool | None = None,
         deadline_s: float = 60.0,
         request_id: str | None = None,
     ) -> Operation:
@@ -66,6 +67,7 @@ class LifecycleCalls(Connection):
             priority=priority,
             on_preemption=on_preemption,
             preemption_notice_s=preemption_notice_s,
+            steady=steady,
             deadline_s=deadline_s,
         )
         return await self._one("PATCH", f"/v1/vms/{name}", Operation, body=body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import aiohttp
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.commands import SteadySettings, SteadyStatus
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
 from ebbtide.messages.enrolment import Invitation, InvitationRequest, Revocation, RevocationRequest
@@ -234,6 +235,17 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         """Change a host's mode. Returns the running operation, which is the host's: wait for it with ``host``."""
         body = ModeRequest(request_id=request_id or new_request_id(), mode=mode, reason=reason)
         return await self._one("PUT", f"/v1/hosts/{host}/mode", Operation, body=body)
+
+    async def steady(self, host: str) -> SteadyStatus:
+        """How a host keeps room before it is asked for."""
+        return await self._one("GET", f"/v1/hosts/{host}/steady", SteadyStatus)
+
+    async def set_steady(
+        self, host: str, *, enabled: bool | None = None, reserve_mib: float | Literal["auto"] | None = None
+    ) -> SteadyStatus:
+        """Change how a host keeps room; what is left out stays. ``"auto"``: the reserve is learned."""
+        body = SteadySettings(enabled=enabled, reserve_mib=reserve_mib)
+        return await self._one("PUT", f"/v1/hosts/{host}/steady", SteadyStatus, body=body)
 
     async def operations(
         self,

@@ -49,6 +49,8 @@ class HostEvent(StrEnum):
     ROOM = "room"
     #: The host has room within the budget of its harvest VMs.
     HARVEST = "harvest"
+    #: Steady mode takes idle memory before it is asked for, and gives it back.
+    TRIM = "trim"
     #: A memory limit of ours is no longer backed by swap.
     LIMIT_UNBACKED = "limit-unbacked"
     #: A creation or deletion that was begun when the mode changed or the agent was killed.
@@ -73,7 +75,7 @@ _NOT_DONE: Final[Mapping[HostMode, tuple[HostEvent, ...]]] = {
     # Room is shared by the manager, who knows for whom it was made.
     HostMode.ACTIVE: (HostEvent.ROOM,),
     # Nothing new comes, so nothing is taken for it; what a target took would be given back at once.
-    HostMode.DRAINING: (HostEvent.CREATE, HostEvent.SHRINK, HostEvent.RECLAIM),
+    HostMode.DRAINING: (HostEvent.CREATE, HostEvent.SHRINK, HostEvent.RECLAIM, HostEvent.TRIM),
     HostMode.PAUSED: tuple(event for event in HostEvent if event not in _ALWAYS),
     HostMode.OFF: tuple(event for event in HostEvent if event not in (*_ALWAYS, HostEvent.ROOM)),
 }

@@ -12,6 +12,7 @@ from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import (
     LARGEST,
     MODE_WORDS,
+    MOST,
     Body,
     DomainName,
     DryRun,
@@ -154,6 +155,34 @@ class Budget(Body):
     order: int = Field(0, ge=0, le=LARGEST, strict=True, description="counts a manager's commands; a lower one is late")
     number: int = Field(ge=1, le=LARGEST, strict=True, description="rises with every budget; a lower one is refused")
     room: Vector = Field(description="above their minimums, together")
+
+
+class SteadySettings(Body):
+    """PUT /v1/hosts/ID/steady of the manager: how a host keeps room before it is asked for; what is left out stays."""
+
+    enabled: bool | None = Field(None, strict=True, description="whether idle memory is trimmed; default: as it is")
+    reserve_mib: Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False)] | Literal["auto"] | None = Field(
+        None, description="memory to keep free, MiB; auto: learned from arrivals; default: as it is"
+    )
+
+
+class SteadyCommand(SteadySettings):
+    """PUT /v1/steady of a host agent."""
+
+    epoch: int = Field(0, ge=0, le=LARGEST, strict=True, description="the manager's leadership; a lower one is refused")
+    order: int = Field(0, ge=0, le=LARGEST, strict=True, description="counts a manager's commands; a lower one is late")
+
+
+class SteadyStatus(Body):
+    """Steady mode of a host: what is set, what was learned, and what is so now."""
+
+    enabled: bool = Field(description="whether idle memory is trimmed")
+    reserve_mib: float | None = Field(description="memory to keep free as it was set, MiB; null: learned")
+    learned_mib: float = Field(description="the reserve by which 95 % of the latest arrivals had fitted at once, MiB")
+    kept_mib: float = Field(description="what is to be free now, MiB; 0 while steady mode is off")
+    free_mib: float = Field(description="what is free now, MiB")
+    refill_s: float = Field(description="how long the reserve takes to be full again, seconds")
+    sentence: str = Field(description="the same in words")
 
 
 class BudgetStatus(Body):

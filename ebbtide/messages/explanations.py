@@ -53,6 +53,8 @@ class DecisionKind(StrEnum):
     MODE = "mode"
     #: Harvest VMs grow, or give back for others.
     HARVEST = "harvest"
+    #: Idle memory is trimmed before it is asked for, or given back.
+    STEADY = "steady"
     #: The VMs hold more than the host may hand out, or no longer.
     OVERCOMMITTED = "overcommitted"
     #: The hypervisor does not answer, or answers again.

@@ -9,6 +9,7 @@ from pydantic import Field
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import (
     LARGEST,
+    MOST,
     MOST_VMS,
     Address,
     Body,
@@ -73,6 +74,12 @@ class HostReport(Body):
     core_changes: Rows[CoreChange] = Field((), description="that are not acknowledged yet, oldest first")
     budget: Vector = Field(Vector(), description="what harvest VMs may grow to hold above their minimums, together")
     budget_number: int = Field(0, ge=0, lt=LARGEST, description="of the latest budget that was granted")
+    reserve_mib: float = Field(
+        0.0,
+        ge=0,
+        le=MOST,
+        description="memory that steady mode keeps free for arrivals, MiB: no VM grows into it by itself; 0: off",
+    )
     templates: tuple[HostTemplate, ...] | None = Field(
         None, max_length=MOST_VMS, description="null: not said, so any may be there"
     )

@@ -113,6 +113,7 @@ class ResizeRequest(Body):
     priority: Priority | None = Field(None, description=PRIORITY_WORDS)
     on_preemption: OnPreemption | None = Field(None, description=PREEMPTION_WORDS)
     preemption_notice_s: StopSeconds | None = Field(None, description=NOTICE_WORDS)
+    steady: bool | None = Field(None, strict=True, description="whether steady mode may trim it")
     deadline_s: Seconds = 60.0
 
     def onto(self, spec: VMSpec) -> VMSpec:
@@ -121,11 +122,11 @@ class ResizeRequest(Body):
         :raises InvalidField: the sizes contradict each other, or nothing is to be changed.
         :raises ValidationError: a value can be none.
         """
-        preemption = {"on_preemption": self.on_preemption, "preemption_notice_s": self.preemption_notice_s}
-        if all(
-            part is None for part in (self.nominal, self.minimum, self.ceiling, self.priority, *preemption.values())
-        ):
-            raise InvalidField("nominal", "or minimum, ceiling, priority or what is done on preemption must be given")
+        kept = {field: getattr(self, field) for field in ("on_preemption", "preemption_notice_s", "steady")}
+        if all(part is None for part in (self.nominal, self.minimum, self.ceiling, self.priority, *kept.values())):
+            raise InvalidField(
+                "nominal", "or minimum, ceiling, priority, what is done on preemption or steady must be given"
+            )
         priority = self.priority or spec.priority
         nominal = self.nominal.onto(spec.nominal) if self.nominal is not None else spec.nominal
         minimum, shares = spec.minimum, {}
@@ -154,7 +155,7 @@ class ResizeRequest(Body):
             "minimum": minimum.model_dump(),
             "ceiling": ceiling.model_dump() if ceiling is not None else None,
             "boot_memory_mib": boot_mib,
-            **{field: value for field, value in preemption.items() if value is not None},
+            **{field: value for field, value in kept.items() if value is not None},
         }
         return VMSpec.model_validate({**spec.model_dump(), **shares, **changed})
 

@@ -87,6 +87,12 @@ class VMSpec(Body):
     preemption_notice_s: StopSeconds = Field(
         NOTICE_S, description="for ending its work when it is preempted; no longer than the arriving VM can wait"
     )
+    steady: bool = Field(
+        True,
+        strict=True,
+        exclude_if=lambda steady: steady,
+        description="whether steady mode may trim it, where its host has that on",
+    )
     #: For the manager only: agents know of none.
     labels: Labels = Field({}, exclude_if=lambda labels: not labels, description=LABEL_WORDS)
 
@@ -266,6 +272,7 @@ class ClusterVM(Body):
     at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
     on_preemption: OnPreemption = Field(OnPreemption.STOP, description=PREEMPTION_WORDS)
     preemption_notice_s: float = Field(NOTICE_S, description=NOTICE_WORDS)
+    steady: bool = Field(True, description="whether steady mode may trim it, where its host has that on")
     preempted: Preempted | None = Field(None, description="since when it waits for room, and why; null: it does not")
     saved_mib: float | None = Field(
         None, description="suspended: what its saved memory takes on its host's disk; null: it is not"

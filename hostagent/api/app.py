@@ -15,7 +15,7 @@ from ebbtide.rest.metrics.stalls import LoopWatch
 from ebbtide.rest.problems import answer_problem, problem_middleware, put_headers
 from ebbtide.rest.roles import Role
 from ebbtide.tracing.middleware import trace_middleware
-from hostagent.api import budget, explain, lifecycle, metrics, openapi
+from hostagent.api import budget, explain, lifecycle, metrics, openapi, steady
 from hostagent.api import routes as api_routes
 from hostagent.api.forms import AGENT, WOULD_BE
 from hostagent.errors import HostAgentError, HypervisorError, JournalError, RequestRefused
@@ -27,6 +27,7 @@ ROUTES: Final = (
     api_routes.routes,
     explain.routes,
     budget.routes,
+    steady.routes,
     lifecycle.routes,
     openapi.routes,
     metrics.routes,

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from aiohttp import hdrs, web
 from pydantic import BaseModel
 
-from ebbtide.messages.commands import Budget, Command
+from ebbtide.messages.commands import Budget, Command, SteadyCommand
 from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.operations import Operation
 from ebbtide.rest.access import require
@@ -32,7 +32,7 @@ async def body_of(request: web.Request, model: type[BodyT]) -> BodyT:
     """
     # Strict: "3" is no number, as the OpenAPI document says.
     body = model.model_validate_json(await request.read(), strict=True)
-    if isinstance(body, Command | Budget):
+    if isinstance(body, Command | Budget | SteadyCommand):
         check_leads(request, body.epoch, body.order)
     return body
 

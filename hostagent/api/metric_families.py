@@ -25,7 +25,7 @@ LABELS: Final[Mapping[str, str]] = {
     "resource": "4: cpu_cores, memory_mib, disk_mib_s, network_mib_s",
     "outcome": "up to 4, named in the metric's row",
     "reason": "5: the layer that fell short, error, unasked",
-    "kind": "the words of an enumeration: 17 kinds of decisions, 14 of operations",
+    "kind": "the words of an enumeration: 18 kinds of decisions, 14 of operations",
     "state": "8 states of a VM, of which one stands at a time; 3 of an operation",
     "mode": "4: active, paused, draining, off",
     "priority": "3: fixed, deflatable, harvest",
@@ -54,6 +54,9 @@ class _Host:
     deflatable: Amounts = amounts("ebbtide_host_deflatable", "What could be taken from VMs now")
     beyond: Amounts = amounts("ebbtide_host_overcommitted", "What VMs are charged beyond the capacity")
     budget: Amounts = amounts("ebbtide_host_harvest_budget", "What harvest VMs may hold above their minimums, together")
+    reserve: Metric = gauge("host_reserve_bytes", "Memory that steady mode keeps free for arrivals; 0: it is off.")
+    trimmed: Metric = counter("host_trimmed_bytes", "Idle memory that steady mode has taken from VMs.")
+    given_back: Metric = counter("host_trimmed_back_bytes", "Memory that steady mode has given back to VMs.")
     available: Metric = gauge("host_memory_available_bytes", "Memory that the host's kernel calls available.")
     swap_size: Metric = gauge("host_swap_size_bytes", "Swap of the host.")
     swap_free: Metric = gauge("host_swap_free_bytes", "Swap of the host that is free.")
@@ -182,6 +185,9 @@ class HostFacts:
     calls: Calls
     epoch: int
     available_mib: float
+    #: What steady mode has taken and given back, MiB.
+    trimmed_mib: float = 0.0
+    given_back_mib: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +214,9 @@ def sheet_of(facts: HostFacts) -> Sheet:
         (HOST.budget, report.budget),
     ):
         sheet.put_amounts(metrics, vector.vector())
+    sheet.put(HOST.reserve, report.reserve_mib * MIB)
+    sheet.put(HOST.trimmed, facts.trimmed_mib * MIB)
+    sheet.put(HOST.given_back, facts.given_back_mib * MIB)
     sheet.put(HOST.available, facts.available_mib * MIB)
     for (state, priority), count in Counter((vm.state.value, vm.priority.value) for vm in report.vms).items():
         sheet.put(HOST.vms, count, state, priority)

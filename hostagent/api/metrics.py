@@ -64,6 +64,8 @@ def facts_of(agent: Agent) -> HostFacts:
         host.hypervisor.calls,
         host.journal.epoch,
         host.available_mib,
+        host.steady_taken_mib,
+        host.steady_given_mib,
     )
 
 

@@ -200,7 +200,8 @@ class Harvest:
         budget = host.journal.budget.room.less(harvested(others))
         ready = [vm.allocation() for vm in vms if self._is_ready(vm)]
         busy = [vm.allocation() for vm in vms if vm.allocation() not in ready]
-        return harvest_targets(ready, host.free(), budget.less(harvested(busy)), self._watch, _now(), whole)
+        room = host.free().less(ResourceVector(memory_mib=host.reserve_mib))
+        return harvest_targets(ready, room, budget.less(harvested(busy)), self._watch, _now(), whole)
 
     def _is_ready(self, vm: ManagedVM) -> bool:
         """Whether a VM can make something of a growth now."""

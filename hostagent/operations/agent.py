@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hostagent.control.harvest import Harvest
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.control.reconciler import Reconciler
+from hostagent.control.steady import Steady
 from hostagent.operations.adoption_commands import AdoptionCommands
 from hostagent.operations.creation_commands import CreationCommands
 from hostagent.operations.dry_run import DryRun
@@ -32,6 +33,7 @@ class Agent:
         self.host = host
         self.requests = Requests(host)
         self.harvest = Harvest(host)
+        self.steady = Steady(host)
         self.creations = CreationCommands(host, self.requests, self.harvest, boot_mib)
         self.sizes = SizeCommands(host, self.requests, self.harvest)
         self.lifecycle = LifecycleCommands(host, self.requests, boot_mib)
@@ -58,6 +60,7 @@ class Agent:
             asyncio.create_task(guarded(Reconciler(self.host).run), name="reconciler"),
             asyncio.create_task(guarded(self.mode_commands.run), name="mode-upholding"),
             asyncio.create_task(guarded(self.harvest.run), name="harvest-growth"),
+            asyncio.create_task(guarded(self.steady.run), name="steady-mode"),
             asyncio.create_task(guarded(Overcommitment(self.host).run), name="overcommitment"),
         ]
 

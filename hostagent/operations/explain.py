@@ -172,6 +172,8 @@ def why_this_size(intent: Intent, state: VMState, last: PastResize | None) -> st
     if has.fits_in(intent.spec.nominal.vector()) and intent.spec.nominal.vector().fits_in(has):
         return said
     by = intent.cause.request_id if intent.cause is not None else ""
+    if intent.cause is not None and intent.cause.gently:
+        return f"{said}, since steady mode has trimmed what lay idle in it: room for arrivals ({cause})"
     how = f": {last.outcome.sentence}" if last is not None and last.request_id == by else ""
     return f"{said}, since {cause}{how}"
 

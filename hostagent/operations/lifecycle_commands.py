@@ -469,5 +469,5 @@ def _defined(spec: VMSpec) -> tuple[float, float, Vector | None]:
 
 def _sizes_of(spec: VMSpec) -> VMSpec:
     """A spec without what may change while a VM's memory is saved."""
-    kept = ("on_preemption", "preemption_notice_s")
+    kept = ("on_preemption", "preemption_notice_s", "steady")
     return spec.model_copy(update={field: VMSpec.model_fields[field].default for field in kept})

@@ -26,6 +26,8 @@ VM_REMEMBERED: Final = 100
 RESIZES_REMEMBERED: Final = 5
 #: VMs, present or gone, of which anything is remembered; the one that was longest silent is forgotten first.
 VMS_REMEMBERED: Final = 512
+#: How the requests of steady mode begin.
+STEADY: Final = "steady-"
 #: The longest text among a decision's inputs.
 TEXT: Final = 200
 
@@ -107,7 +109,10 @@ class History:
         """
         request_id = cause.request_id if cause is not None else "resize"
         past = PastResize(at=self._clock(), request_id=request_id, outcome=outcome)
-        self._of(outcome.name).resizes.append(past)
+        resizes, gently = self._of(outcome.name).resizes, cause is not None and cause.gently
+        if gently and resizes and resizes[-1].request_id.startswith(STEADY):
+            resizes.pop()  # many small steps must not push out what others did
+        resizes.append(past)
         before, target = outcome.before.vector(), outcome.target.vector()
         kind = DecisionKind.RESIZE
         if not before.fits_in(target):
@@ -115,6 +120,8 @@ class History:
         elif not target.fits_in(before):
             kind = DecisionKind.REINFLATE
         short = outcome.shortfall.vector()
+        if gently and not outcome.errors:
+            return  # steady mode tells of what it does itself, once and not at each step
         inputs = {"before": sizes(before), "target": sizes(target), "deadline_s": deadline_s, "mode": mode}
         what = f"{cause.kind} {request_id}" if cause is not None else request_id
         self.note(

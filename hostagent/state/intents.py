@@ -55,6 +55,11 @@ class Cause(Body):
     #: The bound when the operation began.
     before: Vector
 
+    @property
+    def gently(self) -> bool:
+        """Whether it is a step of steady mode: only what the guest itself can spare is taken, nobody is asked."""
+        return bool(self.body.get("gently"))
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -118,6 +123,11 @@ class Intent(Body):
     told: str = ""
     #: A domain of another owner: it is never removed, only released.
     adopted: Before | None = None
+
+    @property
+    def gently(self) -> bool:
+        """Whether a step of steady mode is under way."""
+        return self.cause is not None and self.cause.gently and self.phase in (Phase.DEFLATING, Phase.REINFLATING)
 
     def changed(self, **fields: object) -> Intent:
         """A copy with fields replaced."""

@@ -40,6 +40,18 @@ class StoredBudget:
     room: ResourceVector = ZERO
 
 
+@dataclass(frozen=True, slots=True)
+class StoredSteady:
+    """Steady mode as an operator has set it, and what it has learned."""
+
+    enabled: bool = False
+    #: Memory to keep free, MiB; None: as learned.
+    reserve_mib: float | None = None
+    #: See `ebbtide.deflation.sharing.reserve`; seconds since the epoch, MiB.
+    refill_s: float | None = None
+    arrivals: tuple[tuple[float, float], ...] = ()
+
+
 #: Deletions that are remembered.
 MOST_DELETED: Final = 200
 
@@ -59,6 +71,7 @@ class Journal:
         self.epoch = 0
         self.mode = StoredMode()
         self.budget = StoredBudget()
+        self.steady = StoredSteady()
         #: How long guests took to boot.
         self.boots = BootTimes()
         self._sequence = 0
@@ -77,6 +90,10 @@ class Journal:
             if "budget" in state:
                 number, granted, room = state["budget"]
                 self.budget = StoredBudget(number, ResourceVector.of(granted), ResourceVector.of(room))
+            if "steady" in state:
+                enabled, reserve_mib, refill_s, arrivals = state["steady"]
+                seen = tuple((float(at), float(mib)) for at, mib in arrivals)
+                self.steady = StoredSteady(enabled, reserve_mib, refill_s, seen)
             self.boots = BootTimes(state.get("boots"))
         if self._changes_path.exists():
             for line in self._changes_path.read_text().splitlines():
@@ -174,6 +191,14 @@ class Journal:
         with self._lock:
             self._change_state("the mode", mode=StoredMode(mode, reason, since))
 
+    def set_steady(self, steady: StoredSteady) -> None:
+        """Remember the setting of steady mode and what it has learned.
+
+        :raises JournalError: it could not be written; all is as before.
+        """
+        with self._lock:
+            self._change_state("steady mode", steady=steady)
+
     def add_boot(self, vm: str, seconds: float) -> None:
         """Remember how long a guest took to boot.
 
@@ -226,6 +251,7 @@ class Journal:
             "deleted": self.deleted,
             "mode": (self.mode.mode, self.mode.reason, self.mode.since),
             "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
+            "steady": (self.steady.enabled, self.steady.reserve_mib, self.steady.refill_s, self.steady.arrivals),
             "boots": self.boots.seen,
         }
         _replace(self._state_path, json.dumps(state))

@@ -119,6 +119,10 @@ class Host:
     reports: Reports = field(default_factory=Reports)
     #: Directories whose free room is told, by what they are for.
     directories: Mapping[str, Path] = field(default_factory=dict)
+    #: Memory that steady mode keeps free, MiB, and what it has trimmed and given back since the agent started.
+    reserve_mib: float = 0.0
+    steady_taken_mib: float = 0.0
+    steady_given_mib: float = 0.0
     #: What an operator has the host do.
     modes: Modes = field(init=False)
 
@@ -162,6 +166,7 @@ class Host:
             core_changes=tuple(self.journal.changes[:MOST_CHANGES]),
             budget=Vector.of(self.journal.budget.room),
             budget_number=self.journal.budget.number,
+            reserve_mib=self.reserve_mib,
             templates=tuple(
                 HostTemplate(name=template.name, shared_disk=template.shared_disk)
                 for template in self.hypervisor.templates()
@@ -211,6 +216,7 @@ class Host:
             async with asyncio.timeout(wait_s):
                 # Nothing is held while one is waited for: others, above all a response to pressure, work on the rest.
                 while busy := next((vm for vm in wanted() if vm.lock.locked()), None):
+                    busy.give_way()
                     async with busy.lock:
                         pass
         try:
@@ -244,6 +250,7 @@ class Host:
         :raises RequestRefused: another operation had not ended by then (409).
         """
         wait_s = max(until - asyncio.get_running_loop().time(), LEAST_WAIT_S)
+        vm.give_way()
         try:
             async with asyncio.timeout(wait_s):
                 await vm.lock.acquire()

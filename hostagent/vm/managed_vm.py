@@ -310,6 +310,11 @@ class ManagedVM:
         """The outcome of an operation that could not be carried out; the VM counts as before."""
         return self.summary().model_copy(update={"sentence": f"could not be resized: {why}", "errors": (why,)})
 
+    def give_way(self) -> None:
+        """Stop a step of steady mode that is under way: an operation waits for the VM."""
+        if self.intent.gently:
+            self.resizer.interrupt_taking("an operation waits for the VM")
+
     async def give_up(self) -> None:
         """Have nothing more of an operation carried out that is answered as failed; its owner decides what comes next.
 

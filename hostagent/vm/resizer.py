@@ -196,6 +196,9 @@ class Resizer:
             self._interrupt.ask(self.pressure.sentence)
         if self.record.intent.spec.priority is Priority.FIXED:
             mechanisms = mechanisms.without([Mechanism.APPLICATION], "an application of a fixed VM is never asked")
+        if self.record.intent.gently:
+            unforced = [Mechanism.APPLICATION, Mechanism.MEMORY_LIMIT]
+            mechanisms = mechanisms.without(unforced, "only memory that lies idle is trimmed")
         self._taking = executor.taking = True
         try:
             down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)

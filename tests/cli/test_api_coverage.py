@@ -49,6 +49,8 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("GET", "/v1/hosts"): ("hosts", ["host", "list", "--state", "ready", "--mode", "active"]),
     ("GET", "/v1/hosts/{id}"): ("host", ["host", "show", "host-a"]),
     ("GET", "/v1/hosts/{id}/history"): ("host_history", ["host", "history", "host-a"]),
+    ("GET", "/v1/hosts/{id}/steady"): ("steady", ["host", "config", "host-a"]),
+    ("PUT", "/v1/hosts/{id}/steady"): ("set_steady", ["host", "config", "host-a", "--steady", "on", "--reserve", "2"]),
     ("PUT", "/v1/hosts/{id}/mode"): ("set_mode", ["host", "resume", "host-a"]),
     ("GET", "/v1/hosts/{id}/operations/{request_id}"): (
         "operation",

@@ -59,6 +59,7 @@ def resize(
     priority: Annotated[Priority | None, typer.Option(help="Default: as it is.")] = None,
     on_preemption: Annotated[OnPreemption | None, typer.Option(help="stop, suspend, delete; default: as is.")] = None,
     preemption_notice_s: Annotated[float | None, typer.Option(help="Seconds to end its work when preempted.")] = None,
+    steady: Annotated[bool | None, typer.Option(help="Whether steady mode may trim it.")] = None,
     deadline_s: DeadlineS = 60.0,
     *,
     to: Asking,
@@ -69,7 +70,7 @@ def resize(
     )
     minimum = _partial("minimum", cpu_cores=minimum_cpu_cores, memory_mib=minimum_memory_mib)
     ceiling = _partial("ceiling", cpu_cores=ceiling_cpu_cores, memory_mib=ceiling_memory_mib)
-    if all(part is None for part in (nominal, minimum, ceiling, priority, on_preemption, preemption_notice_s)):
+    if all(part is None for part in (nominal, minimum, ceiling, priority, on_preemption, preemption_notice_s, steady)):
         raise typer.BadParameter("name at least one thing to change", param_hint="--cpu-cores, --priority, ...")
     carry_out(
         to,
@@ -81,6 +82,7 @@ def resize(
             priority=priority,
             on_preemption=on_preemption,
             preemption_notice_s=preemption_notice_s,
+            steady=steady,
             deadline_s=deadline_s,
         ),
         f"resizing {name}",

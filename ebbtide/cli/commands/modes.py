@@ -1,18 +1,20 @@
-"""Commands that change what a host does: pause, resume, drain, undeflate (docs/reference/modes.md)."""
+"""Commands that change what a host does: pause, resume, drain, undeflate, config (docs/reference/modes.md)."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
 
-from ebbtide.cli.commands.options import Asking, HostName
+from ebbtide.cli.commands.options import Asking, HostName, Showing
 from ebbtide.cli.commands.vms import carry_out
+from ebbtide.cli.output import shown
 from ebbtide.deflation.modes import HostMode
 from ebbtide.errors import EbbError
-from ebbtide.messages.commands import ModeCommand
+from ebbtide.messages.commands import ModeCommand, SteadySettings
 from ebbtide.messages.common import NAME_PATTERN, problem_of
 
 Reason = Annotated[str, typer.Option(help="Why; shown wherever the mode is.")]
@@ -36,6 +38,46 @@ def drain(host: HostName, reason: Reason = "", *, to: Asking) -> None:
 def undeflate(host: HostName, reason: Reason = "", *, to: Asking) -> None:
     """Give back all that was taken on a host, as far as there is room, and leave its VMs alone."""
     _set(host, HostMode.OFF, reason, to)
+
+
+class Switch(StrEnum):
+    """On or off."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def config(
+    host: HostName,
+    steady: Annotated[
+        Switch | None, typer.Option(help="Trim idle memory before room is asked for; default: as it is.")
+    ] = None,
+    reserve: Annotated[
+        str | None,
+        typer.Option(metavar="GIB|auto", help="Memory to keep free; auto: learned; default: as it is."),
+    ] = None,
+    *,
+    to: Showing,
+) -> None:
+    """Show, or change, how a host keeps room before it is asked for."""
+    reserve_mib: float | Literal["auto"] | None = None
+    if reserve == "auto":
+        reserve_mib = "auto"
+    elif reserve is not None:
+        try:
+            reserve_mib = float(reserve) * 1024
+        except ValueError:
+            raise typer.BadParameter(f"{reserve!r} is neither GiB nor auto", param_hint="--reserve") from None
+    enabled = None if steady is None else steady is Switch.ON
+    try:
+        SteadySettings(enabled=enabled, reserve_mib=reserve_mib)
+    except ValidationError as error:
+        raise typer.BadParameter(problem_of(error).detail, param_hint="--reserve") from error
+    if enabled is None and reserve_mib is None:
+        found = to.ask(lambda client: client.steady(host))
+    else:
+        found = to.ask(lambda client: client.set_steady(host, enabled=enabled, reserve_mib=reserve_mib))
+    to.say(found, lambda: print(f"{host}: {shown(found.sentence)}"))
 
 
 def _set(host: str, mode: HostMode, reason: str, to: Asking) -> None:

@@ -111,6 +111,7 @@ VMS: Table[ClusterVM] = Table(
     {
         "ceiling": lambda vm: "-" if vm.ceiling is None else size(vm.ceiling),
         "on preemption": lambda vm: f"{vm.on_preemption}, {vm.preemption_notice_s:g} s",
+        "steady": lambda vm: "yes" if vm.steady else "no",
         "generation": lambda vm: vm.generation,
         "version": lambda vm: vm.version or "-",
         "labels": lambda vm: label_words(vm.labels),
@@ -143,6 +144,7 @@ def create(
         typer.Option(help="stop: it keeps its disk and waits for room; suspend: its memory, too; delete: it goes."),
     ] = OnPreemption.STOP,
     preemption_notice_s: Annotated[float, typer.Option(help="Seconds to end its work when preempted.")] = NOTICE_S,
+    steady: Annotated[bool, typer.Option(help="Whether steady mode may trim it, where its host has that on.")] = True,
     template: Annotated[str, typer.Option(help="The template on the host.")] = "lab",
     label: Annotated[
         list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="May be given several times.")
@@ -191,6 +193,7 @@ def create(
             "boot_memory_mib": boot_memory_mib,
             "on_preemption": on_preemption,
             "preemption_notice_s": preemption_notice_s,
+            "steady": steady,
             "template": template,
         }
         try:

@@ -289,8 +289,8 @@ class PressureWatch:
 
     def _rates(self, earlier: PressureReading, later: PressureReading, window_s: float) -> _Rates:
         faults = _larger(
-            _per_s(earlier.major_faults, later.major_faults, window_s),
-            _per_s(earlier.swap_in_pages, later.swap_in_pages, window_s),
+            rate_per_s(earlier.major_faults, later.major_faults, window_s),
+            rate_per_s(earlier.swap_in_pages, later.swap_in_pages, window_s),
         )
         lasting = faults
         if faults is not None:
@@ -299,20 +299,22 @@ class PressureWatch:
                 lasting = min(faults, self._earlier_faults_per_s)
             self._earlier_faults_per_s = faults
         return _Rates(
-            _percent(earlier.some_total_us, later.some_total_us, window_s),
-            _percent(earlier.full_total_us, later.full_total_us, window_s),
+            stalled_percent(earlier.some_total_us, later.some_total_us, window_s),
+            stalled_percent(earlier.full_total_us, later.full_total_us, window_s),
             lasting,
         )
 
 
-def _per_s(earlier: int | None, later: int | None, window_s: float) -> float | None:
+def rate_per_s(earlier: int | None, later: int | None, window_s: float) -> float | None:
+    """How fast a counter rose; None where it is not known or went back."""
     if earlier is None or later is None or later < earlier:
         return None
     return (later - earlier) / window_s
 
 
-def _percent(earlier_us: int | None, later_us: int | None, window_s: float) -> float | None:
-    rate = _per_s(earlier_us, later_us, window_s)
+def stalled_percent(earlier_us: int | None, later_us: int | None, window_s: float) -> float | None:
+    """Share of a time that was stalled, per cent; None where it is not known."""
+    rate = rate_per_s(earlier_us, later_us, window_s)
     return None if rate is None else min(rate / 1e6 * 100, 100.0)
 
 

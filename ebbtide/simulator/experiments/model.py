@@ -42,6 +42,7 @@ MODELS: Final[dict[str, str]] = {
     "matching": "ebbtide.simulator.matching.model:MODEL",
     "intervals": "ebbtide.simulator.intervals.model:MODEL",
     "waiting": "ebbtide.simulator.waiting.model:MODEL",
+    "steady": "ebbtide.simulator.steady.model:MODEL",
 }
 
 #: Models that have jobs, and so the setting ``rows``, a row for each of them.

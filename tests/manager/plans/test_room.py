@@ -12,6 +12,7 @@ from cluster_manager.execution import operations
 from cluster_manager.plans.growth import FIRST_PAUSE_S, Growth, budget_for
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import Create, Finish, HostRead, Preempt, Reclaim
+from cluster_manager.plans.report_queries import room_to_share
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.hysteresis import Pace
 from ebbtide.messages.common import Vector
@@ -258,6 +259,22 @@ def test_room_that_a_plan_has_chosen_is_not_shared() -> None:
     report = report_of("a", small, cpu_cores=3.0)
     assert Growth().due(report, ResourceVector(2.0), 0.0) is None
     assert Growth().due(report, ZERO, 0.0) is not None
+
+
+def test_vms_do_not_grow_into_what_steady_mode_keeps_free() -> None:
+    small = status_of(LOW, "a", Vector(cpu_cores=3.0, memory_mib=400.0))
+    report = report_of("a", small, cpu_cores=3.0)
+    due = Growth().due(report, ZERO, 0.0)
+    assert due is not None
+    assert due.room.memory_mib == 600.0
+    free_mib = report.free.memory_mib
+    kept = report.model_copy(update={"reserve_mib": free_mib - 300.0})
+    due = Growth().due(kept, ZERO, 0.0)
+    assert due is not None
+    assert due.room.memory_mib == 300.0
+    assert Growth().due(report.model_copy(update={"reserve_mib": free_mib}), ZERO, 0.0) is None
+    assert room_to_share(kept, (), None) == kept.free.model_copy(update={"memory_mib": 300.0})
+    assert room_to_share(report, (), None) is None
 
 
 def test_what_a_vm_under_pressure_asks_for_is_left_to_it_where_it_does_not_grow_by_this() -> None:

@@ -1,0 +1,207 @@
+"""Steady mode of a host: idle memory is trimmed to a reserve, and given back as soon as it is missed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.deflation import trimming
+from hostagent.control import steady
+from hostagent.control.steady import Steady
+from hostagent.state.intents import Phase
+from hostagent.state.journal import Journal
+from hostagent.vm.host import Host
+from tests.hostagent.agent_process import OVERHEAD_MIB
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.doing import host_idle, reclaim
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+
+
+@pytest.fixture(autouse=True)
+def brisk_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks and steps come a hundred times as often: sockets cannot run in faked time."""
+    monkeypatch.setattr(steady, "LOOK_S", 0.1)
+    terms = replace(trimming.USUAL, step_s=0.1, rest_s=1.0, again_s=0.0, least_mib=4.0)
+    monkeypatch.setattr(steady, "Trimmer", lambda: trimming.Trimmer(terms))
+
+
+@pytest.fixture
+def idle_vms(two_vms: list[Domain]) -> list[Domain]:
+    """low-1 and low-2 of 1024 MiB, nearly all of it available, whose guests count their faults."""
+    for domain in two_vms:
+        domain.cache_mib = 0.0
+        domain.major_faults = 0
+    return two_vms
+
+
+async def setting(client: Client, status: int = 200, **body: Any) -> Any:
+    response = await client.put("/v1/steady", json=body)
+    answer = await response.json()
+    assert response.status == status, answer
+    return answer
+
+
+def free_and(host: Host, more: float) -> float:
+    return host.free().memory_mib + more
+
+
+async def test_it_is_off_until_an_operator_turns_it_on_and_then_memory_that_lies_idle_makes_the_reserve(
+    client: Client, host: Host, idle_vms: list[Domain]
+) -> None:
+    wanted = free_and(host, 160.0)
+    assert (await (await client.get("/v1/steady")).json())["enabled"] is False
+    await asyncio.sleep(0.5)
+    assert {domain.bound_mib for domain in idle_vms} == {1024.0}
+    said = await setting(client, enabled=True, reserve_mib=wanted)
+    assert (said["enabled"], said["reserve_mib"], said["kept_mib"]) == (True, wanted, wanted)
+    await until(lambda: host.free().memory_mib >= wanted)
+    await host_idle(host)
+    assert wanted <= host.free().memory_mib <= wanted + 32
+    assert all(1024 - 120 < domain.bound_mib < 1024 for domain in idle_vms), "both have given"
+    assert host.report().reserve_mib == wanted
+
+
+async def test_what_it_did_is_explained_in_one_sentence_and_fills_no_history(
+    client: Client, host: Host, idle_vms: list[Domain]
+) -> None:
+    wanted = free_and(host, 200.0)
+    await setting(client, enabled=True, reserve_mib=wanted)
+    await until(lambda: any("is full" in d.sentence for d in host.history.decisions()))
+    explained = await (await client.get("/v1/vms/low-1/explain")).json()
+    assert "steady mode has trimmed what lay idle in it" in explained["sentence"]
+    assert [row["request_id"][:7] for row in explained["resizes"]] == ["steady-"]
+    assert explained["resizes"][0]["outcome"]["ledger"]
+    told = [d.sentence for d in host.history.decisions() if d.kind == "steady"]
+    assert len(told) == 3, told
+    assert told[0].startswith("steady mode is on")
+    assert told[1].startswith("idle memory is trimmed")
+    assert host.history.made["deflate"] == 0
+    assert host.steady_taken_mib == pytest.approx(sum(1024 - domain.bound_mib for domain in idle_vms))
+
+
+async def test_memory_that_is_missed_comes_back_and_the_vm_is_left_alone(
+    client: Client, host: Host, idle_vms: list[Domain]
+) -> None:
+    await setting(client, enabled=True, reserve_mib=free_and(host, 200.0))
+    await until(lambda: all(domain.bound_mib < 1024 - 60 for domain in idle_vms))
+    first = idle_vms[0]
+    # No pressure yet: the guest's reserve is 48, and a quarter more than that is available.
+    first.used_mib = first.bound_mib - 60.0
+    trimmed = first.bound_mib
+    await until(lambda: first.bound_mib > trimmed)
+    assert host.vms["low-1"].pressure.sentence == ""
+    assert any(d.vm == "low-1" and "given back" in d.sentence for d in host.history.decisions())
+    first.used_mib = 80.0
+    given = first.bound_mib
+    await until(lambda: host.vms["low-2"].allocation().current.memory_mib < 1024 - 100)
+    assert first.bound_mib >= given, "the other one gives meanwhile"
+
+
+async def test_nothing_is_taken_below_a_minimum_nor_of_a_vm_that_may_not_be_trimmed(
+    client: Client, command: Command, host: Host, idle_vms: list[Domain]
+) -> None:
+    given, kept = idle_vms
+    body = {"request_id": "s", "spec": low_vm("low-2", steady=False), "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-2/spec", body)).state == "done"
+    await setting(client, enabled=True, reserve_mib=1e6)
+    await until(lambda: given.bound_mib < 400)
+    await asyncio.sleep(1.0)
+    assert kept.bound_mib == 1024
+    assert given.bound_mib >= 320
+    assert given.available_mib >= 3 * 48 - 1
+
+
+async def test_a_size_that_an_operator_holds_is_neither_trimmed_nor_given_to(
+    client: Client, command: Command, host: Host, idle_vms: list[Domain]
+) -> None:
+    target = {"cpu_cores": 3.0, "memory_mib": 900.0}
+    body = {"request_id": "t", "generation": 2, "target": target, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    await setting(client, enabled=True, reserve_mib=free_and(host, 400.0))
+    await until(lambda: idle_vms[1].bound_mib < 800)
+    assert idle_vms[0].bound_mib == 900
+    assert host.vms["low-1"].status().held
+
+
+async def test_a_reclaim_does_not_wait_for_a_step_and_its_room_is_not_counted_twice(
+    client: Client, command: Command, host: Host, idle_vms: list[Domain]
+) -> None:
+    await setting(client, enabled=True, reserve_mib=1e6)
+    await until(lambda: host.free().memory_mib > 100)
+    before = host.free().memory_mib
+    operation = await reclaim(command, memory_mib=500.0)
+    assert operation.state == "done", operation.sentence
+    assert host.free().memory_mib >= before + 500 - 1
+    assert all(domain.bound_mib >= 320 for domain in idle_vms)
+
+
+@pytest.mark.parametrize("mode", ["paused", "draining", "off"])
+async def test_it_waits_in_every_mode_but_active(
+    client: Client, command: Command, host: Host, idle_vms: list[Domain], mode: str
+) -> None:
+    assert (await command("PUT", "/v1/mode", {"request_id": "m", "mode": mode})).state == "done"
+    said = await setting(client, enabled=True, reserve_mib=free_and(host, 300.0))
+    assert said["kept_mib"] == 0
+    assert said["sentence"].startswith("steady mode waits")
+    await asyncio.sleep(0.5)
+    assert {domain.bound_mib for domain in idle_vms} == {1024.0}
+    assert (await command("PUT", "/v1/mode", {"request_id": "a", "mode": "active"})).state == "done"
+    await until(lambda: all(domain.bound_mib < 1024 for domain in idle_vms))
+
+
+async def test_the_reserve_is_learned_from_arrivals_and_outlives_the_agent(
+    client: Client, command: Command, host: Host, world: World, tmp_path: Path
+) -> None:
+    await asyncio.sleep(0.3)
+    for number in range(2):
+        vm = low_vm(f"vm-{number}", nominal={"cpu_cores": 1.0, "memory_mib": 512.0}, minimum={})
+        assert (await command("POST", "/v1/vms", {"request_id": f"c-{number}", "vm": vm})).state == "done"
+    await until(lambda: len(host.journal.steady.arrivals) == 2)
+    assert {mib for _, mib in host.journal.steady.arrivals} == {512.0 + OVERHEAD_MIB}
+    said = await setting(client, enabled=True)
+    assert said["learned_mib"] == 2 * (512.0 + OVERHEAD_MIB)
+    await until(lambda: host.reserve_mib > 0)
+    again = Journal(host.journal._state_path.parent)
+    assert again.steady == host.journal.steady
+    # An agent that starts takes the VMs that it finds for none that have arrived.
+    successor = make_agent(world, tmp_path)
+    assert Steady(successor.host).status().learned_mib == said["learned_mib"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"enabled": "yes"}, "enabled"),
+        ({"reserve_mib": -1.0}, "reserve_mib"),
+        ({"reserve_mib": "much"}, "reserve_mib"),
+        ({"more": 1}, "more"),
+    ],
+)
+async def test_a_malformed_setting_changes_nothing(
+    client: Client, host: Host, body: dict[str, Any], field: str
+) -> None:
+    await setting(client, enabled=True, reserve_mib=100.0)
+    assert (await setting(client, status=400, **body))["field"].startswith(field)
+    assert (host.journal.steady.enabled, host.journal.steady.reserve_mib) == (True, 100.0)
+    assert (await setting(client, reserve_mib="auto"))["enabled"] is True
+    assert host.journal.steady.reserve_mib is None
+
+
+async def test_a_step_takes_only_what_the_guest_can_spare_and_asks_no_application(
+    client: Client, host: Host, idle_vms: list[Domain], world: World
+) -> None:
+    world.has_swap = True
+    for domain in idle_vms:
+        domain.applications = {"cache": 300.0}
+        domain.cache_mib = 300.0
+    await setting(client, enabled=True, reserve_mib=1e6)
+    await until(lambda: all(domain.bound_mib < 900 for domain in idle_vms))
+    assert [call for call, _ in world.guest_calls if call == "application.deflate"] == []
+    assert all(domain.limit_mib is None for domain in idle_vms)
+    assert all(domain.cache_mib == 300.0 for domain in idle_vms)
+    assert all(vm.intent.phase in (Phase.SETTLED, Phase.DEFLATING) for vm in host.vms.values())

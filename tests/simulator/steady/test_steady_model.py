@@ -1,0 +1,206 @@
+"""Steady mode simulated: by hand on one host, the rival's rule by hand, and what a run conserves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbtide.deflation.allocations import Allocation, Priority
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.simulator.cluster.state import HIGH, LOW, Arrivals
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.model import Input
+from ebbtide.simulator.steady.guests import FAULT_S, PAGES_PER_MIB, Guest, Habits
+from ebbtide.simulator.steady.hosts import LOOK_S, PROXMOX, REACTIVE, SCHEMES, STEADY, SimulatedHost, Totals
+from ebbtide.simulator.steady.model import MODEL
+from ebbtide.simulator.steady.proxmox import STEP_MIB, Ballooned, ballooned
+from ebbtide.simulator.steady.running import METRICS, Plan, Run
+
+CALM = Habits(hot_from=0.25, hot_to=0.25, hot_stays_s=1e9, warm_to=0.0)
+CAPACITY = ResourceVector(32.0, 32_768.0)
+
+
+def guest(habits: Habits = CALM, nominal_mib: float = 8192.0) -> Guest:
+    return Guest(habits, nominal_mib, np.random.default_rng(1), 0.0)
+
+
+def vm(name: str, low: bool = True, memory_mib: float = 8192.0) -> Allocation:
+    size = ResourceVector(2.0, memory_mib)
+    least = ResourceVector(0.5, memory_mib / 4) if low else size
+    return Allocation(name, Priority.DEFLATABLE if low else Priority.FIXED, size, least, size)
+
+
+def host(scheme: str, asked_mib: float | None = None) -> SimulatedHost:
+    return SimulatedHost("a", CAPACITY, scheme, 100.0, 1.0, asked_mib, Totals())
+
+
+# --- guests ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_guest_with_all_its_memory_reads_nothing_again() -> None:
+    one = guest()
+    assert one.live_until(1000.0, 8192.0) == 0.0
+    assert one.reading(8192.0).major_faults == 0
+    assert one.reading(8192.0).available_mib == 0.75 * 8192
+
+
+def test_what_is_short_of_the_hot_part_is_read_again_each_time_it_is_touched() -> None:
+    one = guest()
+    short_mib = 1.0
+    size = one.hot_mib + one.reserve_mib - short_mib
+    pages = one.live_until(60.0, size)
+    assert pages == pytest.approx(short_mib * PAGES_PER_MIB * 60.0 / CALM.hot_again_s)
+    assert one.stalled_s == pytest.approx(pages * FAULT_S)
+
+
+def test_a_guest_reads_no_more_than_its_disk_gives() -> None:
+    one = guest()
+    assert one.live_until(10.0, 0.0) == pytest.approx(10.0 / FAULT_S)
+
+
+# --- the rival -------------------------------------------------------------------------------------------------------
+
+
+def test_the_rival_takes_100_mib_a_step_of_those_that_have_memory_free() -> None:
+    roomy, tight = Ballooned("r", 4096, 1024, 4096, 2000), Ballooned("t", 4096, 1024, 4096, 0)
+    assert ballooned([roomy, tight], 9000.0, 10_000.0) == {"r": 4096 - STEP_MIB}
+    assert ballooned([tight], 9000.0, 10_000.0) == {"t": 4096 - STEP_MIB}
+
+
+def test_the_rival_gives_to_those_without_memory_free_and_does_nothing_near_its_goal() -> None:
+    roomy, tight = Ballooned("r", 2048, 1024, 4096, 2000), Ballooned("t", 2048, 1024, 4096, 0)
+    assert ballooned([roomy, tight], 4000.0, 10_000.0) == {"t": 2048 + STEP_MIB}
+    assert ballooned([roomy, tight], 8005.0, 10_000.0) == {}
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 4000), st.floats(0, 4000), st.floats(0, 1), st.floats(0, 4000)), max_size=5),
+    st.floats(0, 20_000),
+)
+def test_the_rival_stays_within_minimum_nominal_and_its_step(
+    vms: list[tuple[float, float, float, float]], used_mib: float
+) -> None:
+    rows = [
+        Ballooned(str(i), low + part * span, low, low + span, free) for i, (low, span, part, free) in enumerate(vms)
+    ]
+    for row in rows:
+        size = ballooned(rows, used_mib, 16_000.0).get(row.name, row.current)
+        assert row.minimum - 1e-6 <= size <= row.nominal + 1e-6
+        assert abs(size - row.current) <= STEP_MIB + 1e-6
+
+
+# --- one host --------------------------------------------------------------------------------------------------------
+
+
+def filled(scheme: str, asked_mib: float | None = None) -> SimulatedHost:
+    """Four VMs of 8 GiB fill a host of 32 GiB; their guests use a quarter."""
+    made = host(scheme, asked_mib)
+    for number in range(4):
+        assert made.take(0.0, vm(str(number)), guest()) == 0.0
+    return made
+
+
+def test_without_steady_mode_an_arrival_waits_for_its_memory() -> None:
+    full = filled(REACTIVE)
+    for look in range(1, 200):
+        full.look(look * LOOK_S)
+    assert full.free().memory_mib == 0
+    assert full.take(2000.0, vm("new", low=False, memory_mib=2000.0), None) == pytest.approx(1.0 + 20.0)
+    assert full.free().memory_mib == pytest.approx(0.0, abs=4.0)
+
+
+def test_with_steady_mode_it_finds_its_memory_and_nobody_misses_any() -> None:
+    full = filled(STEADY, asked_mib=2048.0)
+    for look in range(1, 200):
+        full.look(look * LOOK_S)
+    assert 2048 <= full.free().memory_mib <= 2048 + 64
+    assert full.take(2000.0, vm("new", low=False, memory_mib=2000.0), None) == 0.0
+    full.live_until(3000.0)
+    assert full.totals.refaults == 0.0
+    assert full.totals.trimmed_mib == pytest.approx(2048, abs=64)
+
+
+def test_the_rival_frees_a_fifth_of_the_host() -> None:
+    full = filled(PROXMOX)
+    for look in range(1, 200):
+        full.look(look * LOOK_S)
+    assert full.free().memory_mib == pytest.approx(0.2 * CAPACITY.memory_mib, abs=11.0)
+
+
+def test_a_guest_whose_hot_part_grows_is_given_memory_before_others_are_trimmed() -> None:
+    full = filled(STEADY, asked_mib=4096.0)
+    for look in range(1, 100):
+        full.look(look * LOOK_S)
+    one = full.vms["0"]
+    assert one.guest is not None
+    size = one.allocation.current.memory_mib
+    one.guest.hot_mib = size - one.guest.reserve_mib - 20.0
+    full.look(1000.0)
+    assert one.allocation.current.memory_mib > size
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def arrivals(seed: int, count: int = 60) -> Arrivals:
+    chance = np.random.default_rng(seed)
+    at = np.sort(chance.uniform(0, 20_000, count))
+    upper = np.zeros((count, 4))
+    upper[:, 0] = chance.choice([1.0, 2.0, 4.0], count)
+    upper[:, 1] = upper[:, 0] * 3072
+    sold = np.where(chance.random(count) < 0.6, LOW, HIGH)
+    return Arrivals(
+        at_s=at,
+        departs_s=at + chance.exponential(6000.0, count),
+        upper=upper,
+        minimum=np.where((sold == LOW)[:, None], upper / 4, upper),
+        sold_as=sold.astype(np.int64),
+        curve=np.zeros(count, np.int64),
+        draws=chance.random((count, 2)),
+    )
+
+
+def run_of(scheme: str, seed: int) -> tuple[Run, Mapping[str, float]]:
+    plan = Plan(scheme, 2, CAPACITY, (4000.0, 20_000.0), 0.0, 280.0, 1.0, None, Habits())
+    run = Run(plan, arrivals(seed), seed)
+    return run, run.go(lambda share: None)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(SCHEMES), st.integers(0, 1000))
+def test_no_host_holds_more_than_it_has_and_no_vm_less_than_its_minimum(scheme: str, seed: int) -> None:
+    run, found = run_of(scheme, seed)
+    assert set(found) <= set(METRICS)
+    assert 0 <= found["at_once_share"] <= 1 - found["refused_share"]
+    for one in run._hosts.values():
+        total = sum(row.charge.memory_mib for row in one.rows())
+        assert total <= CAPACITY.memory_mib + 1e-6
+        for row in one.rows():
+            assert row.minimum.fits_in(row.current)
+            assert row.current.fits_in(row.nominal)
+            assert row.priority is not Priority.FIXED or row.current == row.nominal
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_run_is_the_same_again(scheme: str) -> None:
+    assert run_of(scheme, 3)[1] == run_of(scheme, 3)[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"policy": "none"}, "policy"),
+        ({"window_from_s": 10.0, "window_until_s": 10.0}, "window_from_s"),
+        ({"hot_from": 0.9}, "hot_from"),
+        ({"reserve_gib": -2}, "reserve_gib"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(given: dict[str, object], field: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match=field):
+        MODEL.settings({"inputs": {"vms": Input(tmp_path / "vms")}, **given})
