@@ -14,7 +14,7 @@ from typing import Any, Callable
 from guestagent import __version__
 from guestagent.applications import Applications
 from guestagent.channel import Channel, PortNotFound, poll_events
-from guestagent.cold_pages import ColdPages
+from guestagent.cold.pages import ColdPages
 from guestagent.cpus import Cpus
 from guestagent.errors import BadParams, GuestFailure, HelloFirst, RpcError, UnknownMethod, WrongProtocol
 from guestagent.hooks import REASON_LENGTH

@@ -11,7 +11,7 @@ from typing import Sequence
 from guestagent import __version__
 from guestagent.agent import Agent
 from guestagent.channel import PORT_NAME, find_port
-from guestagent.cold_pages import ColdPages
+from guestagent.cold.pages import ColdPages
 from guestagent.cpus import Cpus
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory, spare_this_process

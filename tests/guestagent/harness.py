@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from guestagent.agent import Agent
-from guestagent.cold_pages import ColdPages
+from guestagent.cold.pages import ColdPages
 from guestagent.cpus import Cpus
 from guestagent.memory import Memory
 from guestagent.pressure import PressureTrigger

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guestagent.cold import (
+from guestagent.cold.pace import (
     LARGEST_STEP,
     MIB,
     PATIENCE,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from guestagent.cold import MIB
-from guestagent.cold_pages import ColdPages
+from guestagent.cold.pace import MIB
+from guestagent.cold.pages import ColdPages
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory
 from guestagent.messages import ColdReclaimParams

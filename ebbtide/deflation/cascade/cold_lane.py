@@ -2,7 +2,7 @@
 
 It changes no bound, and what it says of itself never lets a step take more: steps of memory are reckoned as before
 (`ebbtide.deflation.cascade.memory_lane`), and are smaller while this is at work. How fast pages go is the guest's own
-affair (`guestagent.cold`).
+affair (`guestagent.cold.pace`).
 """
 
 from __future__ import annotations

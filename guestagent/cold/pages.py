@@ -1,4 +1,4 @@
-"""Cold pages of the guest made free: reads the control groups and PSI, and writes what `cold.ColdReclaim` decides.
+"""Cold pages of the guest made free: reads the control groups and PSI, and writes what `pace.ColdReclaim` decides.
 
 Only the guest's own `system.slice` and `user.slice` are touched, and of these what no `memory.min` or `memory.low` in
 them protects (Linux: cgroup-v2, memory.reclaim, since 5.19).
@@ -10,7 +10,7 @@ import os
 import threading
 import time
 
-from guestagent.cold import MIB, ColdReclaim, End, Reclaim, Reclaimed, Rest, Rested, Stop
+from guestagent.cold.pace import MIB, ColdReclaim, End, Reclaim, Reclaimed, Rest, Rested, Stop
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory
 from guestagent.messages import ColdFreedResult, ColdReclaimParams
