@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.caches import memcached
-from benchmarks.deflating import burst, cascade, cpu, idle, latency, throughput
+from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, throughput
 from benchmarks.engines import jvm, spark
 from benchmarks.figures import Figures, document
 from benchmarks.host.bench_host import terminable
@@ -32,6 +32,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "burst": burst.run,
     "throughput": throughput.run,
     "latency": latency.run,
+    "cold": cold.run,
     "idle": idle.run,
     "metrics-manager": metrics.manager,
     "metrics-agent": metrics.agent,

@@ -14,12 +14,14 @@ from typing import Any, Callable
 from guestagent import __version__
 from guestagent.applications import Applications
 from guestagent.channel import Channel, PortNotFound, poll_events
+from guestagent.cold.pages import ColdPages
 from guestagent.cpus import Cpus
 from guestagent.errors import BadParams, GuestFailure, HelloFirst, RpcError, UnknownMethod, WrongProtocol
 from guestagent.hooks import REASON_LENGTH
 from guestagent.memory import Memory
 from guestagent.messages import (
     PROTOCOL,
+    ColdReclaimParams,
     CpusSetParams,
     DeflateParams,
     HelloParams,
@@ -79,6 +81,7 @@ class Agent:
         request_group_id: int = -1,
         preempt_dir: str = "/etc/ebbtide/preempt.d",
         tell_people: Callable[[str], None] = tell_people,
+        cold: ColdPages | None = None,
         supervision: Supervision | None = None,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
@@ -88,6 +91,7 @@ class Agent:
         self._find = find
         self._cpus = cpus
         self._memory = memory
+        self._cold = cold or ColdPages(memory)
         self._run_dir = run_dir
         self._procfs = procfs
         self._token = ""
@@ -98,6 +102,8 @@ class Agent:
         self._methods: dict[str, Method] = {
             "status": self._status,
             "cpus.set": self._cpus_set,
+            "cold.reclaim": self._cold_reclaim,
+            "cold.stop": lambda _: self._cold.stop(),
             "application.capabilities": lambda _: self._applications.capabilities(),
             "application.deflate": self._deflate,
             "application.status": lambda params: self._applications.status(text_param(params, "request_id")),
@@ -271,6 +277,7 @@ class Agent:
             self._write_token(hello.token)
         self._token, self._vm = hello.token, hello.vm
         self._conversation += 1
+        self._cold.ask_to_stop()  # nobody waits for it any more
         self._greeted = True
         log(f"hello for VM {hello.vm}")
         return HelloResult(PROTOCOL, hello.nonce, __version__, boot_id, list(CAPABILITIES))
@@ -294,6 +301,7 @@ class Agent:
             uptime_s=self._uptime_s(),
             cpus=self._cpus.status(brief),
             applications=[] if brief else self._applications.sizes(),
+            cold_blocked=self._cold.blocked(),
             **memory_state(self._memory),
         )
 
@@ -306,6 +314,10 @@ class Agent:
         if len(online) > CPU_NUMBER_LIMIT or len(set(online)) != len(online):
             raise BadParams("online", "must name every CPU once")
         return self._cpus.set_online(CpusSetParams(online).online)
+
+    def _cold_reclaim(self, params: Params) -> Any:
+        amounts = (amount_param(params, field) for field in ("memory_mib", "deadline_s"))
+        return self._cold.reclaim(ColdReclaimParams(*amounts))
 
     def _deflate(self, params: Params) -> Any:
         target = vector_param(params, "target")

@@ -11,6 +11,7 @@ from typing import Sequence
 from guestagent import __version__
 from guestagent.agent import Agent
 from guestagent.channel import PORT_NAME, find_port
+from guestagent.cold.pages import ColdPages
 from guestagent.cpus import Cpus
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory, spare_this_process
@@ -146,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         find=lambda: find_port(options.port, options.sysfs),
         cpus=Cpus(options.sysfs, options.procfs),
         memory=memory,
+        cold=ColdPages(memory, options.sysfs),
         adapters_dir=options.adapters_dir,
         run_dir=options.run_dir,
         procfs=options.procfs,

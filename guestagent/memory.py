@@ -28,7 +28,7 @@ class Memory:
 
         Raises: GuestFailure where the kernel does not tell; unknown is never reported as zero.
         """
-        total_mib, available_mib = self._meminfo()
+        total_mib, available_mib, free_mib = self._meminfo()
         reserve_mib = self.reserve_mib
         if reserve_mib is None:
             reserve_mib = max(RESERVE_MIB, RESERVE_SHARE * total_mib)
@@ -38,6 +38,7 @@ class Memory:
             reserve_mib=round(reserve_mib, 3),
             floor_mib=round(total_mib - available_mib + reserve_mib, 3),
             unpluggable_mib=round(max(available_mib - reserve_mib, 0.0), 3),
+            free_mib=free_mib,
         )
 
     def pressure(self) -> Pressure | None:
@@ -53,24 +54,28 @@ class Memory:
 
         Raises: GuestFailure.
         """
-        found: dict[str, int] = {}
-        for line in self._lines("vmstat"):
-            name, _, value = line.partition(" ")
-            if name in ("pgmajfault", "pswpin", "pswpout"):
-                found[name] = int(value)
+        found = self.counters("pgmajfault", "pswpin", "pswpout")
         if "pgmajfault" not in found:
             raise GuestFailure("vmstat of the guest has no pgmajfault")
         return Paging(found["pgmajfault"], found.get("pswpin"), found.get("pswpout"))
 
-    def _meminfo(self) -> tuple[float, float]:
+    def counters(self, *names: str) -> dict[str, int]:
+        """Counters of /proc/vmstat since boot; what the kernel does not have is left out.
+
+        Raises: GuestFailure.
+        """
+        pairs = (line.split() for line in self._lines("vmstat"))
+        return {pair[0]: int(pair[1]) for pair in pairs if pair[0] in names}
+
+    def _meminfo(self) -> tuple[float, float, float]:
         found: dict[str, float] = {}
         for line in self._lines("meminfo"):
             name, _, value = line.partition(":")
-            if name in ("MemTotal", "MemAvailable"):
+            if name in ("MemTotal", "MemAvailable", "MemFree"):
                 found[name] = round(int(value.split()[0]) / 1024, 3)
-        if len(found) < 2:
-            raise GuestFailure("meminfo of the guest has no MemTotal or no MemAvailable")
-        return found["MemTotal"], found["MemAvailable"]
+        if len(found) < 3:
+            raise GuestFailure("meminfo of the guest has no MemTotal, no MemAvailable or no MemFree")
+        return found["MemTotal"], found["MemAvailable"], found["MemFree"]
 
     def _psi(self, resource: str) -> dict[str, tuple[float, int]]:
         """Average over 10 s in per cent and total in us, by kind."""

@@ -39,13 +39,14 @@ class CpuStatus:
 
 @dataclass
 class MemoryStatus:
-    """MiB. `floor_mib` = total - available + reserve: what the guest needs now."""
+    """MiB. `floor_mib` = total - available + reserve: what the guest needs now. `free_mib` is MemFree."""
 
     total_mib: float
     available_mib: float
     reserve_mib: float
     floor_mib: float
     unpluggable_mib: float
+    free_mib: float
 
 
 @dataclass
@@ -80,7 +81,8 @@ class ApplicationSize:
 class StatusResult:
     """Answer to `status`; `pressure` is null where the kernel has no pressure stall information.
 
-    A brief one leaves `cpus.unpluggable` and `applications` empty.
+    A brief one leaves `cpus.unpluggable` and `applications` empty. `cold_blocked`: why no cold pages are made free;
+    empty where they are.
     """
 
     boot_id: str
@@ -92,6 +94,7 @@ class StatusResult:
     swap_in_pages: int | None
     swap_out_pages: int | None
     applications: list[ApplicationSize]
+    cold_blocked: str
 
 
 @dataclass
@@ -120,6 +123,23 @@ class CpusSetParams:
     """`cpus.set`: the CPUs that are to be on line, all others off."""
 
     online: list[int]
+
+
+@dataclass
+class ColdReclaimParams:
+    """`cold.reclaim`: make so much of the coldest memory free, within this time."""
+
+    memory_mib: float
+    deadline_s: float
+
+
+@dataclass
+class ColdFreedResult:
+    """Answer to `cold.reclaim` and `cold.stop`: what became free since; `done`: there is no more to be had now."""
+
+    freed_mib: float
+    done: bool
+    reason: str
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Final
 from cluster_manager.plans.plans import Arrival, Purpose
 from cluster_manager.plans.preemption import PreemptionReason
 from ebbtide.deflation.allocations import Allocation, Priority, undeclared
+from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import COMPONENTS, ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import Joining, joining, sizes_to_reach
@@ -205,12 +206,15 @@ def rows_of_split(report: HostReport, left_out: Collection[str] = ()) -> list[Al
 
 
 def failed_layer(operation: Operation) -> str | None:
-    """The last layer that was asked and gave less, of a VM that fell short, with its reason."""
+    """The last layer that was asked and gave less, of a VM that fell short, with its reason.
+
+    What the guest's cold pages did not give is no lack: whatever they leave is unplugged all the same.
+    """
     for outcome in operation.vms:
         if outcome.errors or outcome.shortfall.vector().is_zero():
             continue
         for row in reversed(outcome.ledger):
-            if row.asked > row.verified:
+            if row.asked > row.verified and row.layer is not Layer.COLD:
                 return f"{row.layer.value} ({row.reason})" if row.reason else row.layer.value
     return None
 

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from ebbtide.deflation.resources import ZERO, ResourceVector
 
 
 class Layer(StrEnum):
-    """The layers of the cascade, top first (Sharma et al. 2019, Fig. 3)."""
+    """The layers of the cascade, top first (Sharma et al. 2019, Fig. 3; the cold pages are ours)."""
 
     APPLICATION = "application"
+    #: Pages of the guest that can go without harm, made free so that nothing in use has to be moved to unplug.
+    COLD = "cold"
     GUEST = "guest"
     HYPERVISOR = "hypervisor"
+
+
+#: What makes the guest's part possible. The figures are never added, and a shortfall is not theirs.
+ENABLING: Final = (Layer.APPLICATION, Layer.COLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +29,8 @@ class LedgerEntry:
     """One layer and one resource of one deflation.
 
     Amounts are in the unit of the resource's name. The ``verified`` amounts of guest and hypervisor add up to the fall
-    of the bound; the application's is the part of the guest's that it made possible, and is never added.
+    of the bound; those of the application and of the cold pages are the parts of the guest's that each made possible,
+    and are never added.
     """
 
     layer: Layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ebbtide.deflation.ledger import Layer
+from ebbtide.deflation.ledger import ENABLING, Layer
 from ebbtide.demo.report import Check, VMReport
 from ebbtide.lab.readings import Reading
 from ebbtide.messages.machines import CoreChange
@@ -25,7 +25,7 @@ RESOURCES = ("cpu_cores", "memory_mib")
 def layers_gave(vms: Sequence[VMReport]) -> list[Check]:
     """Each layer gave at least a tenth of what some VM was asked for, in CPU or memory."""
     checks = []
-    for layer in Layer:
+    for layer in (one for one in Layer if one is not Layer.COLD):
         shares = []
         for vm in vms:
             for resource in RESOURCES:
@@ -47,9 +47,7 @@ def adds_up(vm: VMReport) -> Check:
     }
     wrong, words = False, []
     for resource, tolerance in (("cpu_cores", CPU_TOLERANCE), ("memory_mib", BLOCK_MIB)):
-        given = sum(
-            row.verified for row in vm.ledger if row.resource == resource and row.layer is not Layer.APPLICATION
-        )
+        given = sum(row.verified for row in vm.ledger if row.resource == resource and row.layer not in ENABLING)
         wrong = wrong or abs(given - falls[resource]) > tolerance
         words.append(f"ledger {given:g}, bound fell by {falls[resource]:g} {resource}")
     return _check(f"the ledger of {vm.name} adds up to the fall of its bound", not wrong, "; ".join(words))

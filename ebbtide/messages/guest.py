@@ -78,6 +78,8 @@ class Memory(GuestBody):
     reserve_mib: Mib
     floor_mib: Mib
     unpluggable_mib: Mib
+    #: MemFree; None: a guest agent that does not say.
+    free_mib: Mib | None = None
 
 
 class Pressure(GuestBody):
@@ -130,6 +132,8 @@ class GuestStatus(MemoryState):
     uptime_s: Annotated[float, Field(ge=0)]
     cpus: Cpus
     applications: Annotated[list[GuestApplication], Field(max_length=64)] = []
+    #: Why the guest makes no cold pages free, empty where it does; None: a guest agent that does not know how to.
+    cold_blocked: Text | None = None
 
 
 class PressureNotice(MemoryState):
@@ -164,6 +168,14 @@ class CpusSet(GuestBody):
 
     online: Online
     failed: Annotated[list[CpuFailure], Field(max_length=4096)] = []
+
+
+class ColdFreed(GuestBody):
+    """Answer to ``cold.reclaim`` and ``cold.stop``: what became free, and whether there is no more to be had now."""
+
+    freed_mib: Mib
+    done: bool
+    reason: Text = ""
 
 
 class PreemptionTold(GuestBody):

@@ -20,7 +20,7 @@ from hostagent.state.tallies import Tally
 #: How many values each label can have.
 LABELS: Final[Mapping[str, str]] = {
     "vm": "the VMs of the host, 1,000 at the most; those that are gone leave",
-    "layer": "3: application, guest, hypervisor",
+    "layer": "4: application, cold, guest, hypervisor",
     "direction": "2: deflate, reinflate",
     "resource": "4: cpu_cores, memory_mib, disk_mib_s, network_mib_s",
     "outcome": "up to 4, named in the metric's row",
@@ -117,7 +117,7 @@ class _VMs:
     )
     verified: Amounts = amounts(
         "ebbtide_vm_layer_verified",
-        "What a layer verifiably gave; the application's is part of the guest's and never added",
+        "What a layer verifiably gave; those of application and cold are parts of the guest's and never added",
         _BY_LAYER,
         "counter",
     )

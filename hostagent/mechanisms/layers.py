@@ -103,6 +103,7 @@ class _Domain:
     def findings(self) -> tuple[Finding, ...]:
         found = {
             Mechanism.APPLICATION: ("asked through the guest agent", self.agent),
+            Mechanism.COLD: ("asked of the guest's kernel through the guest agent", self.agent),
             Mechanism.CPU_OFFLINE: (
                 f"up to {self.vcpus - 1} of {self.vcpus} vCPUs, by "
                 f"{'the guest agent' if self.channel else 'qemu-guest-agent'}",

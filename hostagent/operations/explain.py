@@ -22,7 +22,7 @@ from hostagent.libvirt.hypervisor import HostSideReading, Hypervisor
 from hostagent.mechanisms import fixes
 from hostagent.mechanisms.fixes import DomainFacts
 from hostagent.state.intents import Intent, Phase
-from hostagent.vm.executor import guest_status
+from hostagent.vm.executor import guest_status, why_no_cold
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.resizer import NEED_THE_GUEST, NEED_THE_GUEST_TO_TAKE, OWN_MEANS
@@ -136,6 +136,8 @@ def _by_the_guest(
     """What the guest blocks at this moment; None if nothing."""
     if status is None and mechanism in need:
         return Finding(mechanism, False, SILENT, fixes.guest_agent(DomainFacts(domain, 0, 0)))
+    if mechanism is Mechanism.COLD and status is not None and (why := why_no_cold(status)):
+        return Finding(mechanism, False, f"unsupported: {why}")
     if mechanism is Mechanism.APPLICATION and status is not None:
         if not status.applications:
             return Finding(mechanism, False, NO_APPLICATION, REGISTER)

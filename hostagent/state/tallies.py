@@ -97,5 +97,9 @@ def _reason(outcome: VMOutcome, direction: Direction, component: str) -> str:
         return ERROR
     if direction == "reinflate":
         return Layer.GUEST.value
-    rows = [row for row in outcome.ledger if row.resource == component and row.asked > row.verified]
+    rows = [
+        row
+        for row in outcome.ledger
+        if row.resource == component and row.asked > row.verified and row.layer is not Layer.COLD
+    ]
     return rows[-1].layer.value if rows else UNASKED

@@ -22,6 +22,7 @@ from ebbtide.deflation.cascade.instructions import (
     ApplicationAnswered,
     ApplicationReported,
     AskApplication,
+    ColdReclaimed,
     Event,
     GuestKind,
     GuestReading,
@@ -29,6 +30,7 @@ from ebbtide.deflation.cascade.instructions import (
     Measured,
     PollApplication,
     ReadGuest,
+    ReclaimCold,
     Throttle,
     Unplug,
 )
@@ -36,7 +38,7 @@ from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S, OrdinaryGuest
 from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, CpusSet, GuestAmounts, GuestStatus
+from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, CpusSet, GuestAmounts, GuestStatus
 from hostagent.errors import DomainGone, GuestRefused, GuestUnreachable, HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import DomainSizes, HostSideReading
 from hostagent.vm.guest_link import GuestLink
@@ -55,6 +57,9 @@ KERNEL_LOOK_S = 0.1
 DRIVER_SPEAKS_S = 4.0
 #: After this, in seconds, a call of the hypervisor that failed is tried once more.
 RETRY_S = 1.0
+
+#: Of a guest agent that was made before there was such a thing.
+NO_COLD = "the guest agent knows of no cold pages"
 
 T = TypeVar("T")
 
@@ -108,6 +113,8 @@ class Executor:
                 return await self._ask(instruction)
             case PollApplication():
                 return await self._poll(instruction)
+            case ReclaimCold():
+                return await self._reclaim_cold(instruction)
             case ReadGuest():
                 return await self._measured(instruction, "", memory=True, cpus=instruction.cpus)
             case Unplug():
@@ -139,7 +146,13 @@ class Executor:
         if status is not None:
             self._on_status(status)
             spare_mib = min(status.memory.unpluggable_mib, await self._spare_by_kernel(status, reading, waits))
-            guest = GuestReading(tuple(status.cpus.online), tuple(status.cpus.unpluggable), spare_mib)
+            guest = GuestReading(
+                tuple(status.cpus.online),
+                tuple(status.cpus.unpluggable),
+                spare_mib,
+                free_mib=_free_mib(status),
+                cold_blocked=why_no_cold(status),
+            )
         elif self._ordinary is not None:
             if moved:
                 self._ordinary.moved(reading.read_at)
@@ -222,6 +235,21 @@ class Executor:
         return ApplicationReported(
             _now(), instruction.step, _vector(report.released), done=report.state != "running", reason=reason
         )
+
+    async def _reclaim_cold(self, instruction: ReclaimCold) -> Event:
+        params = {"memory_mib": instruction.memory_mib, "deadline_s": instruction.limit_s}
+        try:
+            freed = await self._link.call("cold.reclaim", params, ColdFreed, instruction.limit_s + STATUS_LIMIT_S)
+        except (GuestUnreachable, GuestRefused) as error:
+            return ColdReclaimed(_now(), instruction.step, done=True, reason=str(error))
+        except asyncio.CancelledError:
+            # A guest that does not hear of it ends by itself, at its deadline.
+            with contextlib.suppress(GuestUnreachable, GuestRefused):
+                await self._link.call("cold.stop", {}, ColdFreed, STATUS_LIMIT_S)
+            raise
+        # The guest's own word: it cannot have freed more than it was asked for, in whole pages.
+        freed_mib = min(freed.freed_mib, instruction.memory_mib)
+        return ColdReclaimed(_now(), instruction.step, freed_mib, freed.done, freed.reason)
 
     async def _tell(self, instruction: TellApplication) -> Event:
         params = self._application_params(instruction.target.as_dict(), instruction.bound_mib, instruction.limit_s)
@@ -388,6 +416,17 @@ async def ask_statistics(sizes: DomainSizes, domain: str, reading: HostSideReadi
         raise
     except HypervisorError as error:
         log.info("balloon statistics could not be asked for", domain=domain, why=str(error))
+
+
+def why_no_cold(status: GuestStatus) -> str:
+    """Why a guest makes no cold pages free; empty: it does."""
+    return NO_COLD if status.cold_blocked is None else status.cold_blocked
+
+
+def _free_mib(status: GuestStatus) -> float | None:
+    """What is free beyond the guest's reserve, MiB; None: it does not say."""
+    free_mib = status.memory.free_mib
+    return None if free_mib is None else max(free_mib - status.memory.reserve_mib, 0.0)
 
 
 def _vector(amounts: GuestAmounts) -> ResourceVector:

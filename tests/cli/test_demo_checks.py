@@ -73,11 +73,13 @@ def test_three_layers_that_gave_a_tenth_each_pass() -> None:
     assert [check.ok for check in checks.layers_gave([vm()])] == [True, True, True]
 
 
-@pytest.mark.parametrize("layer", list(Layer))
+@pytest.mark.parametrize("layer", [Layer.APPLICATION, Layer.GUEST, Layer.HYPERVISOR])
 def test_a_layer_that_gave_less_than_a_tenth_fails(layer: Layer) -> None:
     ledger = tuple(r.model_copy(update={"verified": r.asked * 0.05}) if r.layer is layer else r for r in LEDGER)
     found = {check.name: check.ok for check in checks.layers_gave([vm(ledger)])}
-    assert found == {f"the {other.value} layer gave its part": other is not layer for other in Layer}
+    # Where pages enough are free, no cold ones have to become so.
+    asked = (other for other in Layer if other is not Layer.COLD)
+    assert found == {f"the {other.value} layer gave its part": other is not layer for other in asked}
 
 
 def test_an_empty_ledger_fails_for_every_layer() -> None:

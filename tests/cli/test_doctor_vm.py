@@ -57,7 +57,7 @@ def test_the_table_names_every_mechanism_and_each_fix_stands_once(uri: str) -> N
     assert re.search(r"hypervisor +disk-bandwidth +available +on all disks together", result.output)
     assert result.output.count("Give the guest agent its channel") == 1
     channel = re.sub(r"(virt-xml|enable) web", r"\1 bare", ADD_CHANNEL)
-    needs_it = "[application, cpu-offline, virtio-mem, dimm, memory-limit]"
+    needs_it = "[application, cold-reclaim, cpu-offline, virtio-mem, dimm, memory-limit]"
     assert f"\n{needs_it}\n{channel}\n" in result.output
     assert f"\n[cpu-offline, cpu-unplug]\n{SECOND_VCPU.replace('virt-xml web', 'virt-xml bare')}\n" in result.output
     assert "To put it right; XML counts from the VM's next start:" in result.output

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from guestagent.agent import Agent
+from guestagent.cold.pages import ColdPages
 from guestagent.cpus import Cpus
 from guestagent.memory import Memory
 from guestagent.notices import PressureTrigger
@@ -50,7 +51,7 @@ class GuestTree:
         path.write_text(text)
 
     def meminfo(self, total_mib: int, available_mib: int) -> None:
-        text = f"MemTotal: {total_mib * 1024} kB\nMemFree: 1 kB\nMemAvailable: {available_mib * 1024} kB\n"
+        text = f"MemTotal: {total_mib * 1024} kB\nMemFree: 1024 kB\nMemAvailable: {available_mib * 1024} kB\n"
         self.write(self.procfs / "meminfo", text)
 
     def ticks(self, cpus: dict[int, tuple[int, int]]) -> None:
@@ -141,10 +142,11 @@ class Bench:
         self._listener.bind(str(root / "port"))
         self._listener.listen()
         self._listener.settimeout(20)
+        memory = Memory(str(tree.procfs))
         self.agent = Agent(
             find=lambda: str(root / "port"),
             cpus=Cpus(str(tree.sysfs), str(tree.procfs)),
-            memory=Memory(str(tree.procfs)),
+            memory=memory,
             adapters_dir=str(self.adapters_dir),
             run_dir=str(self.run_dir),
             procfs=str(tree.procfs),
@@ -152,6 +154,7 @@ class Bench:
             trigger=trigger,
             preempt_dir=str(self.preempt_dir),
             tell_people=self.told_people.append,
+            cold=ColdPages(memory, str(tree.sysfs)),
         )
         self._thread = threading.Thread(target=self.agent.run, name="agent")
         self._hosts: list[Host] = []

@@ -78,6 +78,7 @@ def test_status_tells_what_the_kernel_says(guest: Bench, host: Host, serve: Serv
             "reserve_mib": 51.2,
             "floor_mib": 475.2,
             "unpluggable_mib": 548.8,
+            "free_mib": 1.0,
         },
         "pressure": {
             "memory_some_avg10": 1.5,
@@ -90,6 +91,7 @@ def test_status_tells_what_the_kernel_says(guest: Bench, host: Host, serve: Serv
         "swap_in_pages": 5,
         "swap_out_pages": 6,
         "applications": [{"name": "app", "resident_mib": 120.0}],
+        "cold_blocked": "the guest has no cgroup2 at /sys/fs/cgroup",
     }
 
 

@@ -20,7 +20,7 @@ from tests.guestagent.harness import GuestTree
 def test_the_floor_is_what_is_used_and_the_reserve(tmp_path: Path) -> None:
     tree = GuestTree(tmp_path)
     status = Memory(str(tree.procfs)).status()
-    assert status == MemoryStatus(1024.0, 600.0, 51.2, 475.2, 548.8)
+    assert status == MemoryStatus(1024.0, 600.0, 51.2, 475.2, 548.8, 1.0)
     assert Memory(str(tree.procfs), reserve_mib=100).status().unpluggable_mib == 500
 
 
@@ -59,7 +59,7 @@ def test_without_figures_there_is_an_error_and_no_zero(tmp_path: Path) -> None:
 
 
 def test_an_application_at_its_budget_brings_the_floor_to_the_target() -> None:
-    now = MemoryStatus(total_mib=970, available_mib=500, reserve_mib=50, floor_mib=520, unpluggable_mib=450)
+    now = MemoryStatus(total_mib=970, available_mib=500, reserve_mib=50, floor_mib=520, unpluggable_mib=450, free_mib=9)
     budget = application_budget_mib(now, resident_mib=400, bound_mib=1024, target_mib=700)
     # Total falls to 646; others hold 70, the reserve is 50.
     assert budget == pytest.approx(646 - 70 - 50)
@@ -68,7 +68,7 @@ def test_an_application_at_its_budget_brings_the_floor_to_the_target() -> None:
 
 
 def test_a_target_below_what_others_hold_leaves_nothing_but_not_less() -> None:
-    now = MemoryStatus(970, 500, 50, 520, 450)
+    now = MemoryStatus(970, 500, 50, 520, 450, 9)
     assert application_budget_mib(now, 400, 1024, 64) == 0.0
 
 

@@ -218,6 +218,7 @@ NO_UNPLUG = "ACPI vCPU unplug is off under emulation: libvirt timed out, could n
 CASES = [
     *((mechanism, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL) for mechanism in (M.APPLICATION, M.CPU_OFFLINE)),
     *((mechanism, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL) for mechanism in (M.VIRTIO_MEM, M.MEMORY_LIMIT)),
+    (M.COLD, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL),
     (M.APPLICATION, HEALTHY.replace("'connected'", "'disconnected'"), FACTS, NOT_CONNECTED, START_AGENT),
     (M.CPU_OFFLINE, SINGLE, FACTS, "the domain has one vCPU, which stays", SECOND_VCPU),
     (M.CPU_UNPLUG, SINGLE, FACTS, "the domain has one vCPU, which stays", SECOND_VCPU),
@@ -305,6 +306,7 @@ def test_every_mechanism_is_blocked_by_some_case() -> None:
 
 AVAILABLE = {
     M.APPLICATION: "asked through the guest agent",
+    M.COLD: "asked of the guest's kernel through the guest agent",
     M.CPU_OFFLINE: "up to 3 of 4 vCPUs, by the guest agent",
     M.CPU_UNPLUG: "3 of 4 vCPUs, one at a time",
     M.VIRTIO_MEM: "up to 1024 MiB, in blocks of 2 MiB",

@@ -1,7 +1,8 @@
 """Cascade deflation of one VM as a state machine: events in, instructions out (Sharma et al. 2019, §3.2, Fig. 3).
 
 The machine asks the application, unplugs ``min(max(application, free in guest), target)`` in the guest, and throttles
-what is still missing; `deflation.cascade.reinflation` is the way back. The layers overlap: once the application has
+what is still missing; `deflation.cascade.reinflation` is the way back. What the guest can do without, its cold pages,
+becomes free ahead of unplugging (`deflation.cascade.cold_lane`). The layers overlap: once the application has
 answered, what it has released so far is unplugged while it goes on releasing, and CPU and memory go their own ways
 (`deflation.cascade.cpu_lane`, `deflation.cascade.memory_lane`). One instruction for each is under way at most, and one
 for the application. The executor answers each with one event that carries the instruction's ``step``, also when it
@@ -22,11 +23,13 @@ from enum import StrEnum
 from typing import Final
 
 from ebbtide.deflation.bounds import Bound
+from ebbtide.deflation.cascade.cold_lane import ColdLane
 from ebbtide.deflation.cascade.cpu_lane import CpuLane
 from ebbtide.deflation.cascade.instructions import (
     ApplicationAnswered,
     ApplicationReported,
     AskApplication,
+    ColdReclaimed,
     Event,
     Finish,
     GuestReading,
@@ -36,6 +39,7 @@ from ebbtide.deflation.cascade.instructions import (
     Outcome,
     PollApplication,
     ReadGuest,
+    ReclaimCold,
     Stopped,
     Throttle,
     Unplug,
@@ -58,6 +62,8 @@ class Phase(StrEnum):
     NEW = "new"
     ASKED = "asked"
     PROMISED = "promised"
+    #: The guest makes cold pages free.
+    CLEARING = "clearing"
     READING = "reading"
     OFFLINING = "offlining"
     UNPLUGGING = "unplugging"
@@ -85,6 +91,8 @@ class UnderWay:
                 return Phase.ASKED
             case PollApplication():
                 return Phase.PROMISED
+            case ReclaimCold():
+                return Phase.CLEARING
             case ReadGuest():
                 return Phase.READING
             case Unplug():
@@ -119,6 +127,7 @@ class Cascade:
         self.relinquished = ZERO
         self.outcome: Outcome | None = None
         self._job = Job(before, target, deadline_s, mechanisms or Mechanisms(), before)
+        self._cold = ColdLane(self._job)
         self._cpu = CpuLane(self._job)
         self._memory = MemoryLane(self._job)
         self._under_way: dict[int, UnderWay] = {}
@@ -189,6 +198,10 @@ class Cascade:
             case PollApplication(), ApplicationReported():
                 del self._under_way[event.step]
                 return self._on_report(event) + self._advance(event.now)
+            case ReclaimCold(), ColdReclaimed():
+                del self._under_way[event.step]
+                self._cold.see(event)
+                return self._advance(event.now)
             case ReadGuest() | Unplug() | Throttle(), Measured():
                 del self._under_way[event.step]
                 self._on_reading(answered, event)
@@ -268,7 +281,9 @@ class Cascade:
             return []
         begun: list[tuple[Lane, Instruction]] = []
         release = None if self._released else Release(promised.memory_mib, self.relinquished.memory_mib)
-        if Lane.MEMORY not in busy and (next_ := self._memory.step(now, release)) is not None:
+        cold = self._cold.step(now, self._memory) if release is None and Lane.COLD not in busy else None
+        issued = self._issue([(Lane.COLD, cold)]) if cold is not None else []
+        if Lane.MEMORY not in busy and (next_ := self._memory.step(now, release, self._cold.parts)) is not None:
             begun.append((Lane.MEMORY, next_))
         # An application that is to do with fewer CPUs is not to find them gone before.
         if Lane.CPU not in busy and (self._released or promised.cpu_cores <= TOLERANCE):
@@ -278,7 +293,7 @@ class Cascade:
         self._cpu.just_read = self._memory.just_read = False
         if not (begun or self._under_way) and self._released and self._cpu.done and self._memory.done:
             return self._finish(now)
-        return self._issue(begun)
+        return issued + self._issue(begun)
 
     def _issue(self, begun: list[tuple[Lane, Instruction]]) -> list[Instruction]:
         """Number what is begun. Two readings are one, and so are two limits from outside: each costs a reading."""
@@ -318,6 +333,7 @@ class Cascade:
             self.target,
             job.accounts,
             self.relinquished,
+            self._cold.freed_mib,
             seconds=now - job.started,
             stopped=stopped,
             errors=tuple(self._errors),

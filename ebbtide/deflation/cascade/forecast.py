@@ -32,6 +32,7 @@ from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.resources import ResourceVector
 
 NOT_ASKED: Final = "not asked: a dry run asks no application"
+NOT_RECLAIMED: Final = "not asked: a dry run has no pages made free"
 #: Instructions of one machine; each memory step takes half of what is left, so real ones need some twenty.
 _MOST_INSTRUCTIONS: Final = 500
 
@@ -59,6 +60,7 @@ def forecast(present: Present, target: ResourceVector, deadline_s: float) -> tup
     :returns: one outcome, or two where the target goes down in one component and up in another.
     """
     mechanisms = present.mechanisms.without([Mechanism.APPLICATION], NOT_ASKED)
+    mechanisms = mechanisms.without([Mechanism.COLD], NOT_RECLAIMED)
     world = _World(present.bound, present.guest, present.vcpus)
     before = present.bound
     down = None
@@ -165,6 +167,8 @@ def _tell_one(outcome: Outcome) -> str:
     if outcome.shortfall.is_zero():
         return text
     reasons = dict.fromkeys(
-        row.reason for row in outcome.ledger if row.reason and row.asked > row.verified and row.reason != NOT_ASKED
+        row.reason
+        for row in outcome.ledger
+        if row.reason and row.asked > row.verified and row.reason not in (NOT_ASKED, NOT_RECLAIMED)
     )
     return f"{text}; short of {outcome.shortfall}" + (f", because {'; '.join(reasons)}" if reasons else "")

@@ -45,6 +45,10 @@ class GuestReading:
     missed: str = ""
     #: Whether it is only known what CPUs it has: unknown is not zero, so no memory is taken.
     silent: bool = False
+    #: MemFree less the reserve, MiB: what can be unplugged without moving or dropping a page; None: it does not say.
+    free_mib: float | None = None
+    #: Why it reclaims no cold pages, in words; empty: it does.
+    cold_blocked: str = ""
 
 
 # --- instructions ----------------------------------------------------------------------------------------------------
@@ -77,6 +81,16 @@ class PollApplication(Instruction):
     """After ``delay_s``, look up what became of the promise. Answer: `ApplicationReported`."""
 
     delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimCold(Instruction):
+    """Have the guest make so much of its coldest memory free, at its own pace. Answer: `ColdReclaimed`.
+
+    When it is answered, or called off, the guest reclaims no more.
+    """
+
+    memory_mib: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +167,16 @@ class ApplicationReported(Event):
     """What the application has relinquished, as measured in the application."""
 
     relinquished: ResourceVector = ZERO
+    done: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdReclaimed(Event):
+    """What became free, as the guest measured it. Untrusted: it only says when the next step is worth a reading."""
+
+    freed_mib: float = 0.0
+    #: Whether there is no more to be had now.
     done: bool = False
     reason: str = ""
 

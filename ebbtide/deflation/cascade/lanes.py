@@ -19,7 +19,12 @@ from ebbtide.deflation.ledger import Layer, LayerAccount
 from ebbtide.deflation.resources import TOLERANCE, ResourceVector
 
 #: By which share of the deadline a layer must have ended; time that a layer leaves over passes to the next.
-LAYER_ENDS: Final[Mapping[Layer, float]] = {Layer.APPLICATION: 0.5, Layer.GUEST: 0.8, Layer.HYPERVISOR: 1.0}
+LAYER_ENDS: Final[Mapping[Layer, float]] = {
+    Layer.APPLICATION: 0.5,
+    Layer.COLD: 0.6,
+    Layer.GUEST: 0.8,
+    Layer.HYPERVISOR: 1.0,
+}
 
 
 class Lane(StrEnum):
@@ -27,6 +32,8 @@ class Lane(StrEnum):
 
     #: The application's release, for all resources.
     APPLICATION = "application"
+    #: The guest's cold pages, ahead of the lane of memory.
+    COLD = "cold"
     #: CPU, and the bandwidths with it.
     CPU = "cpu"
     MEMORY = "memory"

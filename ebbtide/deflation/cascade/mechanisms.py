@@ -18,6 +18,8 @@ class Mechanism(StrEnum):
     """One means of one layer."""
 
     APPLICATION = "application"
+    #: Cold pages made free inside the guest, by its kernel's own reclaim.
+    COLD = "cold-reclaim"
     #: CPUs off line inside the guest, by explicit map.
     CPU_OFFLINE = "cpu-offline"
     #: ACPI hot-unplug of vCPUs: only where a throw-away guest on the host has passed it.
@@ -36,6 +38,7 @@ class Mechanism(StrEnum):
 
 LAYER_OF: Final[Mapping[Mechanism, Layer]] = {
     Mechanism.APPLICATION: Layer.APPLICATION,
+    Mechanism.COLD: Layer.COLD,
     Mechanism.CPU_OFFLINE: Layer.GUEST,
     Mechanism.CPU_UNPLUG: Layer.GUEST,
     Mechanism.VIRTIO_MEM: Layer.GUEST,

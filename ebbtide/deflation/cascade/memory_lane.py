@@ -37,7 +37,7 @@ class MemoryLane(ResourceLane):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._begun = False
+        self.begun = False
         #: What was tried without getting all that was asked: it is not asked again.
         self._refused = False
         self._balloon_stalled = False
@@ -54,22 +54,30 @@ class MemoryLane(ResourceLane):
         self._read_outside = False
         #: The release that is going on, if one is.
         self._release: Release | None = None
+        #: How many parts of the cold pages have become free; None: none are becoming so. And how many had when there
+        #: was nothing to take until the next; None: there may be.
+        self._parts: int | None = None
+        self._waits_since_part: int | None = None
 
-    def step(self, now: float, release: Release | None) -> Instruction | None:
+    def step(self, now: float, release: Release | None, parts: int | None = None) -> Instruction | None:
         """The next instruction, if there is one now.
 
         :param release: of the application, as long as it goes on.
+        :param parts: how many parts of the guest's cold pages have become free, as long as that goes on: meanwhile no
+            more is unplugged than what is free.
         """
-        self._release = release
-        if not self._begun:
-            self._begun = True
+        self._release, self._parts = release, parts
+        if parts is None:
+            self._waits_since_part = None
+        if not self.begun:
+            self.begun = True
             self._begin(now)
         if self.layer is Layer.GUEST:
             if (instruction := self._in_the_guest(now)) is not None:
                 return instruction
-            if release is None:
+            if release is None and self._waits_since_part is None:
                 self._enter(Layer.HYPERVISOR, now)
-        if self.done or release is not None:
+        if self.done or release is not None or self._waits_since_part is not None:
             return None
         if (instruction := self._from_outside(now)) is not None:
             return instruction
@@ -87,6 +95,9 @@ class MemoryLane(ResourceLane):
                 # What is in use now may be what the application is about to release.
                 self._waits_since_mib = self._release.relinquished_mib
                 return
+            if self._parts is not None:
+                self._waits_since_part = self._parts
+                return
             self._refused = True
             self.job.accounts[Layer.GUEST].say("the guest gave up less memory than it was asked for")
 
@@ -94,20 +105,23 @@ class MemoryLane(ResourceLane):
         if self.job.need.memory_mib <= TOLERANCE:
             self._end(now)
             return
-        self._wanted_mib = self._held_beyond_target
+        self._wanted_mib = self.held_beyond_target
         if not self._enter_the_guest(now):
             self._enter(Layer.HYPERVISOR, now)
 
     # --- the guest ---------------------------------------------------------------------------------------------------
 
     @property
-    def _held_beyond_target(self) -> float:
+    def held_beyond_target(self) -> float:
         """What unplugging and ballooning would have to take: an earlier limit makes the need less, but not this."""
         return max(self.job.bound.held_mib - self.job.target.memory_mib, 0.0)
 
     def _in_the_guest(self, now: float) -> Instruction | None:
         left = self.job.time_left(Layer.GUEST, now)
-        if self.job.need.memory_mib <= TOLERANCE or self._refused or self._waits():
+        if self.job.need.memory_mib <= TOLERANCE or self._refused:
+            self._waits_since_part = None
+            return None
+        if self._waits():
             return None
         if not self.just_read and left > 0:
             return ReadGuest(0, left)
@@ -117,7 +131,8 @@ class MemoryLane(ResourceLane):
             return None
         plugged = self._plugged_to_keep(self._may_take_mib())
         taken = 0.0 if plugged is None else self.job.bound.plugged_mib - plugged
-        if plugged is None or (self._release is not None and taken < self._worth_mib):
+        pipelined = self._release is not None or self._parts is not None
+        if plugged is None or (pipelined and taken < self._worth_mib):
             self._wait()
             return None
         self._account.promise(ResourceVector(memory_mib=taken))
@@ -128,22 +143,28 @@ class MemoryLane(ResourceLane):
         return max(PIPELINED_STEP_MIB, PIPELINED_STEP_SHARE * self._wanted_mib)
 
     def _wait(self) -> None:
-        """Until the application has released more, if it goes on."""
+        """Until the application has released more, or more cold pages are free, if that goes on."""
         self._waits_since_mib = self._release.relinquished_mib if self._release is not None else None
+        self._waits_since_part = self._parts
 
     def _waits(self) -> bool:
-        """Whether there is nothing to take until the application has released more."""
+        """Whether there is nothing to take until the application has released more, or more cold pages are free."""
+        if self._parts is not None and self._waits_since_part is not None:
+            return self._parts == self._waits_since_part
         if self._release is None or self._waits_since_mib is None:
             return False
         return self._release.relinquished_mib < self._waits_since_mib + self._worth_mib
 
     def _may_take_mib(self) -> float:
-        """While the application goes on: what it has released so far, and what it is not going to release."""
+        """While the application goes on: what it has released so far, and what it is not going to release. While cold
+        pages become free: what is."""
+        if self._parts is not None and self.guest is not None and self.guest.free_mib is not None:
+            return min(self.guest.free_mib, self.held_beyond_target)
         if self._release is None:
-            return self._held_beyond_target
+            return self.held_beyond_target
         others = max(self._wanted_mib - self._release.promised_mib, 0.0)
-        taken = self._wanted_mib - self._held_beyond_target
-        return min(max(self._release.relinquished_mib + others - taken, 0.0), self._held_beyond_target)
+        taken = self._wanted_mib - self.held_beyond_target
+        return min(max(self._release.relinquished_mib + others - taken, 0.0), self.held_beyond_target)
 
     def _plugged_to_keep(self, take_mib: float) -> float | None:
         """The next step of plugged memory, by virtio-mem or by a whole DIMM."""
@@ -218,7 +239,7 @@ class MemoryLane(ResourceLane):
             if self.guest.kind is not GuestKind.AGENT:
                 kind = self.guest.kind.value
                 self._account.say(f"the guest's kind is {kind}: by its balloon statistics, in small steps")
-            if (balloon := balloon_to_keep(self.job.bound, self.guest, self._held_beyond_target)) is not None:
+            if (balloon := balloon_to_keep(self.job.bound, self.guest, self.held_beyond_target)) is not None:
                 return balloon
             self._account.say("the guest has no more memory to spare above its floor")
         return None

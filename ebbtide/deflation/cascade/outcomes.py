@@ -18,6 +18,7 @@ def deflation_outcome(
     target: ResourceVector,
     accounts: Accounts,
     relinquished: ResourceVector,
+    freed_mib: float,
     seconds: float,
     stopped: str = "",
     errors: tuple[str, ...] = (),
@@ -26,6 +27,8 @@ def deflation_outcome(
 
     :param relinquished: what the application says it gave up; it counts only as the part of the guest layer's that it
         made possible.
+    :param freed_mib: what the guest says of its cold pages that became free; it counts in the same way, for what the
+        application does not account for.
     :param stopped: why it was called off; empty if it was not.
     :param errors: calls that failed; where nothing is missing in the end they do not matter.
     """
@@ -35,7 +38,7 @@ def deflation_outcome(
         before=before,
         after=after,
         target=target,
-        ledger=_ledger(before, target, given, accounts, relinquished),
+        ledger=_ledger(before, target, given, accounts, relinquished, freed_mib),
         shortfall=missing,
         seconds=seconds,
         sentence=_sentence(before, after, target, given, accounts, seconds, stopped),
@@ -44,10 +47,21 @@ def deflation_outcome(
 
 
 def _ledger(
-    before: Bound, target: ResourceVector, given: Reclaimed, accounts: Accounts, relinquished: ResourceVector
+    before: Bound,
+    target: ResourceVector,
+    given: Reclaimed,
+    accounts: Accounts,
+    relinquished: ResourceVector,
+    freed_mib: float,
 ) -> tuple[LedgerEntry, ...]:
     enabled = relinquished.smaller(given.guest)
-    verified = {Layer.APPLICATION: enabled, Layer.GUEST: given.guest, Layer.HYPERVISOR: given.hypervisor}
+    cold = ResourceVector(memory_mib=freed_mib).smaller(given.guest.less(enabled))
+    verified = {
+        Layer.APPLICATION: enabled,
+        Layer.COLD: cold,
+        Layer.GUEST: given.guest,
+        Layer.HYPERVISOR: given.hypervisor,
+    }
     wanted = before.size.less(target)
     return tuple(
         LedgerEntry(
@@ -61,7 +75,7 @@ def _ledger(
         )
         for layer, account in accounts.items()
         for component in COMPONENTS
-        if wanted[component] > TOLERANCE
+        if wanted[component] > TOLERANCE and (layer is not Layer.COLD or component == "memory_mib")
     )
 
 
@@ -87,8 +101,8 @@ def _sentence(
     parts += f" (guest {given.guest}; hypervisor {given.hypervisor})"
     if not missing.is_zero():
         # One failure may have stopped several layers: it is told once.
-        told = (reason for account in accounts.values() for reason in account.reasons)
-        reasons = dict.fromkeys(part for reason in told for part in reason.split("; "))
+        told = (why for layer, account in accounts.items() if layer is not Layer.COLD for why in account.reasons)
+        reasons = dict.fromkeys(part for why in told for part in why.split("; "))
         parts += f"; short of {missing}" + (f", because {'; '.join(reasons)}" if reasons else "")
     return f"{parts}; stopped: {stopped}" if stopped else parts
 

@@ -16,6 +16,7 @@ from ebbtide.deflation.cascade.instructions import (
     ApplicationAnswered,
     ApplicationReported,
     AskApplication,
+    ColdReclaimed,
     Event,
     Finish,
     GuestReading,
@@ -24,6 +25,7 @@ from ebbtide.deflation.cascade.instructions import (
     Outcome,
     PollApplication,
     ReadGuest,
+    ReclaimCold,
     Throttle,
     Unplug,
 )
@@ -60,6 +62,10 @@ class ModelVM:
     application_mib: float = 300.0
     application_minimum_mib: float = 64.0
     reserve_mib: float = 48.0
+    #: Of what it can spare, what is not free but cold; None: a guest agent that does not say. And the most of it that
+    #: one instruction gets.
+    cold_mib: float | None = None
+    cold_at_most_mib: float = 1e9
     behaviour: Behaviour = Behaviour.PROMISES
     #: CPUs with pinned tasks, and CPUs that fail to go off or on line although nobody said so.
     pinned: frozenset[int] = frozenset()
@@ -141,7 +147,9 @@ class ModelVM:
             return None
         # The pinned are left out, and most idle first means highest number first.
         unpluggable = tuple(sorted(self.online - self.pinned - {0}, reverse=True))
-        return GuestReading(tuple(sorted(self.online)), unpluggable, max(self.spare_mib, 0.0) + self.boast_mib)
+        free_mib = None if self.cold_mib is None else max(self.spare_mib - self.cold_mib, 0.0)
+        spare_mib = max(self.spare_mib, 0.0) + self.boast_mib
+        return GuestReading(tuple(sorted(self.online)), unpluggable, spare_mib, free_mib=free_mib)
 
     # --- instructions ----------------------------------------------------------------------------------------------
 
@@ -164,6 +172,8 @@ class ModelVM:
                 return self._ask(instruction, then)
             case PollApplication():
                 return self._report(then, step)
+            case ReclaimCold():
+                return self._clear(instruction, then)
             case ReadGuest():
                 return self._measured(then, step, "")
             case Unplug():
@@ -202,6 +212,16 @@ class ModelVM:
             case _:
                 self.application_mib -= self._release
                 return ApplicationReported(then, step, released, done=True)
+
+    def _clear(self, instruction: ReclaimCold, then: float) -> Event:
+        if not self.answers or self.cold_mib is None:
+            return ColdReclaimed(then, instruction.step, done=True, reason="the guest does not answer")
+        # What was unplugged meanwhile took cold pages with it, where there were not enough free ones.
+        cold_mib = max(min(self.cold_mib, self.spare_mib), 0.0)
+        freed_mib = min(instruction.memory_mib, cold_mib, self.cold_at_most_mib)
+        self.cold_mib = cold_mib - freed_mib
+        done = freed_mib < instruction.memory_mib
+        return ColdReclaimed(then, instruction.step, freed_mib, done, "the rest is in use" if done else "")
 
     def _unplug(self, instruction: Unplug) -> str:
         if not self.answers and instruction.online is not None:

@@ -18,6 +18,7 @@ from ebbtide.messages.guest import (
     PROTOCOL,
     ApplicationPromise,
     ApplicationRelease,
+    ColdFreed,
     CpusSet,
     GuestBody,
     GuestStatus,
@@ -37,13 +38,14 @@ STATUS = guest.StatusResult(
     uptime_s=12.5,
     cpus=guest.CpuStatus(present=[0, 1, 2], online=[0, 1], unpluggable=[1]),
     memory=guest.MemoryStatus(
-        total_mib=980.5, available_mib=610.25, reserve_mib=49.0, floor_mib=419.25, unpluggable_mib=561.25
+        total_mib=980.5, available_mib=610.25, reserve_mib=49.0, floor_mib=419.25, unpluggable_mib=561.25, free_mib=200
     ),
     pressure=guest.Pressure(0.0, 0.0, 12.5, memory_some_total_us=901, memory_full_total_us=17),
     major_faults=14,
     swap_in_pages=3,
     swap_out_pages=4,
     applications=[guest.ApplicationSize(name="memcached", resident_mib=301.5)],
+    cold_blocked="",
 )
 SAMPLES: list[tuple[Any, type[GuestBody]]] = [
     (guest.HelloResult(PROTOCOL, "f00d", "0.1.0", "4b1d", ["cpu", "memory", "application"]), Hello),
@@ -54,6 +56,7 @@ SAMPLES: list[tuple[Any, type[GuestBody]]] = [
     (guest.PressureNotice("4b1d", STATUS.memory, None, 14, None, None), PressureNotice),
     (guest.RequestNotice(0.5, 256.0, "a batch job starts"), RequestNotice),
     (guest.CpusSetResult([0, 1], []), CpusSet),
+    (guest.ColdFreedResult(120.5, True, "the rest is in use"), ColdFreed),
     (guest.PreemptionResult(2, 1), PreemptionTold),
     (guest.WithdrawalResult(True), PreemptionWithdrawn),
     (guest.CpusSetResult([0, 1, 3], [guest.CpuFailure(3, "it is busy")]), CpusSet),
@@ -147,8 +150,9 @@ def test_a_long_story_is_cut_and_its_promise_kept() -> None:
 
 def test_an_older_guest_says_less() -> None:
     body = dataclasses.asdict(STATUS)
-    for newer in ("swap_in_pages", "swap_out_pages"):
+    for newer in ("swap_in_pages", "swap_out_pages", "cold_blocked"):
         del body[newer]
+    del body["memory"]["free_mib"]
     for newer in ("memory_some_total_us", "memory_full_total_us"):
         del body["pressure"][newer]
     heard = GuestStatus.model_validate(body)

@@ -79,7 +79,7 @@ def test_all_three_layers_give_their_part() -> None:
     assert entry(outcome, Layer.GUEST, "cpu_cores").verified == 1
     assert entry(outcome, Layer.HYPERVISOR, "cpu_cores").verified == 0.5
     assert entry(outcome, Layer.HYPERVISOR, "memory_mib").asked == 100, "what fell through"
-    assert [entry(outcome, layer, "cpu_cores").seconds for layer in Layer] == [3, 2, 1]
+    assert [entry(outcome, layer, "cpu_cores").seconds for layer in Layer if layer is not Layer.COLD] == [3, 2, 1]
     assert outcome.sentence.startswith("took 1.5 cores, 300 MiB of 1.5 cores, 300 MiB in 6.0 s")
 
 

@@ -24,6 +24,7 @@ from ebbtide.deflation.cascade.instructions import (
     Instruction,
     Measured,
     PollApplication,
+    ReclaimCold,
     Stopped,
     Throttle,
     Unplug,
@@ -81,6 +82,10 @@ class World:
             if kept:
                 now = self.vm.plugged_mib if isinstance(instruction, Unplug) else self.vm.balloon_mib
                 assert now - kept[0] <= self.vm.spare_mib * STEP_SHARE + 1e-6, "half of what can be spared now"
+                if self.machine._cold.parts is not None:
+                    assert now - kept[0] <= self.vm.spare_mib - (self.vm.cold_mib or 0.0) + 1e-6, "only what is free"
+        if isinstance(instruction, ReclaimCold):
+            assert not any(isinstance(one, ReclaimCold | PollApplication) for one in others), "the application has done"
         if moves_cpu(instruction):
             assert not any(moves_cpu(one) for one in others), "one step of CPU at a time"
         if isinstance(instruction, AskApplication | PollApplication):
@@ -103,7 +108,7 @@ class World:
             answers: list[Event] = [
                 Measured(0.0, step.instruction.step, bound, world.vm.reading())
                 for step in world.under_way
-                if not isinstance(step.instruction, AskApplication | PollApplication)
+                if not isinstance(step.instruction, AskApplication | PollApplication | ReclaimCold)
             ]
             for answer in (*answers, Stopped(0.0, last.step, "the guest is under pressure")):
                 begun = world.machine.handle(answer)
@@ -135,6 +140,9 @@ class World:
                 )
         if not step.carried_out:
             step.carried_out = True
+            if isinstance(instruction, ReclaimCold):
+                step.answer = self.vm.carry_out(instruction, 0.0)
+                return None
             if not isinstance(instruction, Unplug | Throttle):
                 return None
             before = self.vm.bound
@@ -161,7 +169,8 @@ class World:
         ]
         waits = [(steps.get(step), one.lanes, sorted(one.counts_for)) for step, one in self.machine._under_way.items()]
         lanes = [
-            {k: v for k, v in vars(lane).items() if k != "job"} for lane in (self.machine._cpu, self.machine._memory)
+            {k: v for k, v in vars(lane).items() if k != "job"}
+            for lane in (self.machine._cpu, self.machine._memory, self.machine._cold)
         ]
         vm = replace(self.vm, instructions=0)
         return repr((vm, under_way, waits, lanes, self.machine._job, self.released, self.machine.outcome, self.reboots))
@@ -208,7 +217,7 @@ def check_end(world: World) -> None:
     for component in ("cpu_cores", "memory_mib"):
         rows = {row.layer: row.verified for row in outcome.ledger if row.resource == component}
         assert rows[Layer.GUEST] + rows[Layer.HYPERVISOR] == pytest.approx(given[component], abs=1e-3)
-        assert rows[Layer.APPLICATION] <= rows[Layer.GUEST] + 1e-3
+        assert rows[Layer.APPLICATION] + rows.get(Layer.COLD, 0.0) <= rows[Layer.GUEST] + 1e-3
 
 
 @pytest.mark.parametrize(
@@ -234,6 +243,27 @@ def test_in_every_order_of_overlapping_steps_the_target_is_reached_and_nothing_i
         assert outcome.reached, outcome.sentence
         assert outcome.after.cpu_cores == pytest.approx(TARGET.cpu_cores, abs=0.01)
         assert world.vm.bound.cpu_cores == pytest.approx(TARGET.cpu_cores, abs=0.01)
+
+
+@pytest.mark.parametrize("at_most_mib", [1e9, 40.0])
+def test_in_every_order_cold_pages_become_free_ahead_of_unplugging_and_cost_nothing_that_is_in_use(
+    at_most_mib: float,
+) -> None:
+    """92 MiB are missing of what is free, two instructions' worth."""
+    ended = ends(ModelVM(application_mib=64.0, cold_mib=500.0, cold_at_most_mib=at_most_mib), 60.0, application=False)
+    for world in ended:
+        check_end(world)
+        outcome = world.machine.outcome
+        assert outcome is not None
+        assert outcome.reached, outcome.sentence
+        (cold,) = [row for row in outcome.ledger if row.layer is Layer.COLD]
+        assert 40 <= cold.verified <= 92
+
+
+def test_cold_pages_called_off_at_any_moment_of_any_order_leave_a_ledger_that_adds_up() -> None:
+    vm = ModelVM(cold_mib=500.0, application_mib=64.0, cold_at_most_mib=40.0)
+    for world in ends(vm, 60.0, application=False, stops=True):
+        check_end(world)
 
 
 def test_stopped_at_any_moment_of_any_order_it_counts_what_is_there() -> None:
