@@ -122,6 +122,10 @@ class HostAgentOptions(DaemonOptions):
     acpi_verdict: Path = Field(
         ACPI_VERDICT, description="what `ebb doctor --probe-acpi` found; without it no vCPU is unplugged"
     )
+    cold_first: bool = Field(
+        False,
+        description="before memory is unplugged, guests' cold pages become free (docs/reference/layers.md)",
+    )
     overhead_mib: float | None = Field(None, description="memory a VM costs besides its size; default by accelerator")
     reserve_mib: float = Field(512.0, description="host memory never handed out")
     requests_per_s: float = Field(RATE.per_s, description="requests of one token a second")

@@ -106,6 +106,7 @@ async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
         migration_uri=options.migration_uri,
         migration_listen=options.migration_listen,
         migration_emulated=options.migration_emulated,
+        cold_first=options.cold_first,
     )
     overhead = OVERHEAD_MIB[kind] if options.overhead_mib is None else options.overhead_mib
     url = options.url or f"{access.scheme}://{address}:{port}"

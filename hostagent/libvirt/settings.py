@@ -38,3 +38,5 @@ class LibvirtSettings:
     migration_listen: str = "127.0.0.1"
     #: Whether emulated guests may leave without a command although this QEMU may harm them.
     migration_emulated: bool = False
+    #: Whether cold pages of guests become free before memory is unplugged.
+    cold_first: bool = True

@@ -63,7 +63,7 @@ class LibvirtSizes:
     async def findings(self, domain: str) -> tuple[Finding, ...]:
         def find(connection: Any) -> tuple[Finding, ...]:
             versions = self._versions = self._versions or host_facts.Versions.of(connection)
-            facts = host_facts.host_facts(versions, self._settings.acpi_verdict)
+            facts = host_facts.host_facts(versions, self._settings.acpi_verdict, cold_first=self._settings.cold_first)
             found = host_facts.findings_of(connection.lookupByName(domain), facts)
             if domain.startswith("ebb-"):
                 return found

@@ -55,6 +55,13 @@ def guest_agent(domain: DomainFacts) -> str:
     return text(f"Start the guest agent inside {domain.name}", shell="ebb-guestagent")
 
 
+def cold_first() -> str:
+    return text(
+        "Have cold pages become free first on this host; under emulation it has shown no gain",
+        shell="ebb-hostagent --cold-first  # cold_first = true in /etc/ebbtide/hostagent.toml",
+    )
+
+
 def more_vcpus(domain: DomainFacts) -> str:
     return text(
         "Give the domain a second vCPU",

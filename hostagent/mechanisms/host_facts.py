@@ -41,8 +41,11 @@ class Versions:
         }
 
 
-def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT) -> HostFacts:
-    """Read this host; some small files of /proc and the verdict, no more."""
+def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT, *, cold_first: bool = False) -> HostFacts:
+    """Read this host; some small files of /proc and the verdict, no more.
+
+    :param cold_first: as the host agent is told.
+    """
     swap = psutil.swap_memory()
     return HostFacts(
         swap_total_mib=swap.total / 2**20,
@@ -52,6 +55,7 @@ def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT) -> HostFacts:
         acpi_unplug=acpi_probe.why_not(verdict, versions.key("kvm")),
         qemu_version=versions.qemu,
         no_burst=burst.kernel_lacks_it(),
+        cold_first=cold_first,
     )
 
 

@@ -60,6 +60,8 @@ class HostFacts:
     qemu_version: int = 0
     #: Why vCPUs under a quota have no bursts; empty where they have.
     no_burst: str = ""
+    #: Whether its VMs' cold pages become free first.
+    cold_first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class _Domain:
     def findings(self) -> tuple[Finding, ...]:
         found = {
             Mechanism.APPLICATION: ("asked through the guest agent", self.agent),
-            Mechanism.COLD: ("asked of the guest's kernel through the guest agent", self.agent),
+            Mechanism.COLD: ("asked of the guest's kernel through the guest agent", [*self._cold(), *self.agent]),
             Mechanism.CPU_OFFLINE: (
                 f"up to {self.vcpus - 1} of {self.vcpus} vCPUs, by "
                 f"{'the guest agent' if self.channel else 'qemu-guest-agent'}",
@@ -164,6 +166,9 @@ class _Domain:
                     return [_Obstacle(why, fixes.guest_agent(self.names))]
                 return []
         return [_Obstacle(f"the domain has no channel {CHANNEL} for the guest agent", fixes.channel(self.names))]
+
+    def _cold(self) -> list[_Obstacle]:
+        return [] if self.facts.cold_first else [_Obstacle("off on this host", fixes.cold_first())]
 
     @property
     def by_qemu_agent(self) -> bool:

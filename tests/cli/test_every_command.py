@@ -90,6 +90,7 @@ CALLS: Final[dict[str, Call]] = {
     "host pause": Call("host-a", ("host resume host-a",)),
     "host resume": Call("host-a"),
     "host drain": Call("host-a", ("host resume host-a",)),
+    "host config": Call("host-a"),
     "host undeflate": Call("host-a", ("host resume host-a",)),
     "host forget": Call("host-NEW --yes"),
     "host revoke": Call("host-NEW --yes"),

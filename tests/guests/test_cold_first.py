@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.ledger import Layer
+from ebbtide.lab import processes
 from ebbtide.lab.guest_link import LabLink, channel_path
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
@@ -39,8 +41,28 @@ async def counters(guest: LabLink) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"(\S+) (\d+)", said["text"])}
 
 
-async def test_a_deflation_has_cold_pages_made_free_ahead_of_unplugging(lab: RunningLab) -> None:
-    async with vm(lab, SPEC) as (client, domain):
+@pytest.fixture
+def cold_first(lab: RunningLab) -> Iterator[RunningLab]:
+    """Agents that have cold pages made free first, and do so no longer afterwards."""
+
+    def restarted() -> None:
+        state = lab.lab.state()
+        for host in state.hosts:
+            daemon = state.daemon(host.id)
+            assert daemon.process is not None
+            processes.stop([daemon.process])
+            lab.lab.start_daemon(host.id)
+        lab.lab.wait_ready()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EBB_HOSTAGENT_COLD_FIRST", "true")
+        restarted()
+    yield lab
+    restarted()
+
+
+async def test_a_deflation_has_cold_pages_made_free_ahead_of_unplugging(cold_first: RunningLab) -> None:
+    async with vm(cold_first, SPEC) as (client, domain):
         xml = await asyncio.to_thread(virsh, "dumpxml", domain) or ""
         async with await LabLink.connect(channel_path(xml)) as guest:
             filled = await guest.call("exec", reply_timeout_s=130, argv=["busybox", "sh", "-c", FILL], timeout_s=120)

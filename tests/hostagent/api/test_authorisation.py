@@ -34,6 +34,8 @@ ROUTES = {
     ("PUT", "/v1/epoch"): "manager",
     ("GET", "/v1/budget"): "viewer",
     ("PUT", "/v1/budget"): "operator",
+    ("GET", "/v1/steady"): "viewer",
+    ("PUT", "/v1/steady"): "operator",
     ("POST", "/v1/vms"): "operator",
     ("DELETE", "/v1/vms/{name}"): "operator",
     ("PUT", "/v1/vms/{name}/target"): "operator",

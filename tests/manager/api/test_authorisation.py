@@ -52,6 +52,8 @@ ROUTES = {
     ("GET", "/v1/hosts/{id}"): "viewer",
     ("DELETE", "/v1/hosts/{id}"): "operator",
     ("PUT", "/v1/hosts/{id}/mode"): "operator",
+    ("GET", "/v1/hosts/{id}/steady"): "viewer",
+    ("PUT", "/v1/hosts/{id}/steady"): "operator",
     ("GET", "/v1/hosts/{id}/operations/{request_id}"): "viewer",
     ("POST", "/v1/vms"): "operator",
     ("GET", "/v1/vms"): "viewer",
