@@ -81,8 +81,9 @@ async def _stop(app: web.Application) -> None:
 
 
 async def _hang_up(app: web.Application) -> None:
-    """Streams of events never end by themselves."""
+    """Streams of events never end by themselves, and a task that is waited for may run for long."""
     app[MANAGER].feed.hang_up()
+    app[MANAGER].tasks.hang_up()
 
 
 def _known(request: web.Request, error: Exception) -> web.Response | None:

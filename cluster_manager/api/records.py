@@ -25,7 +25,7 @@ HOST: Final = Parameter("host", Name, "only about this host")
 _KIND: Final = Parameter("kind", Operation.model_fields["kind"].annotation, "only operations of this kind")
 _STATE: Final = Parameter("state", OperationState, "only operations in this state")
 _MACHINE: Final = Parameter("machine", Name, "only of this machine")
-_WAIT: Final = Parameter(
+WAIT: Final = Parameter(
     "wait_s", Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)], "how long to wait for its end", default=0.0
 )
 _DURATION: Final = Parameter(
@@ -51,7 +51,7 @@ async def operations(request: web.Request) -> web.Response:
     "One operation; waits for its end",
     tag="operations",
     path=(Parameter("id", RequestId, "the request that began it"),),
-    query=(_WAIT,),
+    query=(WAIT,),
     answers={200: Operation},
     problems=(404,),
 )

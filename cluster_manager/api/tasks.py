@@ -8,6 +8,8 @@ from aiohttp import hdrs, web
 from pydantic import Field
 
 from cluster_manager.api.forms import MANAGER, answer, body_of
+from cluster_manager.api.records import WAIT
+from cluster_manager.tasks.output import check_reader, read_output
 from cluster_manager.tasks.pages import TaskPages
 from ebbtide.messages.common import Name
 from ebbtide.messages.tasks import (
@@ -15,6 +17,7 @@ from ebbtide.messages.tasks import (
     EngineStatus,
     ManagedTask,
     TaskExplanation,
+    TaskOutput,
     TaskPage,
     TaskRequest,
     TaskSpec,
@@ -24,6 +27,7 @@ from ebbtide.rest.access import PRINCIPAL
 from ebbtide.rest.descriptions import LOCATION, Answer, Parameter, describe
 from ebbtide.rest.pages import AFTER, LIMIT
 from ebbtide.rest.parameters import check_parameters, parameters_of
+from ebbtide.rest.roles import Role, covers
 
 NAME: Final = Parameter("name", Name, "the task's name")
 _STATE: Final = Parameter("state", TaskState, "only tasks in this state")
@@ -31,6 +35,15 @@ _MACHINE: Final = Parameter(
     "machine", Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")], "only tasks that run, or ran last, there"
 )
 _PREFIX: Final = Parameter("prefix", Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")], "names that begin so")
+_OFFSET: Final = Parameter(
+    "offset",
+    Annotated[int, Field(ge=-(2**53), le=2**53)],
+    "where the part begins, bytes; negative: so many before the end",
+    default=0,
+)
+_MOST: Final = Parameter(
+    "limit", Annotated[int, Field(ge=1, le=1_048_576)], "how long the part is at the most, bytes", default=65_536
+)
 _TAKEN: Final = Answer(
     ManagedTask, "It is in the store; the same request again gets the same answer.", headers=LOCATION
 )
@@ -69,10 +82,34 @@ async def tasks(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/tasks/{name}")
-@describe("One task", tag="tasks", path=(NAME,), answers={200: ManagedTask}, problems=(404,))
+@describe(
+    "One task; waits for its end",
+    tag="tasks",
+    path=(NAME,),
+    query=(WAIT,),
+    answers={200: ManagedTask},
+    problems=(404,),
+)
 async def task(request: web.Request) -> web.Response:
-    check_parameters(request)
-    return answer(_pages(request).shown(await request.app[MANAGER].tasks.task(request.match_info["name"])))
+    wait_s = parameters_of(request)["wait_s"]
+    return answer(_pages(request).shown(await request.app[MANAGER].tasks.wait(request.match_info["name"], wait_s)))
+
+
+@routes.get("/v1/tasks/{name}/output")
+@describe(
+    "A part of what a task's last attempt prints",
+    tag="tasks",
+    path=(NAME,),
+    query=(_OFFSET, _MOST),
+    answers={200: TaskOutput},
+    problems=(404, 409),
+)
+async def output(request: web.Request) -> web.Response:
+    part, manager, caller = parameters_of(request), request.app[MANAGER], request[PRINCIPAL]
+    found = await manager.tasks.task(request.match_info["name"])
+    if not covers(caller.role, Role.ADMIN):
+        check_reader(manager.settings.engine, found, caller.name)
+    return answer(await read_output(manager.settings.engine, found, **part))
 
 
 @routes.get("/v1/tasks/{name}/explanation")

@@ -8,7 +8,7 @@ import { events, forgetOlder, readOlder } from "./events.js";
 import { operation, operations } from "./operations.js";
 import { overview, preempted, vms } from "./overview.js";
 import { alsoLoad, listening, looking, onChange, onRefused, reset, loadView, state } from "./state.js";
-import { task, tasks } from "./tasks.js";
+import { forgetOutput, readOutput, task, tasks } from "./tasks.js";
 
 const VIEWS = { overview, vms, tasks, preempted, operations, events, host, vm, task, operation };
 const NAV = ["overview", "vms", "tasks", "preempted", "operations", "events"];
@@ -109,6 +109,7 @@ function out(why) {
   session = null;
   reset();
   forgetOlder();
+  forgetOutput();
   if (dialog.open) dialog.close();
   view.replaceChildren();
   byId("summary").textContent = "";
@@ -151,6 +152,7 @@ const DOES = {
   close,
   page: (data) => put({ page: data.page }),
   range: (data) => put({ range: data.range }),
+  output: (data) => readOutput(data.task).then(draw, (error) => say(error.message)),
   older: () => readOlder().then(draw, (error) => say(error.message)),
 };
 

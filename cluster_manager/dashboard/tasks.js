@@ -4,6 +4,10 @@ import { ask } from "./api.js";
 import { bar, button, definitions, el, lasting, link, number, share, table, time } from "./dom.js";
 import { filters, searched } from "./lists.js";
 
+/** What a task prints, as it was last read. */
+let printed = {};
+export const forgetOutput = () => (printed = {});
+
 let seen = null,
   one = null,
   missing = "";
@@ -159,6 +163,31 @@ function calibration(what, curve) {
   );
 }
 
+/** The last 16 KiB of what a task prints. */
+export async function readOutput(name) {
+  try {
+    const part = await ask(`/v1/tasks/${encodeURIComponent(name)}/output?offset=-16384&limit=16384`);
+    const more = part.running ? "it runs" : "it has ended";
+    const said = `Attempt ${part.attempt}, bytes ${part.offset} to ${part.next_offset} of ${part.size}; ${more}.`;
+    printed = { name, said, text: part.text };
+  } catch (error) {
+    if (!error.status) throw error;
+    printed = { name, said: error.message, text: "" };
+  }
+}
+
+function output(name) {
+  const mine = printed.name === name;
+  return el(
+    "section",
+    { "data-role": "operator" },
+    el("h2", null, "Output"),
+    el("p", null, button(mine ? "Read it again" : "Read its last 16 KiB", "output", { "data-task": name })),
+    mine && el("p", { role: "status" }, printed.said),
+    mine && printed.text && el("pre", { class: "output", tabindex: 0, "aria-label": `Output of ${name}` }, printed.text),
+  );
+}
+
 export const task = {
   title: "Task",
   async load(name) {
@@ -197,6 +226,7 @@ export const task = {
         ["tasks ahead", String(one.ahead)],
         ["command", el("code", null, it.command.join(" "))],
       ]),
+      output(name),
       one.offers.length > 0 &&
         table(
           "Machines that it could run on",

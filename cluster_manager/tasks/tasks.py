@@ -7,18 +7,18 @@ is killed anywhere goes on from its store and from what the engine shows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
 
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.store.tasks import StoredTask, TaskNote, TaskRows
+from cluster_manager.tasks.output import file_of
 from ebbtide.matcher.engines.interface import Engine
-from ebbtide.matcher.engines.records import OUTPUT
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.errors import EngineError, EngineRefused
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine, Look, task_of
@@ -97,6 +97,9 @@ class TaskService:
         self._tasks: dict[str, Task] = {}
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
+        #: Of tasks that somebody waits for. And whether nobody is to wait any more.
+        self._ends: dict[str, asyncio.Event] = {}
+        self._hung_up = False
         self._work: asyncio.Task[None] | None = None
         self._ready = False
         #: Attempts of tasks that have ended, which the engine was told to forget.
@@ -137,12 +140,19 @@ class TaskService:
 
     async def stop(self) -> None:
         """What runs goes on."""
+        self.hang_up()
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
             self._work = None
         if self._engine is not None:
             await self._engine.stop()
+
+    def hang_up(self) -> None:
+        """Whoever waits for a task's end is answered now: the term, or the manager, ends."""
+        self._hung_up = True
+        for end in self._ends.values():
+            end.set()
 
     def wake(self) -> None:
         """Cores have changed: look now."""
@@ -222,12 +232,24 @@ class TaskService:
             raise RequestError(404, f"there is no task named {name}", "name")
         return found.task
 
+    async def wait(self, name: str, wait_s: float) -> Task:
+        """A task, when it has ended or after ``wait_s``.
+
+        :raises RequestError: 404.
+        """
+        found = await self.task(name)
+        # Again: it may have ended while the store was asked.
+        if wait_s > 0 and name in self._tasks and not self._hung_up:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._ends.setdefault(name, asyncio.Event()).wait()
+            return await self.task(name)
+        return found
+
     def output(self, task: Task) -> str | None:
         """The file with what the last attempt that has begun prints."""
-        directory = self._settings.directory
-        if directory is None or not task.began_attempt:
-            return None
-        return str(directory / replace(task, attempt=task.began_attempt).attempt_name(self._settings.label) / OUTPUT)
+        path = file_of(self._settings, task)
+        return str(path) if path is not None else None
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
@@ -287,6 +309,8 @@ class TaskService:
             if task.final:
                 self.ended[task.phase.value] += 1
                 self._tasks.pop(task.name, None)
+                if (end := self._ends.pop(task.name, None)) is not None:
+                    end.set()
             else:
                 self._tasks[task.name] = task
         self.choices, self.machines, self.looked_at = made.choices, made.machines, self._clock()

@@ -28,7 +28,7 @@ from ebbtide.messages.hosts import (
 )
 from ebbtide.messages.machines import CalibrationReport, CoreChange, MachineRanking
 from ebbtide.messages.operations import Operation
-from ebbtide.messages.tasks import AcquirerStatus, EngineStatus, ManagedTask, TaskExplanation
+from ebbtide.messages.tasks import AcquirerStatus, EngineStatus, ManagedTask, TaskExplanation, TaskOutput
 from ebbtide.messages.vms import ClusterVM
 
 
@@ -153,6 +153,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "task submit": ManagedTask,
     "task list": _object("Tasks", tasks=list[ManagedTask]),
     "task show": ManagedTask,
+    "task output": TaskOutput,
     "task explain": TaskExplanation,
     "task cancel": ManagedTask,
     "task engine": EngineStatus,

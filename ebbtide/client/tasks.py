@@ -9,6 +9,7 @@ from ebbtide.messages.tasks import (
     EngineStatus,
     ManagedTask,
     TaskExplanation,
+    TaskOutput,
     TaskRequest,
     TaskSpec,
     TaskState,
@@ -35,9 +36,19 @@ class TaskCalls(Connection):
         query = {"state": state, "machine": machine, "prefix": prefix}
         return await self._list("/v1/tasks", "tasks", ManagedTask, query, limit)
 
-    async def task(self, name: str) -> ManagedTask:
-        """One task; ManagerRefused with status 404 if there is none of that name."""
-        return await self._one("GET", f"/v1/tasks/{name}", ManagedTask)
+    async def task(self, name: str, wait_s: float = 0.0) -> ManagedTask:
+        """One task; waits up to ``wait_s`` seconds for its end. ManagerRefused with status 404 if there is none."""
+        query = {"wait_s": f"{wait_s:g}"} if wait_s else None
+        return await self._one("GET", f"/v1/tasks/{name}", ManagedTask, query=query, held_s=wait_s)
+
+    async def task_output(self, name: str, offset: int = 0, limit: int = 65_536) -> TaskOutput:
+        """A part of what a task's last attempt prints, from ``offset`` on (bytes; negative: from the end).
+
+        ManagerRefused with the code no-output (404) where there is none. Go on at ``next_offset``; where ``attempt``
+        is another one by then, at 0.
+        """
+        query = {"offset": str(offset), "limit": str(limit)}
+        return await self._one("GET", f"/v1/tasks/{name}/output", TaskOutput, query=query)
 
     async def explain_task(self, name: str) -> TaskExplanation:
         """Why a task waits, and what it waits for."""

@@ -16,6 +16,7 @@ class ProblemCode(StrEnum):
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not-found"
     NO_SUCH_ROUTE = "no-such-route"
+    NO_OUTPUT = "no-output"
     METHOD_NOT_ALLOWED = "method-not-allowed"
     TOO_SLOW = "too-slow"
     #: Of 409, where none of those after it fits.
@@ -48,6 +49,7 @@ PROBLEMS: Final[Mapping[ProblemCode, tuple[int, str]]] = {
     ProblemCode.FORBIDDEN: (403, "The caller may not do this"),
     ProblemCode.NOT_FOUND: (404, "There is no such thing"),
     ProblemCode.NO_SUCH_ROUTE: (404, "There is no such path"),
+    ProblemCode.NO_OUTPUT: (404, "The task has no output that can be shown"),
     ProblemCode.METHOD_NOT_ALLOWED: (405, "The path takes other methods"),
     ProblemCode.TOO_SLOW: (408, "The request did not arrive in time"),
     ProblemCode.CONFLICT: (409, "It cannot be done as things stand"),

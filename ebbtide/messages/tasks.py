@@ -110,6 +110,19 @@ class ManagedTask(Body):
     sentence: str = Field(description="what happened to it last, and why")
 
 
+class TaskOutput(Body):
+    """GET /v1/tasks/{name}/output: a part of what a task's last attempt prints. Offsets and size are bytes."""
+
+    name: Name = Field(description="the task's name")
+    state: TaskState = Field(description="where the task stood before the output was read")
+    attempt: int = Field(ge=1, description="the number of the attempt; another one has another output")
+    running: bool = Field(description="whether that attempt still runs, and may print more")
+    text: str = Field(description="the part as UTF-8, with U+FFFD for what is none")
+    offset: int = Field(ge=0, description="where the part begins")
+    next_offset: int = Field(ge=0, description="where the next part begins")
+    size: int = Field(ge=0, description="of the whole output by now")
+
+
 class TaskPage(WatchedPage):
     """GET /v1/tasks of the manager: newest first."""
 

@@ -41,6 +41,8 @@ ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("GET", "/v1/backup"): Role.ADMIN,
     # It has a guest's driver asked for some seconds.
     ("GET", "/v1/adoptions"): Role.OPERATOR,
+    # What a task prints may hold secrets: for those who may submit one. Tenants: `cluster_manager.tasks.output`.
+    ("GET", "/v1/tasks/{name}/output"): Role.OPERATOR,
     ("PUT", "/v1/epoch"): Role.MANAGER,
     # A Prometheus' own, which stands in a file beside it.
     ("GET", "/metrics"): Role.METRICS,

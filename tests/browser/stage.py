@@ -15,7 +15,7 @@ from tests.manager.two_agents import TwoHosts, two_hosts
 @contextlib.asynccontextmanager
 async def staged(path: Path) -> AsyncIterator[TwoHosts]:
     engine = fake_engine.FakeEngine(far=4, near=2)
-    async with two_hosts(path, **fake_engine.settings(engine)) as hosts:
+    async with two_hosts(path, **fake_engine.settings(engine, directory=path / "engine")) as hosts:
         await place(hosts, vm("shop"))
         await place(hosts, vm("wiki", memory_mib=1200.0))
         await place(hosts, vm("mail", cpu_cores=2.0, preemption_notice_s=0.0))

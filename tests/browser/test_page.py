@@ -15,6 +15,7 @@ from tests.browser.chromium import Tab, tab_of
 from tests.browser.stage import place, staged
 from tests.cli.top.pictures import vm as make_vm
 from tests.manager.cluster import vm
+from tests.manager.tasks.test_tasks import becomes
 from tests.manager.two_agents import TwoHosts, two_hosts
 
 pytestmark = pytest.mark.service
@@ -178,6 +179,27 @@ async def test_a_task_is_cancelled_and_a_refusal_is_shown(tmp_path: Path, browse
         await submit.click()
         await tab.until("#view dd", "cancelled")
         assert (await hosts.cluster.get("/v1/tasks/vacuum"))["state"] == "cancelled"
+
+
+def rewrite(path: str, text: str) -> None:
+    Path(path).write_text(text)
+
+
+async def test_what_a_task_prints_is_shown_as_text_and_read_again_at_a_click(tmp_path: Path, browser: Browser) -> None:
+    async with staged(tmp_path) as hosts:
+        output = (await becomes(hosts.cluster, "train", "running"))["output"]
+        rewrite(output, "<b>epoch 1</b>\n")
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "task/train")
+        await tab.page.get_by_role("button", name="Read its last 16 KiB").click()
+        await tab.until("#view pre", "<b>epoch 1</b>")
+        rewrite(output, "x" * 20_000 + "epoch 2\n")
+        await tab.page.get_by_role("button", name="Read it again").click()
+        await tab.until("#view pre", "epoch 2")
+        assert len(await tab.page.locator("#view pre").inner_text()) <= 16_384
+        await tab.go("task/vacuum")
+        await tab.page.get_by_role("button", name="Read its last 16 KiB").click()
+        await tab.until("#view [role=status]", "vacuum has not begun")
 
 
 async def test_a_viewer_is_offered_nothing_that_changes(tmp_path: Path, browser: Browser) -> None:

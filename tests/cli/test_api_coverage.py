@@ -31,6 +31,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NOWHERE = ("POST", "/v1/vms/{name}/migrate")
 #: Is refused: it has ended.
 CANCEL = ("POST", "/v1/operations/{id}/cancel")
+#: Is there when the task has begun.
+OUTPUT = ("GET", "/v1/tasks/{name}/output")
 STREAM = ("GET", "/v1/events/stream")
 #: For a browser.
 PAGE = {("GET", "/"), ("GET", "/page/{file}")}
@@ -86,7 +88,8 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms/{name}/release"): ("release", ["vm", "release", "old", "--yes"]),
     ("POST", "/v1/tasks"): ("submit_task", ["task", "submit", "train", "--checkpoint-signal", "USR1", "sleep", "60"]),
     ("GET", "/v1/tasks"): ("tasks", ["task", "list", "--state", "waiting", "--prefix", "t", "--limit", "5"]),
-    ("GET", "/v1/tasks/{name}"): ("task", ["task", "show", "train"]),
+    ("GET", "/v1/tasks/{name}"): ("task", ["task", "show", "train", "--wait-s", "0.1"]),
+    OUTPUT: ("task_output", ["task", "output", "train"]),
     ("GET", "/v1/tasks/{name}/explanation"): ("explain_task", ["task", "explain", "train"]),
     ("DELETE", "/v1/tasks/{name}"): ("cancel_task", ["task", "cancel", "train"]),
     ("GET", "/v1/engine"): ("engine", ["task", "engine"]),
@@ -120,6 +123,8 @@ async def test_every_command_asks_its_route_and_every_client_method_is_there(run
             assert "has ended: placed web" in str(refused.exception)
             assert running.seen["POST", "/v1/operations/{id}/cancel", 409] == 1
             continue
+        if route == OUTPUT:
+            await running.ebb("wait", "task", "train", "--for", "running")
         before = +running.seen
         failing = int(route == NOWHERE)
         named = " ".join(words[:2]) if " ".join(words[:2]) in DOCUMENTS else words[0]

@@ -100,6 +100,7 @@ CALLS: Final[dict[str, Call]] = {
     "task submit": Call("NEW true", (), f"NEW {NO_MANAGER} true", 1),
     "task list": LISTED,
     "task show": Call("work"),
+    "task output": Call("work", ("wait task work --for running",)),
     "task explain": Call("work"),
     "task cancel": Call("NEW", ("task submit NEW sleep 60",)),
     "task engine": LISTED,

@@ -31,6 +31,8 @@ class FakeEngine:
         self.machines = {name: EngineMachine(name, most, most) for name, most in cores.items()}
         self.attempts: dict[str, Running] = {}
         self.begun: list[str] = []
+        #: Where attempts print; None: nowhere.
+        self.prints_in: Path | None = None
         self.calls: list[tuple[str, ...]] = []
         #: What each attempt was told last, and all that commands got.
         self.told: dict[str, tuple[str, str]] = {}
@@ -118,6 +120,9 @@ class FakeEngine:
                     running.seen, state=AttemptState.RUNNING, claim=Claim.BEGUN, begun_at=time.time()
                 )
                 self.begun.append(name)
+                if self.prints_in is not None:
+                    (self.prints_in / name).mkdir(0o700, parents=True, exist_ok=True)
+                    (self.prints_in / name / "out").write_text(f"{name} begins\n")
 
     def end(self, task: str, exit_code: int | None = 0) -> None:
         """The attempt of a task ends: by itself, or (None) with its machine."""
@@ -137,4 +142,5 @@ class FakeEngine:
 def settings(engine: FakeEngine | None = None, **changes: Any) -> dict[str, Any]:
     """For `cluster_manager.settings.Settings`."""
     made = engine or FakeEngine(far=4)
+    made.prints_in = changes.get("directory")
     return {"engine": SETTINGS.model_copy(update=changes), "make_engine": lambda settings: made}

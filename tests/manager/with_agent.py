@@ -86,7 +86,8 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
             "url": "http://127.0.0.1:7100",
             "authority": CertificateAuthority.load(path / "ca/ca.pem", path / "ca/ca.key"),
         }
-        async with cluster_of(path, silent_after_s=60.0, **joins, **fake_engine.settings()) as cluster:
+        engine = fake_engine.settings(directory=path / "engine")
+        async with cluster_of(path, silent_after_s=60.0, **joins, **engine) as cluster:
             lab = Lab(cluster, agent, world, token_file, server)
             reporting = asyncio.create_task(
                 Reporter(host, lab.url, report_token(HOSTS_KEY, "host-a")).run(), name="reporter"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -10,15 +12,17 @@ from pydantic import ValidationError
 
 from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import Asking, Limit, Listing, OperationFailed, Showing, number, seconds
-from ebbtide.cli.output import Steps, Table, clock, print_table, shown
+from ebbtide.cli.output import Steps, Table, clock, print_lines, print_table, reader_is_gone, shown, text_of
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import problem_of
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import (
     AcquirerStatus,
     CheckpointSignal,
     EngineStatus,
     ManagedTask,
     TaskExplanation,
+    TaskOutput,
     TaskSpec,
     TaskState,
 )
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
 TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task's name.", autocompletion=completion.tasks)]
-#: Seconds between two looks of --wait.
+#: Seconds between two looks of --wait and --follow, but for its end, which is told at once.
 LOOK_S: Final = 0.5
 _FINAL: Final = {TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED}
 
@@ -86,8 +90,7 @@ def submit(
                 if found.sentence != said:
                     said = found.sentence
                     steps(f"{name}: {said}")
-                await asyncio.sleep(LOOK_S)
-                found = await client.task(name)
+                found = await client.task(name, wait_s=LOOK_S)
             return found
 
         found = to.ask(talk)
@@ -109,9 +112,11 @@ def list_tasks(
     to.list("tasks", lambda client: client.tasks(limit, **wanted), TASKS)
 
 
-def show(name: TaskName, *, to: Showing) -> None:
+def show(
+    name: TaskName, wait_s: Annotated[float, seconds("Wait so long for its end.", 60)] = 0.0, *, to: Showing
+) -> None:
     """Show one task."""
-    found = to.ask(lambda client: client.task(name))
+    found = to.ask(lambda client: client.task(name, wait_s))
 
     def told() -> None:
         TASKS.print([found], wide=to.wide)
@@ -120,6 +125,61 @@ def show(name: TaskName, *, to: Showing) -> None:
             print(f"  output: {shown(found.output)}")
 
     to.say(found, told)
+
+
+def output(
+    name: TaskName,
+    offset: Annotated[int, typer.Option(help="From this byte on; negative: so many before the end.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended, or interrupted.")] = False,
+    *,
+    to: Asking,
+) -> None:
+    """Print what a task's last attempt prints. With -o json: one part of at most 64 KiB, or one a line to --follow."""
+    if to.for_programs and not follow:
+        found = to.ask(lambda client: client.task_output(name, offset))
+        to.say(found, lambda: None)
+        return
+
+    def tell(part: TaskOutput) -> None:
+        if to.for_programs:
+            print_lines([text_of(part)])
+        else:
+            print(shown(part.text), end="", flush=True)
+            if reader_is_gone():
+                raise BrokenPipeError
+
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        to.ask(lambda client: _parts(client, name, offset, follow, tell))
+
+
+async def _parts(
+    client: ManagerClient, name: str, offset: int, follow: bool, tell: Callable[[TaskOutput], None]
+) -> None:
+    """All parts up to the size at the first look; or on and on, also of later attempts, until the task has ended."""
+    from ebbtide.client.errors import ManagerRefused
+
+    at, attempt, size, over = offset, 0, 0, False
+    while True:
+        try:
+            part = await client.task_output(name, at)
+        except ManagerRefused as error:
+            if not follow or over or error.code is not ProblemCode.NO_OUTPUT:
+                raise
+            over = (await client.task(name, wait_s=LOOK_S)).state in _FINAL
+            continue
+        if part.attempt != attempt:
+            again, attempt, size = attempt > 0, part.attempt, part.size
+            if again:
+                at = 0
+                continue
+        at = part.next_offset
+        if part.text:
+            await asyncio.to_thread(tell, part)
+        if part.text and at < (part.size if follow else size):
+            continue
+        if not follow or part.state in _FINAL:
+            return
+        await client.task(name, wait_s=LOOK_S)
 
 
 def explain(name: TaskName, *, to: Asking) -> None:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from ebbtide.matcher.errors import EngineSettingsError, EngineUnreachable
+from ebbtide.matcher.errors import EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, Seen
 
 T = TypeVar("T")
@@ -116,6 +116,15 @@ class Record:
     ended_at: float | None = None
     #: Since it was touched last.
     silent_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A part of what an attempt's command prints; offset and size (of the whole) in bytes."""
+
+    data: bytes
+    offset: int
+    size: int
 
 
 class Records:
@@ -211,6 +220,36 @@ class Records:
                     os.unlink(name, dir_fd=own)
             os.fsync(own)
             return _read(root, attempt)
+
+    async def output(self, attempt: str, offset: int, limit: int) -> Printed | None:
+        """A part of what an attempt's command prints; None where there is nothing.
+
+        :param offset: negative: from the end.
+        :raises EngineRefused: something else lies there: nothing of it is read.
+        """
+        return await self._in_thread(lambda: self._output(attempt, offset, limit))
+
+    def _output(self, attempt: str, offset: int, limit: int) -> Printed | None:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            with self._opened() as root, _directory(attempt, root) as own:
+                owner, handle = os.fstat(own).st_uid, os.open(OUTPUT, flags, dir_fd=own)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno not in _NO_RECORD:
+                raise
+            raise EngineRefused(f"what it prints cannot be read: {error.strerror}") from error
+        try:
+            found = os.fstat(handle)
+            # Another name, or another owner: it may be a file of somebody else's that was linked there, also one of
+            # the manager's own, which are as little the task's.
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != owner or found.st_nlink != 1:
+                raise EngineRefused("what lies in the place of its output is no file of its own: it is not shown")
+            start = max(found.st_size + offset, 0) if offset < 0 else offset
+            return Printed(os.pread(handle, limit, start), start, found.st_size)
+        finally:
+            os.close(handle)
 
     async def told(self, attempt: str) -> str:
         """The last notice of which an attempt was told; empty: none."""

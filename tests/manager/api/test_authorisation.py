@@ -87,6 +87,7 @@ ROUTES = {
     ("GET", "/v1/tasks"): "viewer",
     ("GET", "/v1/tasks/{name}"): "viewer",
     ("GET", "/v1/tasks/{name}/explanation"): "viewer",
+    ("GET", "/v1/tasks/{name}/output"): "operator",
     ("DELETE", "/v1/tasks/{name}"): "operator",
     ("GET", "/v1/engine"): "viewer",
     ("GET", "/v1/events"): "viewer",
