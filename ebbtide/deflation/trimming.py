@@ -109,7 +109,7 @@ class _Seen:
         """What lies idle by the latest reading and may be taken; 0 beyond the budget, or where that is not known."""
         if self.faults_per_s is None or self.faults_per_s > terms.faults_per_s:
             return 0.0
-        if self.stalled_percent is not None and self.stalled_percent > terms.stalled_percent:
+        if self.stalled_percent is None or self.stalled_percent > terms.stalled_percent:
             return 0.0
         kept = max(terms.keep_reserves * self.reading.reserve_mib, terms.keep_share * size_mib)
         return max(self.reading.available_mib - kept, 0.0)

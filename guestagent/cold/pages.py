@@ -110,10 +110,11 @@ class ColdPages:
         try:
             current = _number(path, "memory.current")
             own = max(_number(path, "memory.min"), _number(path, "memory.low"))
+            with os.scandir(path) as entries:
+                within = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError:
             return 0, 0  # it has ended, or has no memory controller of its own
-        with os.scandir(path) as entries:
-            below = sum(self._usage(entry.path)[1] for entry in entries if entry.is_dir(follow_symlinks=False))
+        below = sum(self._usage(one)[1] for one in within)
         return current, min(current, max(own, below))
 
     def _write(self, instruction: Reclaim) -> int:

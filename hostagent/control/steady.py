@@ -82,16 +82,19 @@ class Steady:
 
         :raises JournalError: it could not be stored; all is as before.
         """
-        before = self._host.journal.steady
-        enabled = before.enabled if command.enabled is None else command.enabled
-        reserve: float | None = before.reserve_mib
+        changes: dict[str, Any] = {}
+        if command.enabled is not None:
+            changes["enabled"] = command.enabled
         if command.reserve_mib is not None:
-            reserve = None if command.reserve_mib == "auto" else command.reserve_mib
-        if (enabled, reserve) != (before.enabled, before.reserve_mib):
-            await self._store(enabled=enabled, reserve_mib=reserve)
+            changes["reserve_mib"] = None if command.reserve_mib == "auto" else command.reserve_mib
+        if replace(self._host.journal.steady, **changes) != self._host.journal.steady:
+            # Only what it names: another command may be storing the rest.
+            await self._store(**changes)
             self._keep()
-            sentence = "steady mode is off" if not enabled else f"steady mode is on, reserve: {_told(reserve)}"
-            self._host.note(None, DecisionKind.STEADY, sentence, {"enabled": enabled, "reserve": _told(reserve)})
+            stored = self._host.journal.steady
+            told = _told(stored.reserve_mib)
+            sentence = f"steady mode is on, reserve: {told}" if stored.enabled else "steady mode is off"
+            self._host.note(None, DecisionKind.STEADY, sentence, {"enabled": stored.enabled, "reserve": told})
             self._host.changed.set()
             self._changed.set()
         return self.status()
@@ -196,13 +199,13 @@ class Steady:
             if not members:
                 return
             await persist_all(members)
-            for outcome in await host.resize(members, STEP_LIMIT_S):
+            for vm, outcome in zip(members, await host.resize(members, STEP_LIMIT_S), strict=True):
                 before, after = outcome.before.memory_mib, outcome.after.memory_mib
                 wanted = before - steps[outcome.name].memory_mib
                 self._taken_mib += max(before - after, 0.0)
                 host.steady_taken_mib += max(before - after, 0.0)
                 host.steady_given_mib += max(after - before, 0.0)
-                if wanted > 0 and before - after < wanted / 2:
+                if wanted > 0 and before - after < wanted / 2 and not vm.lock.is_wanted:
                     self._trimmer.fell_short(_now(), outcome.name)
 
     # --- what is told of it ------------------------------------------------------------------------------------------

@@ -216,7 +216,6 @@ class Host:
             async with asyncio.timeout(wait_s):
                 # Nothing is held while one is waited for: others, above all a response to pressure, work on the rest.
                 while busy := next((vm for vm in wanted() if vm.lock.locked()), None):
-                    busy.give_way()
                     async with busy.lock:
                         pass
         try:
@@ -250,7 +249,6 @@ class Host:
         :raises RequestRefused: another operation had not ended by then (409).
         """
         wait_s = max(until - asyncio.get_running_loop().time(), LEAST_WAIT_S)
-        vm.give_way()
         try:
             async with asyncio.timeout(wait_s):
                 await vm.lock.acquire()

@@ -25,7 +25,8 @@ from hostagent.vm.guest_link import GuestLink
 from hostagent.vm.guest_pressure import GuestPressure
 from hostagent.vm.intent_record import IntentRecord
 from hostagent.vm.notice import RunningNotice
-from hostagent.vm.resizer import HostSide, Resizer
+from hostagent.vm.resizer import WANTED, HostSide, Resizer
+from hostagent.vm.yielding_lock import YieldingLock
 
 #: What the API calls a running VM in each phase.
 STATES = {
@@ -59,7 +60,7 @@ class ManagedVM:
         self.paused = False
         self.host = host
         #: Held by the task that changes the VM's size or its intent.
-        self.lock = asyncio.Lock()
+        self.lock = YieldingLock(self._give_way)
         self.record = IntentRecord(domain, intent, host.hypervisor, host.overhead_mib)
         self.link = GuestLink(
             self.name, lambda: host.hypervisor.guest_channel(domain), self._on_hello, on_notice=self._on_notice
@@ -77,7 +78,7 @@ class ManagedVM:
         self.resident_mib: float | None = None
         #: What the VM wants under pressure and its host cannot spare.
         self.asks = ZERO
-        self.resizer = Resizer(domain, self.record, self.link, self.pressure, host)
+        self.resizer = Resizer(domain, self.record, self.link, self.pressure, host, lambda: self.lock.is_wanted)
         self.drift_repair = DriftRepair(self.resizer)
         #: What was said of it last, and what that was made of.
         self._told: tuple[dict[str, Any], VMStatus | None] = {}, None
@@ -310,10 +311,10 @@ class ManagedVM:
         """The outcome of an operation that could not be carried out; the VM counts as before."""
         return self.summary().model_copy(update={"sentence": f"could not be resized: {why}", "errors": (why,)})
 
-    def give_way(self) -> None:
+    def _give_way(self) -> None:
         """Stop a step of steady mode that is under way: an operation waits for the VM."""
         if self.intent.gently:
-            self.resizer.interrupt_taking("an operation waits for the VM")
+            self.resizer.interrupt_taking(WANTED)
 
     async def give_up(self) -> None:
         """Have nothing more of an operation carried out that is answered as failed; its owner decides what comes next.

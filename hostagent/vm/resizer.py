@@ -44,6 +44,8 @@ NEED_THE_GUEST_TO_TAKE = (
 )
 #: What a guest that runs nothing of ours has instead: its balloon's statistics, and qemu-guest-agent.
 OWN_MEANS = (Mechanism.BALLOON, Mechanism.CPU_OFFLINE)
+#: Why a step of steady mode ends early.
+WANTED = "an operation waits for the VM"
 #: Time for plugging what a VM was started without, in seconds.
 PLUG_DEADLINE_S = 30.0
 
@@ -77,16 +79,26 @@ class HostSide:
 
 
 class Resizer:
-    """Changes one VM's size, under the VM's lock."""
+    """Changes one VM's size, under the VM's lock.
+
+    :param is_wanted: whether another operation waits for that lock.
+    """
 
     def __init__(
-        self, domain: str, record: IntentRecord, link: GuestLink, pressure: GuestPressure, host: HostSide
+        self,
+        domain: str,
+        record: IntentRecord,
+        link: GuestLink,
+        pressure: GuestPressure,
+        host: HostSide,
+        is_wanted: Callable[[], bool],
     ) -> None:
         self.domain = domain
         self.record = record
         self.link = link
         self.pressure = pressure
         self.host = host
+        self._is_wanted = is_wanted
         self._interrupt = Interrupt()
         self._refusal: Refusal | None = None
         #: Whether the guest may still be asked for something: by an earlier agent, or because a resize broke off.
@@ -199,6 +211,8 @@ class Resizer:
         if self.record.intent.gently:
             unforced = [Mechanism.APPLICATION, Mechanism.MEMORY_LIMIT]
             mechanisms = mechanisms.without(unforced, "only memory that lies idle is trimmed")
+            if self._is_wanted():
+                self._interrupt.ask(WANTED)
         self._taking = executor.taking = True
         try:
             down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)

@@ -31,7 +31,7 @@ from hostagent.state.intents import Before, Intent
 from tests.hostagent.fake_moves import NoMoves
 
 #: What no domain of the world has.
-NOT_HERE = (Mechanism.CPU_UNPLUG, Mechanism.DIMM, Mechanism.MEMORY_LIMIT)
+NOT_HERE = (Mechanism.COLD, Mechanism.CPU_UNPLUG, Mechanism.DIMM, Mechanism.MEMORY_LIMIT)
 
 
 class FakeHypervisor:

@@ -52,8 +52,10 @@ class Domain:
     liars: set[int] = field(default_factory=set)
     #: Share of time in which the guest's tasks wait for memory, per cent.
     stalled_percent: float = 0.0
-    #: Faults that waited for a disk since its boot; None: its agent does not say.
+    #: Since its boot: faults that waited for a disk, microseconds in which a task waited for memory; None: its agent
+    #: does not say.
     major_faults: int | None = None
+    stalled_us: int | None = None
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     #: Cores and memory that the persistent definition would start the domain with.
     starts_with: tuple[float, float] | None = None
@@ -452,6 +454,7 @@ class World:
                 "memory_some_avg10": d.stalled_percent,
                 "memory_full_avg10": d.stalled_percent / 2,
                 "cpu_some_avg10": 0.0,
+                "memory_some_total_us": d.stalled_us,
             },
             "major_faults": d.major_faults,
             "applications": [{"name": name, "resident_mib": mib} for name, mib in d.applications.items()],

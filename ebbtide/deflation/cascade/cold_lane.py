@@ -70,14 +70,14 @@ class ColdLane:
         self.freed_mib += event.freed_mib
         self._answered += 1
         self.job.accounts[Layer.COLD].say(event.reason)
-        if event.done:
+        # A guest that goes on promising without giving is not asked again and again.
+        if event.done or event.freed_mib < SMALLEST_STEP_MIB:
             self._end(event.now)
 
     def _begin(self, now: float, memory: MemoryLane) -> bool:
         """Reckon by the first reading of memory what free pages do not cover. False: it waits, or there is nothing."""
         guest, account = memory.guest, self.job.accounts[Layer.COLD]
-        if why := self.job.mechanisms.reason(Mechanism.COLD):
-            account.say(why)
+        if not self.job.mechanisms.has(Mechanism.COLD):
             self._end(now)
             return False
         if not memory.just_read or guest is None:

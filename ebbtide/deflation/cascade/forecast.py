@@ -167,8 +167,6 @@ def _tell_one(outcome: Outcome) -> str:
     if outcome.shortfall.is_zero():
         return text
     reasons = dict.fromkeys(
-        row.reason
-        for row in outcome.ledger
-        if row.reason and row.asked > row.verified and row.reason not in (NOT_ASKED, NOT_RECLAIMED)
+        row.reason for row in outcome.ledger if row.reason and row.asked > row.verified and row.reason != NOT_ASKED
     )
     return f"{text}; short of {outcome.shortfall}" + (f", because {'; '.join(reasons)}" if reasons else "")

@@ -75,7 +75,7 @@ def _ledger(
         )
         for layer, account in accounts.items()
         for component in COMPONENTS
-        if wanted[component] > TOLERANCE and (layer is not Layer.COLD or component == "memory_mib")
+        if wanted[component] > TOLERANCE and (layer is not Layer.COLD or _tells_of_cold(account, component))
     )
 
 
@@ -83,6 +83,11 @@ def _reason(account: LayerAccount, layer: Layer, component: str) -> str:
     if layer is Layer.APPLICATION and account.promised[component] == 0 < max(account.promised):
         return f"promised no {component}"
     return "; ".join(account.reasons)
+
+
+def _tells_of_cold(account: LayerAccount, component: str) -> bool:
+    """Whether the cold pages have a row: memory only, and nothing where the host does not have them go first."""
+    return component == "memory_mib" and bool(account.reasons or account.asked.memory_mib)
 
 
 def _sentence(

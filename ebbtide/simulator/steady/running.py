@@ -77,6 +77,8 @@ class Run:
         for row in range(first):
             if self._arrivals.departs_s[row] > plan.from_s:
                 self._arrive(row, plan.from_s)
+        for host in self._hosts.values():
+            host.learner.arrivals.clear()  # as an agent that starts: what it finds came long ago
         row, last, before, now_s = first, int(np.searchsorted(at_s, end_s)), Totals(), plan.from_s
         steps = max(int((end_s - plan.from_s) / LOOK_S), 1)
         for step in range(steps):

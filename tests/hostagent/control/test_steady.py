@@ -12,9 +12,9 @@ import pytest
 from ebbtide.deflation import trimming
 from hostagent.control import steady
 from hostagent.control.steady import Steady
-from hostagent.state.intents import Phase
+from hostagent.state.intents import Phase, Request
 from hostagent.state.journal import Journal
-from hostagent.vm.host import Host
+from hostagent.vm.host import Host, plan_all
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.doing import host_idle, reclaim
@@ -35,7 +35,7 @@ def idle_vms(two_vms: list[Domain]) -> list[Domain]:
     """low-1 and low-2 of 1024 MiB, nearly all of it available, whose guests count their faults."""
     for domain in two_vms:
         domain.cache_mib = 0.0
-        domain.major_faults = 0
+        domain.major_faults = domain.stalled_us = 0
     return two_vms
 
 
@@ -205,3 +205,25 @@ async def test_a_step_takes_only_what_the_guest_can_spare_and_asks_no_applicatio
     assert all(domain.limit_mib is None for domain in idle_vms)
     assert all(domain.cache_mib == 300.0 for domain in idle_vms)
     assert all(vm.intent.phase in (Phase.SETTLED, Phase.DEFLATING) for vm in host.vms.values())
+
+
+async def test_a_step_that_has_not_begun_to_take_gives_way_to_an_operation_that_waits_already(
+    client: Client, host: Host, idle_vms: list[Domain]
+) -> None:
+    vm = host.vms["low-1"]
+    async with vm.lock:
+        waits = asyncio.create_task(vm.lock.acquire())
+        await until(lambda: vm.lock.is_wanted)
+        target = vm.allocation().current.with_component("memory_mib", 900.0)
+        plan_all(host, {"low-1": target}, Request("steady-1", "reinflate", {"gently": True}, 0.0))
+        outcome = await host.resize_one(vm, 20.0)
+    assert "an operation waits for the VM" in outcome.sentence
+    assert idle_vms[0].bound_mib == 1024
+    await waits
+    assert not vm.lock.is_wanted
+    vm.lock.release()
+
+
+async def test_two_settings_at_once_are_both_kept(client: Client, host: Host) -> None:
+    await asyncio.gather(setting(client, enabled=True), setting(client, reserve_mib=64.0))
+    assert (host.journal.steady.enabled, host.journal.steady.reserve_mib) == (True, 64.0)

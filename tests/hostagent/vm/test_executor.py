@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ebbtide.messages.guest import Cpus, GuestStatus, Memory
+from ebbtide.deflation.cascade.instructions import ColdReclaimed, ReclaimCold
+from ebbtide.messages.guest import ColdFreed, Cpus, GuestStatus, Memory
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.vm import executor as module
@@ -103,3 +105,36 @@ async def test_a_quota_is_never_spread_over_vcpus_as_they_were_before_more_were_
     await executor.enforce_cpu(2.0, 4)
     assert sizes.quota is not None
     assert sizes.quota == pytest.approx((0.5, 2.06))
+
+
+class Reclaiming:
+    """A guest agent that makes cold pages free; None: until it is called off."""
+
+    def __init__(self, freed_mib: float | None) -> None:
+        self._freed_mib = freed_mib
+        self.calls: list[str] = []
+
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> ColdFreed:
+        self.calls.append(method)
+        if method == "cold.reclaim" and self._freed_mib is None:
+            await asyncio.Event().wait()
+        return ColdFreed(freed_mib=self._freed_mib or 0.0, done=True)
+
+
+async def test_a_guest_that_makes_cold_pages_free_hears_that_it_is_called_off() -> None:
+    link = Reclaiming(None)
+    executor = Executor("domain", Statistics((500, 1)), link, "request")  # type: ignore[arg-type]
+    task = asyncio.create_task(executor.carry_out(ReclaimCold(1, 5.0, 100.0)))
+    while not link.calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert link.calls == ["cold.reclaim", "cold.stop"]
+
+
+async def test_a_guest_cannot_have_made_more_free_than_it_was_asked_for() -> None:
+    executor = Executor("domain", Statistics((500, 1)), Reclaiming(1e6), "request")  # type: ignore[arg-type]
+    event = await executor.carry_out(ReclaimCold(1, 5.0, 100.0))
+    assert isinstance(event, ColdReclaimed)
+    assert (event.freed_mib, event.done) == (100.0, True)

@@ -84,6 +84,14 @@ def test_without_a_second_reading_or_with_an_old_one_nothing_is_taken() -> None:
     assert set(trimmer.steps(11.0, [TrimRow(vm())], 0.0, 1000.0)) == {"a"}
 
 
+def test_of_a_guest_that_does_not_count_its_stalls_or_its_faults_nothing_is_taken() -> None:
+    for reading in (replace(IDLE, some_total_us=None), replace(IDLE, major_faults=None)):
+        trimmer = Trimmer()
+        for now in (-10.0, 0.0):
+            trimmer.observe(now, "a", reading)
+        assert trimmer.steps(0.0, [TrimRow(vm())], 0.0, 1000.0) == {}
+
+
 def test_a_reboot_tells_nothing_of_the_time_before_it() -> None:
     trimmer, guest = Trimmer(), Guest()
     guest.speak(trimmer, 0.0)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ebbtide.deflation.cascade.cascade import Cascade
-from ebbtide.deflation.cascade.instructions import GuestReading, Measured, ReadGuest, ReclaimCold, Stopped, Unplug
+from ebbtide.deflation.cascade.instructions import (
+    ColdReclaimed,
+    GuestReading,
+    Measured,
+    ReadGuest,
+    ReclaimCold,
+    Stopped,
+    Unplug,
+)
 from ebbtide.deflation.cascade.mechanisms import Mechanism
 from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ResourceVector
@@ -72,3 +80,23 @@ def test_an_unplug_that_fell_short_meanwhile_is_tried_again_when_more_is_free() 
     )
     assert outcome.before.plugged_mib - outcome.after.plugged_mib > 90
     assert any(isinstance(one.instruction, ReclaimCold) for one in exchanges)
+
+
+def test_a_guest_that_gives_nothing_and_promises_more_is_not_asked_again() -> None:
+    vm = ModelVM(application_mib=64)
+    machine = Cascade(vm.bound, TARGET, 60.0, NO_OTHERS)
+    (read,) = machine.start(0)
+    reading = Measured(1, read.step, vm.bound, GuestReading((0, 1, 2, 3), (), 792, free_mib=0))
+    (cold,) = machine.handle(reading)
+    assert isinstance(cold, ReclaimCold)
+    after = machine.handle(ColdReclaimed(2, cold.step, 0.0, done=False))
+    assert [type(one) for one in after] == [ReadGuest], "it is unplugged without"
+
+
+def test_where_the_host_does_not_have_them_go_first_the_ledger_has_no_such_row() -> None:
+    vm = ModelVM(application_mib=64, cold_mib=500)
+    blocked = without(Layer.APPLICATION, Mechanism.MEMORY_LIMIT, Mechanism.COLD)
+    outcome, exchanges = run(Cascade(vm.bound, TARGET, 60.0, blocked), vm)
+    assert outcome.reached, outcome.sentence
+    assert Layer.COLD not in {row.layer for row in outcome.ledger}
+    assert not any(isinstance(one.instruction, ReclaimCold) for one in exchanges)
