@@ -32,7 +32,7 @@ _NS = 10**9
 
 def traced(state: Plan) -> Plan:
     """A new plan with its place in a trace: beneath what asks for it, if that has one."""
-    if not is_on() or state.trace:
+    if not is_on():
         return state
     context, above = begin_trace(_name(state))
     return state.having(trace=tuple(one.header() for one in (context, above) if one is not None))

@@ -102,6 +102,8 @@ class MovePlan(LifecyclePlan):
             stage=stage,
             waits_until_s=until_s,
             continues=True,
+            # Its span is its own.
+            trace=(),
         )
 
 

@@ -124,7 +124,10 @@ class Operation(Body):
         None, exclude_if=lambda reason: reason is None, description="failed or partial: why; left out otherwise"
     )
     trace_id: str | None = Field(
-        None, exclude_if=lambda trace: trace is None, description="of its trace, where spans of it are sent"
+        None,
+        pattern=r"^[0-9a-f]{32}$",
+        exclude_if=lambda trace: trace is None,
+        description="of its trace, where spans of it are sent; a host agent says it to those who gave it one",
     )
 
 

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -40,8 +41,8 @@ def check_tracing(wanted: bool, environ: Mapping[str, str] = os.environ) -> None
         if (protocol := environ.get(name, "") or "http/protobuf") != "http/protobuf":
             raise AccessError(f"{name} must be http/protobuf, but is {protocol[:80]!r}")
     for name in _ENDPOINTS:
-        if (url := environ.get(name, "")) and not url.startswith(("http://", "https://")):
-            raise AccessError(f"{name} must begin with http:// or https://, but is {url[:80]!r}")
+        if (url := environ.get(name, "")) and not _is_url(url):
+            raise AccessError(f"{name} must be http:// or https:// with a host, but is {url[:80]!r}")
 
 
 @contextlib.asynccontextmanager
@@ -79,6 +80,14 @@ async def exporting(wanted: bool, service: str, **resource: str) -> AsyncIterato
 def _allowed(environ: Mapping[str, str]) -> bool:
     disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return not disabled and environ.get("OTEL_TRACES_EXPORTER", "") != "none"
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
 
 
 def _is_there(module: str) -> bool:

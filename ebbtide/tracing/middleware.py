@@ -13,9 +13,14 @@ from ebbtide.tracing.spans import is_on, within
 
 @web.middleware
 async def trace_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Behind the one that knows the caller: nobody who is not let in has a trace, and no host adds to one of ours."""
+    """Behind the one that knows the caller: nobody who is not let in has a trace, and no host adds to one of ours.
+
+    Nor does a request that only reads.
+    """
+    if not is_on() or request.method in ("GET", "HEAD"):
+        return await handler(request)
     caller = request.get(PRINCIPAL)
-    if not is_on() or caller is None or caller.role is Role.AGENT:
+    if caller is None or caller.role is Role.AGENT:
         return await handler(request)
     with within(read_context(request.headers.get(HEADER))):
         return await handler(request)

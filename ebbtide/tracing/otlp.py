@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from typing import Final
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from opentelemetry.sdk.trace.sampling import Decision, Sampler
 from opentelemetry.trace import NonRecordingSpan, SpanKind, Status, StatusCode, TraceFlags
 
 from ebbtide.tracing.context import TraceContext
-from ebbtide.tracing.spans import PREFIX, Ended
+from ebbtide.tracing.spans import MOST_TEXT, PREFIX, Ended
 
 log = structlog.get_logger()
 
@@ -88,23 +89,34 @@ class OtlpRecorder:
     def samples(self, context: TraceContext, name: str) -> bool:
         """As ``OTEL_TRACES_SAMPLER`` says of the first span of a trace."""
         assert self._sampler is not None, "made with the first tracer"
-        decision = self._sampler.should_sample(None, context.trace_id, name).decision
-        return decision is Decision.RECORD_AND_SAMPLE
+        with self._complaining():
+            decision = self._sampler.should_sample(None, context.trace_id, name).decision
+            return decision is Decision.RECORD_AND_SAMPLE
+        return False
 
     def record(self, span: Ended) -> None:
         """Queue a span; never waits."""
         tracer = self._guests if span.in_guest else self._own
         self._ids.trace_id, self._ids.span_id = span.context.trace_id, span.context.span_id
-        made = tracer.start_span(
-            span.name,
-            _above(span.parent),
-            SpanKind[span.kind.name],
-            dict(span.attributes),
-            start_time=span.began_ns,
-        )
-        if span.failure:
-            made.set_status(Status(StatusCode.ERROR, span.failure))
-        made.end(max(span.ended_ns, span.began_ns))
+        with self._complaining():
+            made = tracer.start_span(
+                span.name,
+                _above(span.parent),
+                SpanKind[span.kind.name],
+                dict(span.attributes),
+                start_time=span.began_ns,
+            )
+            if span.failure:
+                made.set_status(Status(StatusCode.ERROR, span.failure[:MOST_TEXT]))
+            made.end(max(span.ended_ns, span.began_ns))
+
+    @contextlib.contextmanager
+    def _complaining(self) -> Iterator[None]:
+        """What the library, or a sampler of somebody's, raises ends nothing that is traced."""
+        try:
+            yield
+        except Exception as error:
+            self._library.warning("%s: %s", type(error).__name__, error)
 
     def close(self) -> None:
         """Send what waits; what cannot be sent is dropped."""

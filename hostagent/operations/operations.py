@@ -19,7 +19,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.metrics.totals import OPERATION_S, Distributions
-from ebbtide.tracing.spans import Span, logged
+from ebbtide.tracing.spans import Span, current, logged
 from ebbtide.tracing.spans import operation as tracing_operation
 from hostagent.errors import HostAgentError, RequestRefused
 
@@ -106,7 +106,8 @@ class Operations:
         )
         # Here, since what asked for it may have had its answer before the task begins.
         spanned = tracing_operation(f"operation {kind}", kind=kind, request_id=request_id, vm=vm or "", host=self._host)
-        if spanned.trace_id is not None:
+        # Said to those who gave a trace: managers of version 0.1 give none, and refuse an answer with such a field.
+        if spanned.trace_id is not None and current() is not None:
             operation = operation.model_copy(update={"trace_id": spanned.trace_id})
         record = self._records[request_id] = _Record(operation, body)
         while len(self._records) > REMEMBERED and next(iter(self._records.values())).ended.is_set():

@@ -32,8 +32,8 @@ from ebbtide.messages.guest import (
     Notice,
     cleaned,
 )
-from ebbtide.tracing.context import HEADER
-from ebbtide.tracing.spans import Kind, current, span
+from ebbtide.tracing.context import HEADER, TraceContext
+from ebbtide.tracing.spans import Kind, span
 from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 from hostagent.vm.guest_spans import record_guest
 
@@ -91,6 +91,8 @@ class GuestLink:
 
     async def run(self) -> None:
         """Keep the conversation up until cancelled."""
+        # It outlives the operation that began it, which later lines of the log are not to name.
+        structlog.contextvars.clear_contextvars()
         while True:
             # A hypervisor that does not say where the channel is may say so the next time.
             with contextlib.suppress(GuestUnreachable, HypervisorError, OSError):
@@ -115,8 +117,8 @@ class GuestLink:
         if not self.connected:
             raise GuestUnreachable(f"the guest agent of {self._vm} is not connected")
         try:
-            with span(f"call {method}", Kind.CLIENT, vm=self._vm):
-                said = _checked(answer, await self._exchange(method, params, limit_s))
+            with span(f"call {method}", Kind.CLIENT, vm=self._vm) as one:
+                said = _checked(answer, await self._exchange(method, params, limit_s, one.context))
         except TimeoutError:
             # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
             self.hang_up()
@@ -163,7 +165,10 @@ class GuestLink:
         self.connected = True
         self._on_hello(hello)
 
-    async def _exchange(self, method: str, params: Mapping[str, Any], limit_s: float) -> Any:
+    async def _exchange(
+        self, method: str, params: Mapping[str, Any], limit_s: float, above: TraceContext | None = None
+    ) -> Any:
+        """A call and its answer; the guest's part of it stands beneath the span `above`."""
         writer = self._writer
         if writer is None or writer.transport.get_write_buffer_size() > WRITE_BACKLOG:
             raise GuestUnreachable(f"the guest agent of {self._vm} does not read")
@@ -173,7 +178,7 @@ class GuestLink:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-        if (above := current()) is not None and above.sampled:
+        if above is not None:
             context = above.child()
             message[HEADER] = context.header()
             self._traced[number] = partial(record_guest, self._vm, method, above, context, time.time_ns())
@@ -215,7 +220,7 @@ class GuestLink:
         future = self._waiting.get(number) if isinstance(number, str) else None
         if future is None or future.done():
             return False
-        if (take := self._traced.pop(str(number), None)) is not None and "trace" in message:
+        if (take := self._traced.pop(number, None)) is not None and "trace" in message:
             take(message["trace"])
         if isinstance(error := message.get("error"), dict):
             if error.get("code") == HELLO_FIRST:

@@ -11,11 +11,13 @@ from ebbtide.deflation.cascade.instructions import (
     ApplicationAnswered,
     ApplicationReported,
     AskApplication,
+    ColdReclaimed,
     Event,
     Instruction,
     Measured,
     Outcome,
     PollApplication,
+    ReclaimCold,
     Throttle,
     Unplug,
 )
@@ -29,6 +31,7 @@ _LAYERS: Final[tuple[tuple[type[Instruction], Layer], ...]] = (
     (AskApplication, Layer.APPLICATION),
     (PollApplication, Layer.APPLICATION),
     (TellApplication, Layer.APPLICATION),
+    (ReclaimCold, Layer.COLD),
     (Unplug, Layer.GUEST),
     (Throttle, Layer.HYPERVISOR),
 )
@@ -108,6 +111,8 @@ def _answered(event: Event) -> dict[str, Value]:
             return {"promised": str(promised), "reason": reason}
         case ApplicationReported(relinquished=relinquished, done=done, reason=reason):
             return {"relinquished": str(relinquished), "done": done, "reason": reason}
+        case ColdReclaimed(freed_mib=freed_mib, done=done, reason=reason):
+            return {"freed_mib": freed_mib, "done": done, "reason": reason}
         case Told(reason=reason):
             return {"reason": reason}
     return {}

@@ -16,8 +16,9 @@ import hostagent.main as host_agent
 from ebbtide.lab.state import write_private
 from ebbtide.rest.errors import AccessError
 from ebbtide.tracing import spans
+from ebbtide.tracing.context import new_trace
 from ebbtide.tracing.exporting import check_tracing, exporting
-from ebbtide.tracing.spans import operation, span
+from ebbtide.tracing.spans import operation, span, within
 from tests.hostagent.waiting import until
 from tests.tracing.collector import collecting
 
@@ -70,8 +71,9 @@ def test_off_nothing_is_missed() -> None:
         ("OTEL_TRACES_EXPORTER", "jaeger", "must be otlp or none"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "must be http/protobuf"),
         ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "must be http/protobuf"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4317", "must begin with http:// or https://"),
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "file:///tmp", "must begin with http:// or https://"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4317", "must be http:// or https:// with a host"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:grpc", "must be http:// or https:// with a host"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "file:///tmp", "must be http:// or https:// with a host"),
     ],
 )
 def test_a_variable_that_asks_for_what_cannot_be_is_named(name: str, value: str, said: str) -> None:
@@ -117,6 +119,21 @@ async def test_service_resource_headers_and_sampler_are_as_the_environment_says(
             with operation("operation target") as one:
                 assert one.trace_id is None
         assert len(collector.spans) == 2
+
+
+async def test_a_sampler_that_breaks_leaves_spans_out_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*arguments: Any, **more: Any) -> Any:
+        raise RuntimeError("no sampling today")
+
+    async with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setattr("opentelemetry.sdk.trace.sampling.ParentBased.should_sample", breaks)
+        async with exporting(True, "ebb-manager"):
+            with operation("operation target") as one:
+                assert one.trace_id is None
+            with within(new_trace()), operation("operation target"), span("step"):
+                pass
+        assert not collector.spans
 
 
 async def test_what_waits_is_bounded_and_the_newest_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,36 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from ebbtide.tracing import spans
-from ebbtide.tracing.context import TraceContext, new_trace
+from ebbtide.tracing.context import new_trace
 from ebbtide.tracing.spans import MOST_CHILDREN, MOST_TEXT, NO_SPAN, Ended, operation, record_to, span, within
 from hostagent.vm.guest_spans import record_guest
-
-
-class Kept:
-    """Keeps what it is given."""
-
-    def __init__(self, samples: bool = True) -> None:
-        self.spans: list[Ended] = []
-        self._samples = samples
-
-    def samples(self, context: TraceContext, name: str) -> bool:
-        return self._samples
-
-    def record(self, span: Ended) -> None:
-        self.spans.append(span)
-
-
-@pytest.fixture
-def kept() -> Iterator[Kept]:
-    made = Kept()
-    record_to(made)
-    yield made
-    record_to(None)
+from tests.tracing.conftest import Kept
 
 
 def test_without_a_recorder_there_is_nothing_and_no_header() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from ebbtide.messages.guest import MAX_TEXT, CpusSet, GuestStatus, Hello, Notice, PressureNotice, RequestNotice
 from hostagent.errors import GuestRefused, GuestUnreachable
@@ -107,6 +108,23 @@ async def test_the_token_goes_through_the_channel(guest: Guest, link: GuestLink)
     await until(lambda: link.connected)
     assert len(guest.requests[0]["params"]["token"]) >= 32
     assert guest.requests[0]["params"]["vm"] == "low-1"
+
+
+async def test_the_log_of_a_conversation_names_no_operation_that_began_it(guest: Guest) -> None:
+    named: list[dict[str, Any]] = []
+
+    async def find() -> Path:
+        named.append(structlog.contextvars.get_contextvars())
+        return guest.path
+
+    made = GuestLink("low-1", find, lambda hello: None)
+    with structlog.contextvars.bound_contextvars(trace_id="of the operation"):
+        task = asyncio.create_task(made.run())
+        await until(lambda: made.connected)
+        assert structlog.contextvars.get_contextvars() == {"trace_id": "of the operation"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert named == [{}]
 
 
 async def test_an_answer_with_another_nonce_is_no_hello(guest: Guest, link: GuestLink) -> None:
