@@ -333,8 +333,11 @@ def test_machines_are_older_at_another_moment_and_have_room_sooner() -> None:
 
 
 def test_what_is_kept_does_not_grow_with_the_moments_at_which_it_is_asked_for() -> None:
-    fleet, match_cache = kept_of(300, fresh_s=5000.0)
-    for second in range(10, 40):
+    fleet, match_cache = kept_of(100, fresh_s=5000.0)
+    for number in range(1000, 1600):
+        fleet.put(f"m{number}", 8.0)
+        fleet.start(f"m{number}", Running(f"t{number}", 8.0, 0.0, 0.0, 35.0 if number % 2 else 110.0))
+    for second in range(10, 20):
         fleet.predictor.advance(float(second))
         for reach_s in (0.0, 30.0, 120.0):
             match_cache.within(2.0, 0.0, float(second), reach_s)
