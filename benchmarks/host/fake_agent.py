@@ -115,11 +115,12 @@ async def served(vms: int) -> AsyncIterator[Served]:
         child.start()
         run = Served(psutil.Process(child.pid))
         try:
-            async with asyncio.timeout(READY_S):
-                await ready.wait()
+            try:
+                async with asyncio.timeout(READY_S):
+                    await ready.wait()
+            except TimeoutError as error:
+                raise BenchmarkFailed(f"the agent has not reported {vms} guests within {READY_S:g} s") from error
             yield run
-        except TimeoutError as error:
-            raise BenchmarkFailed(f"the agent has not reported {vms} guests within {READY_S:g} s") from error
         finally:
             child.terminate()
             await asyncio.to_thread(child.join)

@@ -227,12 +227,6 @@ def _free(log: Log, on: Mapping[str, Sequence[Job]], name: str, at: float, but: 
     return places[bisect_right(places, at, key=lambda place: place[0]) - 1][1] - held
 
 
-def _last(log: Log, name: str, at: float) -> float:
-    """When the number of cores that held at a moment was set."""
-    places = log.cores[name]
-    return places[max(bisect_right(places, at, key=lambda place: place[0]) - 1, 0)][0]
-
-
 def _start(job: Job) -> float:
     return job.started_at if job.started_at is not None else float("inf")
 

@@ -87,12 +87,6 @@ class LibvirtHypervisor:
         self._sizes = LibvirtSizes(settings, self._connection, self._networks, self._agents)
         self._moves = LibvirtMoves(settings, self._connection, self._definitions)
         self._adoption = LibvirtAdoption(settings.host_id, self._connection, settings.adopted)
-        #: Whether QEMU's version was asked for since the connection was opened: another libvirtd may bring another one.
-        self._version_known = False
-        self._connection.on_open(self._forget_version)
-
-    def _forget_version(self, _connection: Any) -> None:
-        self._version_known = False
 
     @property
     def sizes(self) -> LibvirtSizes:
@@ -141,9 +135,6 @@ class LibvirtHypervisor:
         flags = libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
 
         def look(connection: Any) -> dict[str, DomainSummary]:
-            if not self._version_known:
-                self._moves.qemu_version = connection.getVersion()
-                self._version_known = True
             rows, taken = connection.getAllDomainStats(what, flags), self._adoption.names.names()
             ours = ((d, stats) for d, stats in rows if d.name().startswith(prefix) or d.name() in taken)
             return {d.name(): summary_of(d, stats) for d, stats in ours}

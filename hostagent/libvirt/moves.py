@@ -46,7 +46,12 @@ class LibvirtMoves:
         self._definitions = definitions
         #: As libvirt counts; 0: it has not been asked yet.
         self.qemu_version = 0
+        connection.on_open(self._ask_version)
         self._image = _fingerprint(settings.image_dir / "base.qcow2") if settings.migration_uri is not None else ""
+
+    def _ask_version(self, connection: Any) -> None:
+        """Runs in a pool thread. Another libvirtd may bring another QEMU."""
+        self.qemu_version = connection.getVersion()
 
     @property
     def address(self) -> MigrationAddress | None:

@@ -113,8 +113,8 @@ class MatchCache:
                 return band
         if found.waits is None:
             found.waits = fleet.waits_s(cores, memory_mib, now)
-            # Those of before reach as far as this one, or not so far.
-            found.bands = [band for band in found.bands if band.reach_at > now + wanted_s]
+        # This one is asked for in place of those of before that reach no further.
+        found.bands = [band for band in found.bands if band.moment == moment or band.reach_at > now + wanted_s]
         rows = np.flatnonzero(found.waits <= wanted_s)
         band = self.of(rows, fleet.room_at(cores, memory_mib, now, rows), cores, now, wanted_s)
         insort(found.bands, band, key=lambda one: one.reach_at)

@@ -332,6 +332,19 @@ def test_machines_are_older_at_another_moment_and_have_room_sooner() -> None:
     assert match_cache.within(2.0, 0.0, 1100.0, 7000.0) is not kept
 
 
+def test_what_is_kept_does_not_grow_with_the_moments_at_which_it_is_asked_for() -> None:
+    fleet, match_cache = kept_of(100, fresh_s=5000.0)
+    for number in range(1000, 1600):
+        fleet.put(f"m{number}", 8.0)
+        fleet.start(f"m{number}", Running(f"t{number}", 8.0, 0.0, 0.0, 35.0 if number % 2 else 110.0))
+    for second in range(10, 20):
+        fleet.predictor.advance(float(second))
+        for reach_s in (0.0, 30.0, 120.0):
+            match_cache.within(2.0, 0.0, float(second), reach_s)
+    (kept,) = match_cache._classes.values()
+    assert len(kept.bands) == 3
+
+
 @pytest.mark.parametrize("predicting", FORMS, ids=lambda options: f"{options.form}-{options.sized}-{options.fresh_s}")
 def test_worlds_have_what_can_go_stale(predicting: PredictorOptions) -> None:
     found = [decision for seed in range(3) for decision in live(seed, predicting, MatchOptions())]

@@ -29,6 +29,7 @@ SHORT: dict[str, dict[str, Any]] = {
     "matching": {"servers": 10, "machines": 6, "jobs": 3, "most_task_s": 3600},
     "deflation-cluster": {"sample_share": 1.0, "window_from_s": 3600, "window_until_s": 86_400},
     "preemption": {"sample_share": 1.0, "window_from_s": 3600, "window_until_s": 86_400},
+    "steady": {"sample_share": 1.0, "window_from_s": 3600, "window_until_s": 86_400},
     "harvest-series": {"servers": 6, "warm_up_s": 3600, "until_s": 86_400},
 }
 
