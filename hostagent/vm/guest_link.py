@@ -217,7 +217,9 @@ class GuestLink:
     def _answers(self, message: Mapping[str, Any]) -> bool:
         """Hand an answer to the call that waits for it; False if there is none."""
         number = message.get("id")
-        future = self._waiting.get(number) if isinstance(number, str) else None
+        if not isinstance(number, str):
+            return False
+        future = self._waiting.get(number)
         if future is None or future.done():
             return False
         if (take := self._traced.pop(number, None)) is not None and "trace" in message:

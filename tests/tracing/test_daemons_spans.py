@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from cluster_manager.execution.plan_spans import place_of, traced, with_follow_ups
-from cluster_manager.plans.migrations import start_migration
+from cluster_manager.plans.migrations import MigrationPlan, start_migration
 from cluster_manager.plans.plans import SpawnFollowUp
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.instructions import ColdReclaimed, Outcome, ReclaimCold
@@ -37,6 +37,7 @@ def test_a_plan_that_goes_on_with_what_is_left_has_a_span_of_its_own_beneath_the
     policy = PlacementPolicy.FIRST_FIT
     first = traced(start_migration("plan", request, spec_of("web"), "home", running=True, policy=policy))
     context = place_of(first)
+    assert isinstance(first, MigrationPlan)
     assert context is not None
     with within(context):
         (effect,) = with_follow_ups([SpawnFollowUp(first.continuation("away", "clear"))])
