@@ -19,7 +19,8 @@ from ebbtide.deflation.resources import ResourceVector
 from tests.unit.deflation.model_vm import Behaviour, ModelVM, run
 from tests.unit.deflation.strategies import runs
 
-NONE = Mechanisms().without([Mechanism.MEMORY_LIMIT], "no swap")
+#: A dry run has no cold pages made free, and no row of them.
+NONE = Mechanisms().without([Mechanism.MEMORY_LIMIT], "no swap").without([Mechanism.COLD], "off on this host")
 
 
 def present(vm: ModelVM, mechanisms: Mechanisms = NONE) -> Present:
