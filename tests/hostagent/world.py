@@ -457,6 +457,7 @@ class World:
                 "memory_some_total_us": d.stalled_us,
             },
             "major_faults": d.major_faults,
+            "cold_blocked": "",
             "applications": [{"name": name, "resident_mib": mib} for name, mib in d.applications.items()],
         }
 

@@ -91,10 +91,10 @@ class Case:
 
 #: What a run gives.
 METRICS: Final = (
-    *("goodput", "wasted_share", "idle_share", "kills", "kills_all", "failure_rate", "jobs", "jobs_measured"),
-    *("jobs_left", "jobs_refused", "refused_work_share", "offered_load", "big_core_h", "intervals_known"),
+    *("goodput", "wasted_share", "idle_share", "kills", "kills_all", "failure_rate", "jobs_measured"),
     *(f"kills_under_{hours:g}_h" for hours in SHORTER_H),
     *("intervals", "interval_mean_h", "interval_variation"),
+    *("jobs", "jobs_left", "jobs_refused", "refused_work_share", "offered_load", "big_core_h", "intervals_known"),
     *("wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p95_s", "wait_p99_s"),
     *("completion_mean_s", "slowdown_mean", "changes"),
 )

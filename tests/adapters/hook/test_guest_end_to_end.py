@@ -76,7 +76,8 @@ def test_a_deflation_goes_from_the_port_to_memcached_and_back(tmp_path: Path) ->
         def meminfo() -> None:
             available_mib = 600 - 100 - cache.rss_mib()
             (procfs / "meminfo").write_text(
-                f"MemTotal: {600 * 1024} kB\nMemAvailable: {int(available_mib * 1024)} kB\n"
+                f"MemTotal: {600 * 1024} kB\nMemFree: {int(available_mib * 1024)} kB\n"
+                f"MemAvailable: {int(available_mib * 1024)} kB\n"
             )
 
         meminfo()
