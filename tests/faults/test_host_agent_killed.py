@@ -44,7 +44,8 @@ async def agent(world: World, tmp_path: Path) -> AsyncIterator[AgentProcess]:
         yield made
 
 
-@pytest.mark.parametrize(("phase", "moment"), moments(cascade.Phase))
+# The host that is made believe has no cold pages go first, as a host agent has by default; no kill is staged there.
+@pytest.mark.parametrize(("phase", "moment"), moments(p for p in cascade.Phase if p is not cascade.Phase.CLEARING))
 async def test_an_agent_killed_at_each_state_of_a_deflation_ends_at_the_plan(
     world: World, agent: AgentProcess, phase: str, moment: str
 ) -> None:
