@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-KEPT = ROOT / "experiments" / "results"
+from kept_results import KEPT, ROOT, begin, placed
+
 PAGE = ROOT / "docs" / "research" / "cloudcoaster.md"
-BEGIN, END = "<!-- from here on: written by scripts/coaster_tables.py -->", "<!-- up to here -->"
+BEGIN = begin("coaster_tables.py")
 
 #: Mean and longest waits of short tasks on YH1 that Eagle's published simulator gave (epfl-labos/eagle), s.
 EAGLE = {"4000": (66.7, 1534), "3500": (164.6, 1712), "3350": (211.7, 1875), "3000": (457.2, 2309)}
@@ -158,8 +158,7 @@ def tables() -> Iterator[str]:
 
 def written(page: str) -> str:
     """The page with the tables in their place."""
-    head, rest = page.split(BEGIN)
-    return f"{head}{BEGIN}\n\n" + "\n".join(tables()) + f"\n\n{END}" + rest.split(END)[1]
+    return placed(page, BEGIN, tables())
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""Results of sweeps in experiments/results/*.json: written of what ``ebb sim run`` made, and compared seed by seed."""
+"""Results of sweeps in experiments/results/*.json: written of what ``ebb sim run`` made, compared seed by seed, and put
+into the pages that quote them.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "experiments" / "results"
@@ -17,8 +20,8 @@ BY_SEED = ("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_pe
 BY_SEED += ("goodput", "wasted_share", "kills", "failure_rate", "wait_p50_s", "wait_p90_s", "wait_p99_s", "intervals")
 BY_SEED += ("kills_under_1_h", "kills_under_5_h", "kills_under_30_h", "on_demand_cost", "wait_mean_h", "total_cost")
 MEAN, P90, NJCT = BY_SEED[:3]
-#: Of Student's t, by the number of seeds.
-T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 20: 2.093, 30: 2.045}
+#: Where what is written into a page ends.
+END = "<!-- up to here -->"
 
 
 def keep(directory: Path) -> None:
@@ -85,7 +88,7 @@ class Sweep:
         count = len(ours)
         without = np.array([(ours.sum() - a) / (theirs.sum() - b) for a, b in zip(ours, theirs, strict=True)])
         spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-        return float(ours.sum() / theirs.sum()), T[count] * spread
+        return float(ours.sum() / theirs.sum()), student(count) * spread
 
     def points(self, other: dict[str, Any], metric: str, **case: Any) -> tuple[float, float]:
         """The change of a share in points against another case, and half of its 95 % interval, seed by seed."""
@@ -100,7 +103,7 @@ class Sweep:
         count = len(ours)
         without = (ours.sum() - ours) / (theirs.sum() - theirs)
         spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-        return 100.0 * (float(ours.sum() / theirs.sum()) - 1.0), 100.0 * T[count] * spread
+        return 100.0 * (float(ours.sum() / theirs.sum()) - 1.0), 100.0 * student(count) * spread
 
     def values(self, name: str) -> list[Any]:
         """Of an axis, in order."""
@@ -117,7 +120,15 @@ class Sweep:
 
 
 def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
-    return float(values.mean()), T[len(values)] * float(values.std(ddof=1)) / math.sqrt(len(values))
+    """The mean, and half of its 95 % interval."""
+    count = len(values)
+    half = student(count) * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+    return float(values.mean()), half
+
+
+def student(count: int) -> float:
+    """Of Student's t, for the 95 % interval of the mean of so many."""
+    return float(stats.t.ppf(0.975, count - 1))
 
 
 def change(found: tuple[float, float]) -> str:
@@ -128,3 +139,52 @@ def change(found: tuple[float, float]) -> str:
 def part(found: tuple[float, float]) -> str:
     """A share with half of the interval."""
     return f"{found[0]:.2f} ± {found[1]:.2f}"
+
+
+# --- pages ---------------------------------------------------------------------------------------------------------
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def head(*cells: str) -> Iterator[str]:
+    yield row(*cells)
+    yield "|" + "---|" * len(cells)
+
+
+def begin(script: str) -> str:
+    """Where what a script writes into a page begins."""
+    return f"<!-- from here on: written by scripts/{script} -->"
+
+
+def placed(page: str, begin: str, lines: Iterable[str]) -> str:
+    """The page with these lines in their place."""
+    before, rest = page.split(begin)
+    text = "\n".join(lines).strip("\n")
+    return f"{before}{begin}\n\n{text}\n\n{END}{rest.split(END)[1]}"
+
+
+def sections(first: Callable[[], Iterator[str]], others: Mapping[str, Callable[[], Iterator[str]]]) -> Iterator[str]:
+    """The lines of a page.
+
+    :param others: sections by the results that they are made of; those without results are left out.
+    """
+    yield from first()
+    for name, section in others.items():
+        if (KEPT / f"{name}.json").exists():
+            yield ""
+            yield from section()
+
+
+def rewrite(page: Path, written: Callable[[str], str], arguments: Sequence[str]) -> None:
+    """Keep results, and write the page anew.
+
+    :param arguments: directories that ``ebb sim run`` wrote; a ``.json`` is kept as it is.
+    """
+    for argument in map(Path, arguments):
+        if argument.suffix == ".json":
+            (KEPT / argument.name).write_text(argument.read_text(encoding="utf-8"), encoding="utf-8")
+        else:
+            keep(argument)
+    page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -9,23 +9,29 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kept_results import KEPT, MEAN, NJCT, P90, ROOT, Sweep, change, interval, keep, part
+from kept_results import (
+    KEPT,
+    MEAN,
+    NJCT,
+    P90,
+    ROOT,
+    Sweep,
+    begin,
+    change,
+    head,
+    interval,
+    part,
+    placed,
+    rewrite,
+    row,
+    sections,
+)
 
 PAGE = ROOT / "docs" / "research" / "matching-simulated.md"
-BEGIN, END = "<!-- from here on: written by scripts/matcher_tables.py -->", "<!-- up to here -->"
-
-
-def row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def head(*cells: str) -> Iterator[str]:
-    yield row(*cells)
-    yield "|" + "---|" * len(cells)
+BEGIN = begin("matcher_tables.py")
 
 
 def aim(sweep: Sweep, base: dict[str, Any], live: dict[str, Any], best: dict[str, Any]) -> tuple[list[str], str]:
@@ -384,31 +390,10 @@ SECTIONS = {
 }
 
 
-def tables() -> Iterator[str]:
-    """The lines."""
-    yield from claims()
-    yield ""
-    for name, section in SECTIONS.items():
-        if (KEPT / f"{name}.json").exists():
-            yield from section()
-            yield ""
-
-
 def written(page: str) -> str:
     """The page with the tables in their place."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n" + "\n".join(tables()) + f"\n{END}" + rest.split(END)[1]
-
-
-def main(arguments: Sequence[str]) -> None:
-    for argument in arguments:
-        if argument.endswith(".json"):
-            text = Path(argument).read_text(encoding="utf-8")
-            (KEPT / Path(argument).name).write_text(text, encoding="utf-8")
-        else:
-            keep(Path(argument))
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return placed(page, BEGIN, sections(claims, SECTIONS))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    rewrite(PAGE, written, sys.argv[1:])

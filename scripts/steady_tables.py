@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 from coaster_tables import Sweep, keep
+from kept_results import begin, placed
 
 PAGE = Path(__file__).parents[1] / "docs" / "research" / "steady.md"
-BEGIN, END = "<!-- from here on: written by scripts/steady_tables.py -->", "<!-- up to here -->"
+BEGIN = begin("steady_tables.py")
 #: Metric, in words, digits, scale.
 ROWS = (
     ("at_once_share", "arrivals that fit at once, % of those offered", 1, 100.0),
@@ -49,8 +49,7 @@ def tables() -> Iterator[str]:
 
 def written(page: str) -> str:
     """The page with the table of the kept results."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n" + "\n".join(tables()) + f"\n\n{END}{rest.split(END)[1]}"
+    return placed(page, BEGIN, tables())
 
 
 if __name__ == "__main__":

@@ -6,17 +6,15 @@ python scripts/tasks_tables.py
 from __future__ import annotations
 
 import json
-import math
-import statistics
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
-from scipy import stats
+import numpy as np
+from kept_results import ROOT, begin, head, interval, placed, row
 
-REPO: Final = Path(__file__).parents[1]
-PAGE: Final = REPO / "docs/research/benchmarks.md"
-RESULTS: Final = REPO / "benchmarks/results"
-FIRST, LAST = "<!-- tasks: written by scripts/tasks_tables.py -->", "<!-- tasks: up to here -->"
+PAGE: Final = ROOT / "docs/research/benchmarks.md"
+RESULTS: Final = ROOT / "benchmarks/results"
+BEGIN: Final = begin("tasks_tables.py")
 KEYS: Final = ("preemptions", "lost_core_s", "mean_completion_s", "p90_completion_s")
 #: Rows of each file: side or scheme, and what it is; the first is what the others are held against.
 FILES: Final = {
@@ -31,52 +29,36 @@ FILES: Final = {
 }
 
 
-def half_width(values: list[float]) -> float:
-    """Of the 95 % interval of the mean, by Student's t."""
-    if len(values) < 2:
-        return math.nan
-    return float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def table(figures: dict[str, Any], rows: dict[str, str]) -> list[str]:
+def table(figures: dict[str, Any], rows: dict[str, str]) -> Iterator[str]:
     """Means over the runs; behind them the mean difference to the first row, pair by pair, with its interval."""
     base = next(iter(rows))
-    lines = [
-        "| | preemptions | work lost, core-s | mean completion, s | p90 completion, s |",
-        "|---|---|---|---|---|",
-    ]
+    yield from head("", "preemptions", "work lost, core-s", "mean completion, s", "p90 completion, s")
     for name, words in rows.items():
         cells = []
         for key in KEYS:
-            mine, theirs = figures[f"{name}_{key}"]["runs"], figures[f"{base}_{key}"]["runs"]
-            mean, other = statistics.mean(mine), statistics.mean(theirs)
-            cell = f"{mean:.1f}"
+            mine, theirs = (np.array(figures[f"{one}_{key}"]["runs"], np.float64) for one in (name, base))
+            cell = f"{mine.mean():.1f}"
             if name != base:
-                apart = [a - b for a, b in zip(mine, theirs, strict=True)]
-                cell += f" ({statistics.mean(apart) / other:+.1%} ± {half_width(apart) / other:.1%})"
+                mean, half = interval(mine - theirs)
+                cell += f" ({mean / theirs.mean():+.1%} ± {half / theirs.mean():.1%})"
             cells.append(cell)
-        lines.append(f"| {words} | {' | '.join(cells)} |")
-    return lines
+        yield row(words, *cells)
 
 
-def written() -> str:
+def tables() -> Iterator[str]:
     """All of it, of the files that there are."""
-    parts = []
     for name, rows in FILES.items():
         path = RESULTS / f"{name}.json"
         if path.exists():
             figures = json.loads(path.read_text())["figures"]
             runs = len(figures["own_preemptions"]["runs"])
-            parts += ["", f"`python -m benchmarks {name} --runs {runs}`:", "", *table(figures, rows)]
-    return "\n".join([*parts, "", ""])
+            yield from ("", f"`python -m benchmarks {name} --runs {runs}`:", "", *table(figures, rows))
 
 
-def page(text: str) -> str:
+def written(page: str) -> str:
     """The page with the tables as they are by the files."""
-    before, _, rest = text.partition(FIRST + "\n")
-    _, _, after = rest.partition(LAST)
-    return f"{before}{FIRST}\n{written()}{LAST}{after}"
+    return placed(page, BEGIN, tables())
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

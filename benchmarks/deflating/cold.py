@@ -78,7 +78,7 @@ def run(how: Pass) -> Figures:
 async def _measure(ground: BenchHost, how: Pass) -> Figures:
     found: dict[Case, list[dict[str, float]]] = {}
     spec = VMSpec(name="cold", nominal=Vector.of(NOMINAL), boot_memory_mib=BOOT_MIB)
-    async with running(ground) as agent:
+    async with running(ground, cold_first=True) as agent:
         vm = await start_vm(agent, spec)
         guest = await lab_link(ground.state.uri, vm.domain)
         try:

@@ -67,24 +67,26 @@ class BenchHost:
     def image_dir(self) -> Path:
         return paths.image_cache() / self.state.image
 
-    def settings(self) -> LibvirtSettings:
+    def settings(self, cold_first: bool = False) -> LibvirtSettings:
         return LibvirtSettings(
             host_id=self.host.id,
             uri=self.state.uri,
             accelerator=cast(Literal["kvm", "qemu"], self.state.accelerator),
             image_dir=self.image_dir,
             disk_dir=self.host.disk_dir,
+            cold_first=cold_first,
         )
 
-    def agent(self, opener: Callable[[str], Any] = libvirt.open) -> Agent:
+    def agent(self, opener: Callable[[str], Any] = libvirt.open, cold_first: bool = False) -> Agent:
         """An agent of this host in the running event loop; not started yet.
 
         :param opener: opens its connections to libvirt.
+        :param cold_first: whether cold pages may go first, which agents have off.
         """
         kind = self.state.accelerator
         part = Slice(self.host.id, self.host.url, self.host.capacity.vector(), kind, OVERHEAD_MIB[kind])
         journal = Journal(self.host.disk_dir.parent / "state")
-        return Agent(Host(part, LibvirtHypervisor(self.settings(), opener), journal), usable_boot_mib)
+        return Agent(Host(part, LibvirtHypervisor(self.settings(cold_first), opener), journal), usable_boot_mib)
 
 
 @contextlib.contextmanager
@@ -169,9 +171,9 @@ def room_mib(wanted_mib: float) -> float:
 
 
 @contextlib.asynccontextmanager
-async def running(ground: BenchHost) -> AsyncIterator[Agent]:
-    """An agent that works."""
-    agent = ground.agent()
+async def running(ground: BenchHost, cold_first: bool = False) -> AsyncIterator[Agent]:
+    """An agent that works; see `BenchHost.agent`."""
+    agent = ground.agent(cold_first=cold_first)
     await agent.start()
     try:
         yield agent

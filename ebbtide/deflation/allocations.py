@@ -21,8 +21,8 @@ class Priority(StrEnum):
 
 
 #: CPU shares per nominal core: who gets how much of a host whose CPUs are wanted by more than there are. A harvest VM's
-#: are nearly idle: beside a fixed VM of as many cores it has one per cent. Within the range
-#: that both control group versions have (libvirt: cpu_shares; Linux: cgroup-v2, cpu.weight).
+#: are nearly idle: beside a fixed VM of as many cores it has one per cent. Within the range that both control group
+#: versions have (libvirt: cpu_shares; Linux: cgroup-v2, cpu.weight).
 SHARES_PER_CORE: Final = {Priority.FIXED: 200, Priority.DEFLATABLE: 50, Priority.HARVEST: 2}
 MOST_SHARES: Final = 10_000
 

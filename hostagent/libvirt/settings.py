@@ -39,4 +39,4 @@ class LibvirtSettings:
     #: Whether emulated guests may leave without a command although this QEMU may harm them.
     migration_emulated: bool = False
     #: Whether cold pages of guests become free before memory is unplugged.
-    cold_first: bool = True
+    cold_first: bool = False

@@ -61,7 +61,7 @@ class HostFacts:
     #: Why vCPUs under a quota have no bursts; empty where they have.
     no_burst: str = ""
     #: Whether its VMs' cold pages become free first.
-    cold_first: bool = True
+    cold_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class _Domain:
         return [_Obstacle(f"the domain has no channel {CHANNEL} for the guest agent", fixes.channel(self.names))]
 
     def _cold(self) -> list[_Obstacle]:
-        return [] if self.facts.cold_first else [_Obstacle("off on this host", fixes.cold_first())]
+        return [] if self.facts.cold_first else [_Obstacle("off unless the host agent is told", fixes.cold_first())]
 
     @property
     def by_qemu_agent(self) -> bool:

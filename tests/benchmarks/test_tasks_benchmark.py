@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import runpy
 from pathlib import Path
 
 import pytest
@@ -100,10 +99,3 @@ def test_in_the_logs_that_are_kept_no_start_waited_for_anything_but_room() -> No
         assert {reason for job in log.jobs.values() for reason in job.reasons} <= {"None", "Resources"}
         assert not log.odd
         assert not tasks_log.wrong_victims(log, 1.0)
-
-
-def test_the_page_has_the_tables_that_follow_from_the_results() -> None:
-    made = runpy.run_path(str(Path(__file__).parents[2] / "scripts/tasks_tables.py"))
-    text = made["PAGE"].read_text()
-    assert made["page"](text) == text
-    assert made["page"](text.replace(" ± ", " ± 9")) == text

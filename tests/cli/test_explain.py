@@ -30,9 +30,9 @@ from hostagent.operations import mode_commands
 from hostagent.vm import guest_link
 from tests.manager.with_agent import Lab, lab_of
 
-#: A domain that has nothing, on a host that has nothing: every mechanism but bandwidth is blocked.
+#: A domain that has nothing, on a host that has nothing and forbids nothing: every mechanism but bandwidth is blocked.
 BARE = "<domain type='qemu' id='1'><name>ebb-host-a.low-1</name><memory unit='MiB'>1000</memory><vcpu>1</vcpu></domain>"
-NOTHING = HostFacts(swap_total_mib=0, swap_free_mib=0, cgroups="none", acpi_unplug="", qemu_version=7_002_000)
+NOTHING = HostFacts(0, 0, cgroups="none", acpi_unplug="", qemu_version=7_002_000, cold_first=True)
 
 
 @pytest.fixture(autouse=True)

@@ -73,7 +73,7 @@ async def has_all_layers_but_what_its_host_and_template_do_not_give(lab: Running
     """What the doctor says of a healthy guest of the lab."""
     found = await diagnosis(lab, name)
     expected = {
-        Mechanism.COLD: "off on this host",
+        Mechanism.COLD: "off unless the host agent is told",
         Mechanism.CPU_UNPLUG: NO_UNPLUG_EMULATED,
         Mechanism.DIMM: "the domain has no DIMM; virtio-mem gives the same in smaller steps",
         Mechanism.NETWORK: "the domain has no network interface",

@@ -69,6 +69,8 @@ class Domain:
     findings: list[list[Any]] = field(default_factory=list)
     #: Applications with adapters, by name, with their resident MiB.
     applications: dict[str, float] = field(default_factory=dict)
+    #: Of what is available, what is not free before it is reclaimed.
+    cold_mib: float = 0.0
     #: The most memory that it can be given while it runs; 0: what it has now.
     most_mib: float = 0.0
     #: What the guest is asked to have plugged, where it does not have that at once.
@@ -425,6 +427,7 @@ class World:
             "hello": self._hello,
             "status": self._status,
             "cpus.set": self._cpus_set,
+            "cold.reclaim": self._cold_reclaim,
             "application.deflate": self._deflate,
             "application.status": self._application_status,
             "application.reinflate": self._reinflate,
@@ -449,6 +452,7 @@ class World:
                 "reserve_mib": reserve,
                 "floor_mib": d.bound_mib - d.available_mib + reserve,
                 "unpluggable_mib": max(d.available_mib - reserve, 0.0),
+                "free_mib": max(d.available_mib - d.cold_mib, 0.0),
             },
             "pressure": {
                 "memory_some_avg10": d.stalled_percent,
@@ -460,6 +464,11 @@ class World:
             "cold_blocked": "",
             "applications": [{"name": name, "resident_mib": mib} for name, mib in d.applications.items()],
         }
+
+    def _cold_reclaim(self, d: Domain, params: Reply) -> Reply:
+        freed = min(params["memory_mib"], d.cold_mib)
+        d.cold_mib -= freed
+        return {"freed_mib": freed, "done": d.cold_mib == 0, "reason": ""}
 
     def _preemption(self, d: Domain, params: Reply) -> Reply:
         self.notices.append(params)

@@ -21,7 +21,7 @@ HEALTHY = f"""<domain type='kvm' id='7'>
 <vcpu placement='static'>4</vcpu>{VCPUS}</vcpus>
 <os><type arch='x86_64' machine='q35'>hvm</type></os>
 <devices>{CHANNEL}{BALLOON}{VIRTIO_MEM}{DIMM}{DISK}{INTERFACE}</devices></domain>"""
-FACTS = HostFacts(swap_total_mib=2048, swap_free_mib=2000, cgroups="v2", acpi_unplug="", qemu_version=7_002_000)
+FACTS = HostFacts(2048, 2000, cgroups="v2", acpi_unplug="", qemu_version=7_002_000, cold_first=True)
 
 
 def without(part: str) -> str:

@@ -223,7 +223,7 @@ CASES = [
     *((mechanism, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL) for mechanism in (M.APPLICATION, M.CPU_OFFLINE)),
     *((mechanism, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL) for mechanism in (M.VIRTIO_MEM, M.MEMORY_LIMIT)),
     (M.COLD, without(CHANNEL), FACTS, NO_CHANNEL, ADD_CHANNEL),
-    (M.COLD, HEALTHY, dataclasses.replace(FACTS, cold_first=False), "off on this host", COLD_FIRST),
+    (M.COLD, HEALTHY, dataclasses.replace(FACTS, cold_first=False), "off unless the host agent is told", COLD_FIRST),
     (M.APPLICATION, HEALTHY.replace("'connected'", "'disconnected'"), FACTS, NOT_CONNECTED, START_AGENT),
     (M.CPU_OFFLINE, SINGLE, FACTS, "the domain has one vCPU, which stays", SECOND_VCPU),
     (M.CPU_UNPLUG, SINGLE, FACTS, "the domain has one vCPU, which stays", SECOND_VCPU),

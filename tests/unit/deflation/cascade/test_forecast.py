@@ -20,7 +20,7 @@ from tests.unit.deflation.model_vm import Behaviour, ModelVM, run
 from tests.unit.deflation.strategies import runs
 
 #: A dry run has no cold pages made free, and no row of them.
-NONE = Mechanisms().without([Mechanism.MEMORY_LIMIT], "no swap").without([Mechanism.COLD], "off on this host")
+NONE = Mechanisms().without([Mechanism.MEMORY_LIMIT], "no swap").without([Mechanism.COLD], "off")
 
 
 def present(vm: ModelVM, mechanisms: Mechanisms = NONE) -> Present:

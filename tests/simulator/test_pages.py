@@ -1,0 +1,55 @@
+"""The tables on the site are those of the kept results."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "experiments" / "results"
+#: Scripts, and what they write.
+PAGES = ("matcher_tables", "interval_tables", "coaster_tables", "steady_tables", "tasks_tables")
+
+
+def made(script: str) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        return runpy.run_path(str(ROOT / "scripts" / f"{script}.py"))
+
+
+@pytest.mark.parametrize("script", PAGES)
+def test_the_tables_of_a_page_are_those_of_the_kept_results(script: str) -> None:
+    names = made(script)
+    page = names["PAGE"].read_text()
+    assert names["written"](page) == page
+
+
+@pytest.mark.parametrize("script", PAGES)
+def test_another_figure_in_a_page_would_be_seen(script: str) -> None:
+    names = made(script)
+    page = names["PAGE"].read_text()
+    begin = page.index(names["BEGIN"])
+    changed = page[:begin] + re.sub(r" ± (\d)", r" ± 9\1", page[begin:], count=1)
+    assert changed != page
+    assert names["written"](changed) == page
+
+
+@pytest.mark.parametrize("path", sorted(KEPT.glob("*.json")), ids=lambda path: path.stem)
+def test_each_kept_result_says_how_it_was_made(path: Path) -> None:
+    kept = json.loads(path.read_text())
+    file = re.match(r"ebb sim run (experiments/[\w-]+\.toml)", kept["command"])
+    assert file is not None
+    assert (ROOT / file[1]).exists()
+    assert re.fullmatch(r"[0-9a-f]{40}", kept["commit"].partition("+")[0])
+    assert len(kept["seeds"]) >= 3
+
+
+def test_matching_is_compared_over_ten_seeds() -> None:
+    for name in made("matcher_tables")["SECTIONS"].keys() - {"calibration"}:
+        if (KEPT / f"{name}.json").exists():
+            assert json.loads((KEPT / f"{name}.json").read_text())["seeds"] == list(range(1, 11))
