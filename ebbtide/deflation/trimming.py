@@ -151,7 +151,8 @@ class Trimmer:
 
         A VM without a reading younger than `pressure.STALE_S` is left alone.
 
-        :param rows: all VMs of the host that are to be watched; what is known of others is forgotten.
+        :param rows: all VMs of the host, also those that nobody has asked lately: what is known of others is forgotten,
+            how long they are to be left alone with it.
         :param free_mib: what the host has free.
         :param reserve_mib: what it is to have free.
         :returns: sizes to reach, by name; no VM goes below its minimum or, by this, above its nominal size.

@@ -150,7 +150,7 @@ class Steady:
         watched = [vm for vm in host.resizable() if _may_give(vm) and (filling or vm.deflated)]
         if watched:
             await asyncio.gather(*(self._ask(vm) for vm in watched))
-            await self._step(watched)
+            await self._step()
 
     async def _watch_arrivals(self) -> None:
         """Take in what has come since the last look: VMs that are charged and were not."""
@@ -177,7 +177,7 @@ class Steady:
             said, at = vm.pressure.said
             self._trimmer.observe(at, vm.name, said.pressure_reading())
 
-    async def _step(self, watched: list[ManagedVM]) -> None:
+    async def _step(self) -> None:
         host = self._host
         async with host.claimed(0.0) as claim:
             await host.sample()
@@ -185,7 +185,7 @@ class Steady:
                 return
             # In one turn of the loop with the plan: no other operation counts on this room.
             quiet = all(vm.intent.phase in (Phase.SETTLED, Phase.STOPPED) for vm in host.vms.values())
-            rows = [_row(vm, vm in claim.vms, quiet) for vm in watched if host.holds(vm)]
+            rows = [_row(vm, vm in claim.vms, quiet) for vm in host.resizable()]
             steps = self._trimmer.steps(_now(), rows, host.free().memory_mib, host.reserve_mib)
             request_id = f"{STEADY}{uuid.uuid4().hex[:12]}"
             body = {"request_id": request_id, "deadline_s": STEP_LIMIT_S, "gently": True}

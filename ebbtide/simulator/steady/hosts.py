@@ -193,7 +193,7 @@ class SimulatedHost:
                 self._live(vm)
                 reading = vm.guest.reading(vm.allocation.current.memory_mib)
                 self.trimmer.observe(now_s, vm.allocation.name, reading)
-        rows = [TrimRow(vm.allocation, not vm.pressed, not vm.pressed) for vm in watched]
+        rows = [TrimRow(vm.allocation, not vm.pressed, not vm.pressed) for vm in self._guests()]
         for name, step in self.trimmer.steps(now_s, rows, free_mib, self.reserve_mib).items():
             more = step.memory_mib - self.vms[name].allocation.current.memory_mib
             self.totals.given_back_mib += max(more, 0.0)

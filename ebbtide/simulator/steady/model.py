@@ -50,7 +50,7 @@ class SteadyModel:
     """VMs of a trace on as many hosts as make the wished demand for memory."""
 
     name: Final = "steady"
-    version: Final = 2
+    version: Final = 3
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:

@@ -144,6 +144,29 @@ def test_a_guest_whose_hot_part_grows_is_given_memory_before_others_are_trimmed(
     assert one.allocation.current.memory_mib > size
 
 
+def test_a_guest_that_missed_its_memory_is_left_alone_also_if_it_lacked_nothing_meanwhile() -> None:
+    full = filled(STEADY, asked_mib=4096.0)
+    for look in range(1, 100):
+        full.look(look * LOOK_S)
+    one = full.vms["0"]
+    assert one.guest is not None
+    one.guest.hot_mib = one.allocation.current.memory_mib - one.guest.reserve_mib - 20.0
+    full.look(1000.0)
+    one.guest.hot_mib = 2048.0
+    full.leave(1001.0, "3")
+    full.look(1010.0)
+    assert not any(vm.deflated for vm in full.vms.values())
+    full.look(1020.0)
+    assert full.take(1022.0, vm("new", low=False, memory_mib=6000.0), None) == 0.0
+    for now in range(1030, 1060, 10):
+        full.look(now)
+    assert not one.deflated, "it rests for a minute"
+    assert full.vms["1"].deflated
+    for now in range(1060, 1100, 10):
+        full.look(now)
+    assert one.deflated
+
+
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
