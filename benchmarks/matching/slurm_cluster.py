@@ -59,7 +59,7 @@ MessageTimeout=10
 SlurmdTimeout={slurmd_timeout_s}
 SchedulerParameters=sched_min_interval=0,batch_sched_delay=0,bf_interval=1,bf_min_prio_reserve=4294967000
 {nodes}
-PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP
+PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP LLN={least_loaded}
 {more}
 """
 #: When a job's room is free again stands in slurmctld's log, why it waits in sched.log, what became of it in jobs.txt.
@@ -85,9 +85,19 @@ class SlurmCluster:
     :param telling: its log says of each job why it waits.
     """
 
-    def __init__(self, nodes: int = 4, cores: int = 4, slurmd_timeout_s: int = 10, telling: bool = False) -> None:
+    def __init__(
+        self,
+        nodes: int = 4,
+        cores: int = 4,
+        slurmd_timeout_s: int = 10,
+        *,
+        telling: bool = False,
+        least_loaded: bool = False,
+    ) -> None:
         self.names = [f"n{number:0{len(str(nodes))}}" for number in range(1, nodes + 1)]
         self._telling = telling
+        #: Jobs go to the nodes with the most idle CPUs, not to the first ones.
+        self._least_loaded = least_loaded
         self.cores = cores
         self._slurmd_timeout_s = slurmd_timeout_s
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -167,6 +177,7 @@ class SlurmCluster:
                 slurmd_timeout_s=self._slurmd_timeout_s,
                 nodes="\n".join(nodes),
                 names=",".join(self.names),
+                least_loaded="YES" if self._least_loaded else "NO",
                 more=TELLING.format(directory=directory) if self._telling else "",
             )
         )

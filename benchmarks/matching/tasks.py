@@ -1,6 +1,7 @@
-"""`tasks`: the same tasks and core changes on two real Slurm clusters, matched by us and as Slurm itself chooses.
+"""`tasks`: the same tasks and core changes on real Slurm clusters, matched by us and as Slurm itself chooses.
 
-On both sides tasks are sleeps that may be begun again, who must make room when cores go is found by the same function,
+Slurm chooses twice: the first nodes that have room (`own`, its default), and the least loaded ones (`spread`). On all
+sides tasks are sleeps that may be begun again, who must make room when cores go is found by the same function,
 and a task that was broken off is submitted anew and keeps its place in the line. The core changes are a replay, not
 deflations of guests. All figures come from the logs of the slurmctlds, which are kept.
 """
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -28,7 +29,7 @@ import structlog
 
 from benchmarks.figures import Figure, Figures, ratios
 from benchmarks.matching.slurm_cluster import USER, SlurmCluster
-from benchmarks.matching.tasks_log import completed_at, excerpt, lost_core_s, read, waits
+from benchmarks.matching.tasks_log import completed_at, excerpt, lost_core_s, read, settle, waits
 from benchmarks.matching.tasks_replay import (
     CORES,
     LIMIT_S,
@@ -53,9 +54,14 @@ from ebbtide.matcher.predict.predictor import Predictor
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
 
 QUICK_TASKS, QUICK_WITHIN_S = 8, 10.0
-#: So many pairs run at the same time; both sides of a pair always do, so that they have the same machine.
+#: So many runs go on at the same time; all sides of a run always do, so that they have the same machine.
 AT_ONCE: Final = 5
 PERIOD_S: Final = 1.0
+#: What the matched side is held against.
+BASES: Final = {
+    "own": "Slurm's own choice in the same run",
+    "spread": "Slurm's choice of the least loaded in the same run",
+}
 _FORK: Final = multiprocessing.get_context("fork")
 #: Clusters come up one after another: so many daemons at once do not find free ports.
 _COMING_UP: Final = _FORK.Lock()
@@ -106,21 +112,23 @@ class Side(Protocol):
 
 
 def run(how: Pass) -> Figures:
-    """Pairs of both sides, each with another plan."""
+    """All sides, with another plan in each run."""
     many, within_s = (QUICK_TASKS, QUICK_WITHIN_S) if how.quick else (TASKS, WITHIN_S)
     kept: dict[str, list[str]] = {name: [] for name in SIDES}
-    with ProcessPoolExecutor(2 * AT_ONCE, _FORK) as processes:
-        # Both sides of a pair begin one after the other, so they run beside each other.
-        running: list[tuple[int, str, Future[str]]] = [
-            (number, name, processes.submit(one_side, name, number, many, within_s))
+    with ProcessPoolExecutor(len(SIDES) * AT_ONCE, _FORK) as processes:
+        # The sides of a run begin one after the other, so they run beside each other.
+        running: dict[Future[str], tuple[int, str]] = {
+            processes.submit(one_side, name, number, many, within_s): (number, name)
             for number in range(how.runs)
-            for name in (SIDES if number % 2 == 0 else reversed(SIDES))
-        ]
-        for number, name, future in running:
+            for name in (*list(SIDES)[number % len(SIDES) :], *list(SIDES)[: number % len(SIDES)])
+        }
+        # What is written first cannot be lost with what fails later.
+        for future in as_completed(running):
+            if how.output is not None:
+                keep(how.output, running[future][1], running[future][0], future.result())
+        for future, (number, name) in running.items():
             text = future.result()
             kept[name].append(text)
-            if how.output is not None:
-                keep(how.output, name, number, text)
             result = result_of(text, plan_for(number, many, within_s))
             how.report(
                 f"run {number}, {name}: {result.preemptions} preemptions, {result.lost_core_s:.0f} core-seconds lost, "
@@ -139,7 +147,9 @@ def one_side(name: str, number: int, many: int, within_s: float) -> str:
     # A long SlurmdTimeout: no node may come to be mistrusted in the middle by registering (docs/reference/tasks.md).
     with contextlib.ExitStack() as stack:
         with _COMING_UP:
-            cluster = stack.enter_context(SlurmCluster(MACHINES, CORES, slurmd_timeout_s=600, telling=True))
+            cluster = stack.enter_context(
+                SlurmCluster(MACHINES, CORES, slurmd_timeout_s=600, telling=True, least_loaded=name == "spread")
+            )
         plan = plan_for(number, many, within_s)
         replay = Replay(plan)
         asyncio.run(SIDES[name](cluster, plan, replay, name))
@@ -163,6 +173,7 @@ def result_of(text: str, plan: Plan) -> Result:
     """What the log says of a run."""
     began = float(json.loads(text.partition("\n")[0].removeprefix("# "))["began"])
     log = read(text, CORES)
+    settle(log, {arrival.name: arrival.duration_s for arrival in plan.arrivals})
     ended = completed_at(log)
     return Result(
         sum(job.killed for job in log.started),
@@ -195,11 +206,12 @@ def figures_of(kept: Mapping[str, Sequence[str]], many: int = TASKS, within_s: f
         rows = {name: [value(one) for one in runs] for name, runs in results.items()}
         for name, row in rows.items():
             figures[f"{name}_{key}"] = Figure.over(row, unit, of)
-        if "wait_with_room" not in key and all(rows["own"]):
-            same = "Slurm's own choice in the same run"
-            figures[f"{key.removesuffix('_s')}_ratio"] = Figure.over(
-                ratios(rows["matched"], rows["own"]), "ratio", same
-            )
+        if "wait_with_room" in key:
+            continue
+        for base, words in BASES.items():
+            if all(rows[base]):
+                name = f"{key.removesuffix('_s')}_ratio" + ("" if base == "own" else f"_to_{base}")
+                figures[name] = Figure.over(ratios(rows["matched"], rows[base]), "ratio", words)
     return figures
 
 
@@ -307,4 +319,4 @@ class _OwnChoice:
         return await asyncio.to_thread(self._cluster.command, *argv)
 
 
-SIDES: Final[dict[str, Side]] = {"matched": matched, "own": own}
+SIDES: Final[dict[str, Side]] = {"matched": matched, "own": own, "spread": own}

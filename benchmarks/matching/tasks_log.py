@@ -143,7 +143,8 @@ def read(text: str, most_cores: int) -> Log:
         elif (found := _CORES.search(said)) is not None:
             log.cores[found[1]].append((at, int(found[2])))
         elif (found := _REASON.search(said)) is not None:
-            if job(found[1]).eligible_at is not None:
+            # Two files with times in milliseconds: what was said in that of the release may be of before it.
+            if (eligible_at := job(found[1]).eligible_at) is not None and at > eligible_at:
                 job(found[1]).reasons.add(found[2])
         else:
             log.odd.append(line)
@@ -202,12 +203,22 @@ def lost_core_s(log: Log) -> float:
     return sum((_end(one) - _start(one)) * one.cores for one in log.started if one.killed)
 
 
+def settle(log: Log, durations_s: Mapping[str, float]) -> None:
+    """Count as completed who was ended after its time was over: Slurm had not heard of its end yet.
+
+    :param durations_s: by the names of tasks.
+    """
+    for one in log.started:
+        if not one.completed and _end(one) - _start(one) >= durations_s[_task(one)]:
+            one.state = "COMPLETED"
+
+
 def completed_at(log: Log) -> dict[str, float]:
     """When each task came to its end, by the name of its jobs without their number (``LABEL.TASK...``)."""
     found: dict[str, float] = {}
     for one in log.started:
         if one.completed:
-            found.setdefault(one.name.split(".")[1], _end(one))
+            found.setdefault(_task(one), _end(one))
     return found
 
 
@@ -225,6 +236,10 @@ def _free(log: Log, on: Mapping[str, Sequence[Job]], name: str, at: float, but: 
     held = sum(o.cores for o in on.get(name, ()) if o is not but and _start(o) <= at < _freed(o))
     places = log.cores[name]
     return places[bisect_right(places, at, key=lambda place: place[0]) - 1][1] - held
+
+
+def _task(job: Job) -> str:
+    return job.name.split(".")[1]
 
 
 def _start(job: Job) -> float:
