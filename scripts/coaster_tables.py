@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kept_results import KEPT, ROOT, begin, placed
+from kept_results import KEPT, ROOT, begin, placed, without_places
 
 PAGE = ROOT / "docs" / "research" / "cloudcoaster.md"
 BEGIN = begin("coaster_tables.py")
@@ -30,7 +30,8 @@ def keep(directory: Path) -> None:
 
     results = load(directory)
     meta = results.meta
-    kept = {name: meta[name] for name in ("name", "command", "version", "commit", "seeds", "settings")}
+    kept = {name: meta[name] for name in ("name", "version", "commit", "seeds", "settings")}
+    kept["command"] = without_places(str(meta["command"]))
     kept["inputs"] = {name: given["sha256"] for name, given in meta["inputs"].items()}
     kept["cases"] = [
         case

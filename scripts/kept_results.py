@@ -31,7 +31,7 @@ def keep(directory: Path) -> None:
     results = load(directory)
     meta = results.meta
     kept = {name: meta[name] for name in ("name", "version", "commit", "seeds", "settings")}
-    kept["command"] = " ".join(_without_places(str(meta["command"]).split()))
+    kept["command"] = without_places(str(meta["command"]))
     kept["inputs"] = {name: given["sha256"] for name, given in meta["inputs"].items()}
     cases = []
     for case in results.cases():
@@ -51,14 +51,16 @@ def keep(directory: Path) -> None:
     (KEPT / f"{meta['name']}.json").write_text(text, encoding="utf-8")
 
 
-def _without_places(words: list[str]) -> Iterator[str]:
-    """What was run, wherever its results were put and with however many processes."""
-    skipped = False
+def without_places(command: str) -> str:
+    """What was run, wherever its file was and its results were put, and with however many processes."""
+    words = iter(command.split())
+    kept = []
     for word in words:
-        if skipped or word in ("--results", "--workers"):
-            skipped = not skipped
-            continue
-        yield word
+        if word in ("--results", "--workers"):
+            next(words)
+        else:
+            kept.append(f"experiments/{Path(word).name}" if word.endswith(".toml") else word)
+    return " ".join(kept)
 
 
 def _short(value: float) -> float | None:

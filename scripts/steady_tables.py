@@ -54,5 +54,5 @@ def written(page: str) -> str:
 
 if __name__ == "__main__":
     for directory in sys.argv[1:]:
-        keep(Path(directory))  # as it was called: take the places of your machine out of its command
+        keep(Path(directory))
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
