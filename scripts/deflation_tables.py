@@ -68,7 +68,14 @@ def claims() -> Iterator[str]:
         "four applications lose less than 30 % in many cases",
         "one resource at a time: Fig. 5a and 5b",
         "",
-        "not run: no guest here holds SpecJBB or Spark, and a disk cannot be throttled alike",
+        "not run: no benchmark takes all three at once",
+    )
+    yield row(
+        "Table 1: memcached, JVM, web servers and Spark give resources themselves",
+        "own changes to each",
+        "ready adapters for all four, their programs unchanged",
+        "",
+        "met ([adapters](../reference/adapters.md))",
     )
     yield from _memory()
     yield from _cpu()
@@ -102,13 +109,13 @@ def claims() -> Iterator[str]:
         ("Fig. 6d: RNN at 50 %", "25 % longer; 25 % less than with preemption"),
         ("Fig. 7b: CNN's throughput during 30 minutes at 50 %", "20 % less; 20 % more than with preemption"),
     ):
-        yield row(claim, paper, "", "", "not run: BigDL and its data are not there")
+        yield row(claim, paper, "", "", "not run: needs BigDL")
     yield row(
         "Fig. 7a: ALS deflated earlier or later",
         "self is faster until 30 % of the job are done",
         "",
         "",
-        "not run: jobs of seconds, in which a restart costs more than all of it (benchmarks.md)",
+        "not run: in jobs of seconds a restart costs more than all that it could save",
     )
     yield from _host()
     if (ROOT / "experiments/results/fig8c.json").exists():
@@ -118,35 +125,27 @@ def claims() -> Iterator[str]:
 def _memory() -> Iterator[str]:
     found = Benchmark("memory")
     claim = "Fig. 5a: hits of memcached with less memory, the application not asked"
-    paper = "50 %: hypervisor 20 % less; OS better up to 40 %, then killed; both as the better one"
+    paper = "at 50 % 20 % less by the hypervisor; OS level better up to 40 %, then killed; both together the better one"
     if not found.figures:
         yield row(claim, paper, "", found.command, "not run")
         return
-    cells = []
-    for share in (20, 40, 50):
-        parts = []
-        for way in ("hypervisor", "os", "both"):
-            got = found.value(f"{way}_{share}_reached")
-            short = f", reached {got:.0%} of it" if got < 0.98 else ""
-            parts.append(f"{way} {found.text(f'{way}_{share}')}{short}")
-        cells.append(f"{share} %: {', '.join(parts)}")
-    loss = 1 - found.value("hypervisor_50")
-    one = "met" if abs(loss - 0.2) <= 0.05 else f"missed (hypervisor loses {loss:.0%})"
-    yield row(claim, paper, "; ".join(cells), found.command, f"{one}; OS level stops before memcached is killed")
+    hypervisor, both = (found.value(f"{way}_50") for way in ("hypervisor", "both"))
+    here = f"at 50 % {1 - hypervisor:.0%} less by the hypervisor, {1 - both:.0%} by both; OS level: below"
+    word = "met" if abs(hypervisor - 0.8) <= 0.05 else "missed"
+    better = "met" if both >= max(hypervisor, 0.8) else "missed"
+    yield row(claim, paper, here, found.command, f"hypervisor {word} (5 points); both {better}")
 
 
 def _cpu() -> Iterator[str]:
     found = Benchmark("cpu")
-    ways = ("quota", "off_lining", "both")
-    cells = [f"{share} %: {', '.join(found.text(f'{way}_{share}') for way in ways)}" for share in (25, 50, 75)]
     better = all(found.value(f"off_lining_{share}") < found.value(f"quota_{share}") for share in (25, 50, 75))
     yield row(
         "Fig. 5b: a parallel compile with less CPU",
         "OS level up to 22 % better than the hypervisor's; both: 30 % less at 75 %",
-        f"times as long by quota, by CPUs off line, by both: {'; '.join(cells)}",
+        f"at 75 % {found.text('quota_75')} times as long by quota, {found.text('both_75')} by both",
         found.command,
-        f"direction {'met' if better else 'missed'}; size not comparable: four emulated CPUs hinder each other on two "
-        "cores, so that fewer of them are even faster",
+        f"direction {'met' if better else 'missed'}; sizes not comparable: four emulated CPUs hinder each other on two "
+        "cores",
     )
 
 
@@ -179,6 +178,67 @@ def _host() -> Iterator[str]:
         f"64 VMs take {found.text('side_by_side_64_vms')} of the time of one",
         found.command,
         "met" if found.value("side_by_side_64_vms") <= 1.5 else "missed",
+    )
+
+
+# --- benchmarks ------------------------------------------------------------------------------------------------------
+
+
+def guests() -> Iterator[str]:
+    """What guests and groups gave with less memory and CPU."""
+    found = Benchmark("memory")
+    if found.figures:
+        yield from (
+            "## Memory by layer (Fig. 5a)",
+            "",
+            f"`make bench NAME=memory`: {found.figures['both_50']['of']}.",
+            "",
+        )
+        yield from head("memory taken", "hypervisor", "OS level", "of it reached", "both", "of it reached")
+        for share in (20, 40, 50):
+            cells = [found.text(f"hypervisor_{share}")]
+            for way in ("os", "both"):
+                cells += [found.text(f"{way}_{share}"), found.text(f"{way}_{share}_reached")]
+            yield row(f"{share} %", *cells)
+        yield ""
+    found = Benchmark("cpu")
+    yield from (
+        "## CPU by layer (Fig. 5b)",
+        "",
+        "`make bench NAME=cpu`: times as long as undeflated in the same run.",
+        "",
+    )
+    yield from head("CPU taken", "quota", "CPUs off line", "both")
+    for share in (25, 50, 75):
+        yield row(f"{share} %", *(found.text(f"{way}_{share}") for way in ("quota", "off_lining", "both")))
+    yield ""
+    yield from _hits()
+
+
+def _hits() -> Iterator[str]:
+    found = Benchmark("memcached")
+    yield from (
+        "## Memcached with its application (Fig. 5c)",
+        "",
+        "`make bench NAME=memcached`: hits with the application to those by the hypervisor's limit alone, in pairs,",
+        "by the reads a second that the disk gives; 4 kB values, Zipf .99.",
+        "",
+    )
+    reads = {"native": "as the disk is", "10000": "10,000", "5000": "5,000", "500": "500"}
+    yield from head("memory left", *reads.values(), "misses stored, 5,000", "hit ratio", "ideal LRU")
+    for share in (75, 50, 37, 25):
+        key = f"application_to_hypervisor_zipf_4k_{share}"
+        ratios = [found.text(f"{key}_{cap}", 1) for cap in (*reads, "5000_stores")]
+        ratio, ideal = (found.value(f"application_zipf_4k_{share}_5000_{what}") for what in ("hit_ratio", "ideal_lru"))
+        yield row(f"{share} %", *ratios, f"{ratio:.3f}", f"{ideal:.3f}")
+    other = [found.text(f"application_to_hypervisor_{kind}_50_5000", 1) for kind in ("zipf_1k", "uniform_4k")]
+    kept = [found.value(f"application_zipf_4k_50_5000{which}_of_full") for which in ("", "_stores")]
+    yield from (
+        "",
+        f"At 50 % and 5,000 reads/s: 1 kB values {other[0]}, uniform keys {other[1]}. With the application",
+        f"{kept[0]:.2f} of the rate at full size is kept, {kept[1]:.2f} where misses are fetched and stored; nothing",
+        f"is swapped in. 1 GiB is taken in {found.text('shrink_seconds', 1)} s, with a p99 of single gets of",
+        f"{found.text('shrink_during_get_p99_ms', 1)} ms meanwhile, {found.text('shrink_idle_get_p99_ms', 1)} ms idle.",
     )
 
 
@@ -325,12 +385,19 @@ def fig8d() -> Iterator[str]:
         yield row(f"{over:g}", *cells, f"{_apart(sweep, over):.1%}")
 
 
+def first() -> Iterator[str]:
+    """What stands in every page."""
+    yield from claims()
+    yield ""
+    yield from guests()
+
+
 SECTIONS = {"fig8c": fig8c, "fig8d": fig8d}
 
 
 def written(page: str) -> str:
     """The page with the tables in their place."""
-    return placed(page, BEGIN, sections(claims, SECTIONS))
+    return placed(page, BEGIN, sections(first, SECTIONS))
 
 
 if __name__ == "__main__":
