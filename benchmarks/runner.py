@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.caches import memcached
-from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, memory, throughput
+from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, throughput
 from benchmarks.engines import jvm, spark
 from benchmarks.figures import Figures, document
 from benchmarks.host.bench_host import terminable
@@ -29,7 +29,6 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "simulator": simulator.run,
     "cascade": cascade.run,
     "cpu": cpu.run,
-    "memory": memory.run,
     "burst": burst.run,
     "throughput": throughput.run,
     "latency": latency.run,

@@ -99,11 +99,11 @@ async def _measure(ground: BenchHost, how: Pass, size_mib: float, swap_mib: int,
         vm = await start_vm(agent, VMSpec(name="latency", nominal=Vector.of(nominal), boot_memory_mib=size_mib // 2))
         guest = await lab_link(ground.state.uri, vm.domain)
         try:
-            await grow_cache(guest, size_mib)
+            await _grow_cache(guest, size_mib)
             async with driven(vm) as driver:
                 for number in range(how.runs):
                     for asked, share in found:
-                        seconds = await fill_cache(guest, size_mib)
+                        seconds = await _fill(guest, size_mib)
                         outcome = await _take(driver, size_mib * (1 - share), asked)
                         await driver.give_back()
                         found[asked, share].append(outcome)
@@ -150,17 +150,17 @@ async def _take(driver: VMDriver, memory_mib: float, asked: bool) -> Outcome:
     return await driver.take(ResourceVector(cpu_cores=VCPUS, memory_mib=memory_mib), means)
 
 
-async def grow_cache(guest: LabLink, size_mib: float, filled: float = FILLED) -> None:
-    """Let memcached hold what is to be filled: a share of the VM's memory. Raises BenchmarkFailed."""
-    limit_mib = int(size_mib * filled * ROOM)
+async def _grow_cache(guest: LabLink, size_mib: float) -> None:
+    """Let memcached hold what is to be filled."""
+    limit_mib = int(size_mib * FILLED * ROOM)
     answer = await in_guest(guest, f"printf 'cache_memlimit {limit_mib}\\r\\nquit\\r\\n' | busybox nc 127.0.0.1 11211")
     if "OK" not in answer:
         raise BenchmarkFailed(f"memcached does not take a limit of {limit_mib} MiB: {answer.strip()}")
 
 
-async def fill_cache(guest: LabLink, size_mib: float, filled: float = FILLED) -> float:
-    """Store what is missing; returns the seconds it took. Raises BenchmarkFailed."""
-    count = int(size_mib * filled * 2**20 / VALUE_BYTES)
+async def _fill(guest: LabLink, size_mib: float) -> float:
+    """Store what is missing; returns the seconds it took."""
+    count = int(size_mib * FILLED * 2**20 / VALUE_BYTES)
     program = filler(count).replace("'", "'\"'\"'")
     began_s = time.perf_counter()
     there = int(await in_guest(guest, f"python3 -S -c '{program}'"))
