@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,16 @@ KEPT = ROOT / "experiments" / "results"
 BY_SEED = ("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "cost_total")
 BY_SEED += ("goodput", "wasted_share", "kills", "failure_rate", "wait_p50_s", "wait_p90_s", "wait_p99_s", "intervals")
 BY_SEED += ("kills_under_1_h", "kills_under_5_h", "kills_under_30_h", "on_demand_cost", "wait_mean_h", "total_cost")
+BY_SEED += ("low_preempted_share", "low_rejected_share", "high_rejected_share", "preempted_vms_share")
+BY_SEED += ("preemptions_per_day", "deflated_vm_h_share", "taken_core_h_per_day", "back_median_s", "not_back_share")
+BY_SEED += ("work_lost_core_h_per_day", "moves_per_day", "moved_gib_per_day")
 MEAN, P90, NJCT = BY_SEED[:3]
 #: Where what is written into a page ends.
 END = "<!-- up to here -->"
 
 
-def keep(directory: Path) -> None:
-    """Keep a sweep."""
+def keep(directory: Path, metrics: Collection[str] = ()) -> None:
+    """Keep a sweep, or these of its metrics."""
     from ebbtide.simulator.experiments import load
 
     results = load(directory)
@@ -39,7 +42,7 @@ def keep(directory: Path) -> None:
         for name, value in case.items():
             rows &= results.columns[name] == value
         order = np.argsort(results.columns["seed"][rows])
-        values = {name: results.columns[name][rows][order] for name in results.metrics}
+        values = {name: results.columns[name][rows][order] for name in metrics or results.metrics}
         found = {name: [_short(x) for x in column] for name, column in values.items() if name in BY_SEED}
         found |= {name: _short(float(column.mean())) for name, column in values.items() if name not in BY_SEED}
         cases.append(
@@ -179,14 +182,15 @@ def sections(first: Callable[[], Iterator[str]], others: Mapping[str, Callable[[
             yield from section()
 
 
-def rewrite(page: Path, written: Callable[[str], str], arguments: Sequence[str]) -> None:
+def rewrite(page: Path, written: Callable[[str], str], arguments: Sequence[str], metrics: Collection[str] = ()) -> None:
     """Keep results, and write the page anew.
 
     :param arguments: directories that ``ebb sim run`` wrote; a ``.json`` is kept as it is.
+    :param metrics: what of a directory is kept; default: all.
     """
     for argument in map(Path, arguments):
         if argument.suffix == ".json":
             (KEPT / argument.name).write_text(argument.read_text(encoding="utf-8"), encoding="utf-8")
         else:
-            keep(argument)
+            keep(argument, metrics)
     page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

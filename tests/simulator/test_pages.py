@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "experiments" / "results"
 #: Scripts, and what they write.
-PAGES = ("matcher_tables", "interval_tables", "coaster_tables", "steady_tables", "tasks_tables")
+PAGES = ("matcher_tables", "interval_tables", "coaster_tables", "steady_tables", "tasks_tables", "deflation_tables")
 
 
 def made(script: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def test_another_figure_in_a_page_would_be_seen(script: str) -> None:
     names = made(script)
     page = names["PAGE"].read_text()
     begin = page.index(names["BEGIN"])
-    changed = page[:begin] + re.sub(r" ± (\d)", r" ± 9\1", page[begin:], count=1)
+    changed = page[:begin] + re.sub(r" (±|to) (\d)", r" \1 9\2", page[begin:], count=1)
     assert changed != page
     assert names["written"](changed) == page
 
