@@ -55,9 +55,14 @@ class Plugged:
         return self.virtio_mib + sum(self.dimms_mib)
 
     @property
+    def requested_mib(self) -> float:
+        """What the guest is asked to have of virtio-mem."""
+        return _mib(self.device, "target/requested")
+
+    @property
     def allowed_mib(self) -> float:
         """What the guest may have at any moment: all that it has, and all that it has been given."""
-        return max(self.virtio_mib, _mib(self.device, "target/requested")) + sum(self.dimms_mib)
+        return max(self.virtio_mib, self.requested_mib) + sum(self.dimms_mib)
 
     def whole_blocks(self, amount_mib: float) -> float:
         """So much of an amount as virtio-mem can be asked for."""
@@ -110,7 +115,11 @@ async def bring(connection: LibvirtConnection, domain: str, goal_mib: float, lim
     :raises HypervisorError: libvirt refused, or the domain has nothing that can be plugged.
     """
     until = time.monotonic() + limit_s
+    # What is told from now on may not be in what is read.
+    connection.told_of(domain).clear()
     held = Plugged.of(await _live(connection, domain))
+    if goal_mib == held.total_mib == held.allowed_mib and held.device is not None:
+        return ""
     if goal_mib < held.total_mib:
         return await _shrink(connection, domain, held, goal_mib, until)
     return await _grow(connection, domain, held, goal_mib, until)
@@ -165,21 +174,25 @@ async def _bring_device(
         return Plugged.of(await _live(connection, domain)).virtio_mib
 
     told = connection.told_of(domain)
-    told.clear()
-    await connection.adjust(domain, lambda found: _ask_for(found, held, goal_mib))
+    if held.requested_mib != goal_mib:
+        await connection.adjust(domain, lambda found: _ask_for(found, held, goal_mib))
     try:
         left_s = max(until - time.monotonic(), 0.0)
         # QEMU tells libvirt of a size once a second at most, so that looking more often shows nothing new.
         reason = await settled(size, goal_mib, "virtio-mem", left_s, told, held.virtio_mib)
     except asyncio.CancelledError:
-        await _request(connection, domain, await size())
+        await request(connection, domain, await size())
         raise
     if reason:
-        await _request(connection, domain, await size())
+        await request(connection, domain, await size())
     return reason
 
 
-async def _request(connection: LibvirtConnection, domain: str, size_mib: float) -> None:
+async def request(connection: LibvirtConnection, domain: str, size_mib: float) -> None:
+    """Ask the guest for this size of its virtio-mem device, without waiting for it.
+
+    :raises HypervisorError: libvirt refused, or there is no device.
+    """
     await connection.adjust(
         domain, lambda found: _ask_for(found, Plugged.of(ElementTree.fromstring(found.XMLDesc())), size_mib)
     )
