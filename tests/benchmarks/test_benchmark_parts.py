@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,7 +270,7 @@ def test_latencies_are_compared_under_the_same_cap_and_neither_is_always_first()
 
 
 def test_what_two_guests_need_of_the_cores_stands_beside_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     turns = neighbours.Turns(
         alone=[neighbours.Deflated(4.0, 4.0)],
         both=[neighbours.Deflated(6.0, 10.0)],
