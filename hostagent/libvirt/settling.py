@@ -11,7 +11,7 @@ from typing import Final
 
 #: How often a moving balloon or memory device is looked at: at first soon, since small steps are quick, then less
 #: often; and after how long without progress we give up.
-FIRST_LOOK_S: Final = 0.02
+FIRST_LOOK_S: Final = 0.05
 LOOK_S: Final = 0.2
 STALLED_S: Final = 4.0
 #: The same for a device that tells when it has moved: events can be lost.

@@ -42,6 +42,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, CpusSet, GuestAmounts, GuestStatus
 from hostagent.errors import DomainGone, GuestRefused, GuestUnreachable, HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import DomainSizes, HostSideReading
+from hostagent.libvirt.settling import load_factor
 from hostagent.vm.guest_link import GuestLink
 
 #: A guest that does not say its state within this has none that we could use.
@@ -57,10 +58,11 @@ KERNEL_LOOK_S = 0.1
 #: For so long a balloon driver is waited for that is to say what came of a step, in seconds.
 DRIVER_SPEAKS_S = 4.0
 #: How often a guest that gives memory is asked how much it has left, in seconds: at first soon, then less often; and
-#: after how long without progress the host is waited for instead.
+#: after how long without progress, on an idle machine, the host is waited for instead.
 SAID_LOOK_S = 0.1
+SAID_LOOK_GROWTH = 1.5
 SAID_MOST_LOOK_S = 0.5
-SAID_STALLED_S = 1.5
+SAID_STALLED_S = 2.0
 #: After this, in seconds, a call of the hypervisor that failed is tried once more.
 RETRY_S = 1.0
 
@@ -322,12 +324,13 @@ class Executor:
         if total_mib is None:
             return False
         self.asked_for_more = True
+        stalled_s = SAID_STALLED_S * await asyncio.to_thread(load_factor)
         least_mib, moved_at, pause_s = math.inf, _now(), SAID_LOOK_S
         try:
             await self._sizes.ask_plugged(self._domain, plugged_mib)
-            while _now() < until and _now() - moved_at <= SAID_STALLED_S:
+            while _now() < until and _now() - moved_at <= stalled_s:
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 1.5, SAID_MOST_LOOK_S)
+                pause_s = min(pause_s * SAID_LOOK_GROWTH, SAID_MOST_LOOK_S)
                 status = await guest_status(self._link, brief=True, limit_s=self._status_limit_s)
                 if status is None:
                     return False
