@@ -247,7 +247,7 @@ def _memory_is_taken_by_fresh_readings_only(exchanges: list[Exchange]) -> None:
     for exchange in exchanges:
         latest, wanted = exchange.known, 0.0
         match exchange.instruction:
-            case Unplug(plugged_mib=float(plugged)):
+            case Unplug(plugged_mib=float(plugged)) if plugged < exchange.before.plugged_mib:
                 assert latest is not None
                 assert latest.bound is not None, "a step is reckoned from a bound that was read"
                 # As it truly is: the host may not have heard yet of what the guest has given.
