@@ -22,6 +22,9 @@ def bench(
         int, typer.Option(min=1, help="Measurements of each thing; under 5, nothing to quote.")
     ] = LEAST_RUNS,
     quick: Annotated[bool, typer.Option("--quick", help="Small and short, not to quote.")] = False,
+    vm_mib: Annotated[
+        float | None, typer.Option(min=1024, help="Size of the large VM of `latency`; default: half of the host.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """Run benchmarks and write NAME.json with medians, each a ratio within one run."""
@@ -29,7 +32,7 @@ def bench(
         raise typer.BadParameter(f"there is no benchmark {name}; there are {', '.join(ALL)}")
     results = []
     with Steps() as steps:
-        how = Pass(runs=runs, quick=quick, report=steps, output=output)
+        how = Pass(runs=runs, quick=quick, report=steps, output=output, vm_mib=vm_mib)
         for chosen in [name] if name is not None else ALL:
             steps(f"running {chosen}")
             results.append(run(chosen, how))

@@ -1,7 +1,9 @@
 """The operations of a deflation without an agent: plain libvirt-python and guest calls, and the same waits.
 
 What the agent's own time is held against: no intent is written, nothing is read before or after a step; a device is
-looked at often enough that the wait is the device's own time.
+looked at often enough that the wait is the device's own time. Where the agent took the guest's word that it has given a
+step, so does this. A guest is asked no more often than the agent asks it: under emulation each answer takes time from
+what the guest has to do.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from typing import Any
 
 from benchmarks.figures import BenchmarkFailed
 from benchmarks.host.recorder import Step
+from ebbtide.deflation.cascade.cascade import POLL_S
+from ebbtide.deflation.cascade.memory_lane import SLACK_MIB
 from ebbtide.lab.guest_link import channel_path
 from ebbtide.lab.services import open_libvirt
-from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, CpusSet
+from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, CpusSet, GuestStatus
 from hostagent.libvirt.libvirt_hypervisor import GUEST_CHANNEL
 from hostagent.libvirt.libvirt_readings import limit_cpu
+from hostagent.vm.executor import SAID_LOOK_GROWTH, SAID_LOOK_S, SAID_MOST_LOOK_S
 from hostagent.vm.guest_link import GuestLink
 
 LOOK_S = 0.02
@@ -40,6 +45,8 @@ class Bare:
         self._connection = connection
         self._domain = domain
         self._link = link
+        #: What is plugged by the guest's word; None: as libvirt says.
+        self._plugged_at_mib: float | None = None
 
     async def replay(self, steps: Sequence[Step]) -> float:
         """Carry out what was recorded, in its order; returns the seconds it took.
@@ -51,6 +58,8 @@ class Bare:
         for step in steps:
             if "." in step.name:
                 await self._in_guest(step, request_id)
+            elif step.name == "ask_plugged":
+                await self._given(step.arguments[0])
             else:
                 await asyncio.to_thread(self._resize, step)
         return time.perf_counter() - began_s
@@ -71,7 +80,39 @@ class Bare:
             report = await self._link.call("application.status", params, ApplicationRelease, GUEST_LIMIT_S)
             if report.state != "running":
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
+
+    async def _given(self, goal_mib: float) -> None:
+        """A step of plugged memory that the agent took the guest's word for."""
+        if self._plugged_at_mib is None:
+            self._plugged_at_mib = await asyncio.to_thread(self._plugged_mib)
+        until_mib = await self._total_mib() - (self._plugged_at_mib - goal_mib) + SLACK_MIB
+        await asyncio.to_thread(self._plug, goal_mib)
+        moved_s, least_mib, pause_s = time.monotonic(), float("inf"), SAID_LOOK_S
+        await asyncio.sleep(pause_s)
+        while (total_mib := await self._total_mib()) > until_mib:
+            if total_mib < least_mib:
+                moved_s, least_mib = time.monotonic(), total_mib
+            elif time.monotonic() - moved_s > STALLED_S:
+                raise Stalled(f"the guest did not say that it has given all but {goal_mib:g} MiB")
+            pause_s = min(pause_s * SAID_LOOK_GROWTH, SAID_MOST_LOOK_S)
+            await asyncio.sleep(pause_s)
+        self._plugged_at_mib = goal_mib
+
+    async def _total_mib(self) -> float:
+        return (await self._link.call("status", {"brief": True}, GuestStatus, GUEST_LIMIT_S)).memory.total_mib
+
+    def _plug(self, size_mib: float) -> None:
+        import libvirt
+
+        device = _device(self._domain.XMLDesc())
+        requested = device.find("target/requested")
+        if requested is None:
+            raise BenchmarkFailed("the domain has no virtio-mem device")
+        requested.set("unit", "KiB")
+        requested.text = str(round(size_mib * 1024))
+        xml = ElementTree.tostring(device, encoding="unicode")
+        self._domain.updateDeviceFlags(xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
     def _resize(self, step: Step) -> None:
         import libvirt
@@ -83,14 +124,9 @@ class Bare:
             self._domain.setMemoryFlags(round(size * 1024), live)
             self._wait(self._balloon_mib, size)
         elif step.name == "set_plugged":
-            device = _device(self._domain.XMLDesc())
-            requested = device.find("target/requested")
-            if requested is None:
-                raise BenchmarkFailed("the domain has no virtio-mem device")
-            requested.set("unit", "KiB")
-            requested.text = str(round(size * 1024))
-            self._domain.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), live)
+            self._plug(size)
             self._wait(self._plugged_mib, size)
+            self._plugged_at_mib = None
         else:
             # The agent made up for what a device did not give, which it does not do in every turn.
             raise Stalled(f"{step.name} cannot be done bare")

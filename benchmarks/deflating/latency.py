@@ -4,19 +4,26 @@ The VM is half of the host's memory, or as much as is free. memcached holds FILL
 50 % of its memory; with the application, its cache is made smaller first, as in the cascade; without, it is not asked,
 so that only what the guest has idle can be unplugged and the rest has to go to swap through the limit that swap backs
 (on a host without swap: a file for the time of the benchmark). Where that falls short, the seconds are those of what
-was reached, and the share that was reached is given.
+was reached, and the share that was reached is given. The largest share is also taken with the VM's reads from swap
+capped, as a cloud's volumes are, and by virtio-mem alone from the same guest while its cache is empty.
 
-Between two deflations the VM gets its size back and what was evicted is stored again.
+Between two deflations the VM gets its size back, what is in swap is read back (otherwise the next deflation would move
+memory that the one before has left there), and what was evicted is stored again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import (
+    MOUNT_SHM,
     RESERVE_MIB,
     BenchHost,
     bench,
@@ -27,7 +34,8 @@ from benchmarks.host.bench_host import (
     running,
     start_vm,
 )
-from benchmarks.host.swapfile import swap
+from benchmarks.host.confined import reads_capped
+from benchmarks.host.swapfile import bring_back, swap
 from benchmarks.host.vm_driver import VMDriver, driven
 from benchmarks.passes import Pass
 from ebbtide.deflation.cascade.instructions import Outcome
@@ -36,11 +44,17 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.lab.guest_link import LabLink
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
+from hostagent.limits.footprints import qemu_pid
 from hostagent.running import OVERHEAD_MIB
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 FILLED = 0.6
+#: Of an idle guest's memory: so much is touched and freed again before virtio-mem takes it alone.
+TOUCHED = 0.7
 SMALLEST_MIB = 1024.0
+#: Reads a second that the VM may do from the disk of the swap: as many as the disk gives, and capped.
+NATIVE = 0
+CAPS = (5_000, 500)
 VALUE_BYTES = 64 * 1024
 PORT = 11211
 #: memcached's limit above what is stored: values share chunks of fixed sizes.
@@ -73,70 +87,134 @@ print(there)
 """
 
 
+@dataclass(frozen=True, order=True)
+class Case:
+    """One way to take memory: the share of it, whether the application is asked, reads a second from swap."""
+
+    share: float
+    asked: bool
+    reads_s: int = NATIVE
+
+    @property
+    def end(self) -> str:
+        """As the names of its figures end."""
+        return f"{self.share:.0%}".replace("%", "") + (f"_{self.reads_s}_reads" if self.reads_s else "")
+
+    @property
+    def name(self) -> str:
+        return f"{'with' if self.asked else 'without'}_application_{self.end}"
+
+
+@dataclass
+class Found:
+    """The outcomes of all cases, a value a run, and of virtio-mem alone on a guest whose cache is empty."""
+
+    cases: dict[Case, list[Outcome]]
+    alone: list[Outcome] = field(default_factory=list)
+
+
+def cases(quick: bool) -> list[Case]:
+    """In the order of one run. Of two that are compared, which comes first changes with the share."""
+    shares = SHARES[2::2] if quick else SHARES
+    capped = [(shares[-1], reads_s) for reads_s in (CAPS[:1] if quick else CAPS)]
+    return list(_both([*((share, NATIVE) for share in shares), *capped]))
+
+
+def _both(kinds: list[tuple[float, int]]) -> Iterator[Case]:
+    for number, (share, reads_s) in enumerate(kinds):
+        for asked in (True, False) if number % 2 == 0 else (False, True):
+            yield Case(share, asked, reads_s)
+
+
 def run(how: Pass) -> Figures:
     """Raises BenchmarkFailed, EbbError or LabError."""
-    half = psutil.virtual_memory().total / 2**20 / 2
+    half = how.vm_mib or psutil.virtual_memory().total / 2**20 / 2
     overhead = max(OVERHEAD_MIB.values())
     size_mib = min(half, room_mib(half + overhead) - overhead, *((SMALLEST_MIB,) if how.quick else ())) // 128 * 128
     if size_mib < SMALLEST_MIB:
         needs_mib = SMALLEST_MIB + overhead + RESERVE_MIB
         raise BenchmarkFailed(f"a VM of {SMALLEST_MIB:g} MiB needs {needs_mib:g} MiB of free memory")
     capacity = ResourceVector(cpu_cores=VCPUS, memory_mib=size_mib + overhead)
-    with (
-        bench(capacity, how.report) as ground,
+    with bench(capacity, how.report) as ground:
         # Not in the lab's own directory, which goes with the lab: what a killed benchmark left must be found again.
-        swap(ground.lab.directory.with_suffix(".swap"), int(size_mib), how.report) as swap_mib,
-    ):
-        return run_async(_measure(ground, how, size_mib, swap_mib, half))
+        place = ground.lab.directory.with_suffix(".swap")
+        with swap(place, int(size_mib), how.report) as swap_mib:
+            found = run_async(_measure(ground, how, size_mib, place))
+    conditions = (
+        f"a VM of {size_mib:g} MiB, {VCPUS} vCPUs, {FILLED:.0%} of it in memcached, {swap_mib} MiB of swap, "
+        f"host of {psutil.virtual_memory().total / 2**20:.0f} MiB"
+    )
+    return figures(found, conditions)
 
 
-async def _measure(ground: BenchHost, how: Pass, size_mib: float, swap_mib: int, half_mib: float) -> Figures:
-    shares = SHARES[2::2] if how.quick else SHARES
-    found: dict[tuple[bool, float], list[Outcome]] = {(asked, share): [] for share in shares for asked in (True, False)}
+async def _measure(ground: BenchHost, how: Pass, size_mib: float, place: Path) -> Found:
+    found = Found({case: [] for case in cases(how.quick)})
+    largest = max(case.share for case in found.cases)
     nominal = ResourceVector(cpu_cores=VCPUS, memory_mib=size_mib)
     async with running(ground) as agent:
         # Enough of it can be unplugged; the floor of boot memory keeps the guest's kernel.
         vm = await start_vm(agent, VMSpec(name="latency", nominal=Vector.of(nominal), boot_memory_mib=size_mib // 2))
         guest = await lab_link(ground.state.uri, vm.domain)
         try:
-            await _grow_cache(guest, size_mib)
+            await in_guest(guest, f"{MOUNT_SHM}; mount -o remount,size=100% /dev/shm")
             async with driven(vm) as driver:
                 for number in range(how.runs):
-                    for asked, share in found:
+                    await _empty(driver, guest, size_mib)
+                    # As much as can be unplugged; the balloon is not in it.
+                    size = nominal.with_component("memory_mib", size_mib * (1 - largest))
+                    found.alone.append(outcome := await driver.take(size, [Mechanism.VIRTIO_MEM]))
+                    await driver.give_back()
+                    how.report(f"run {number + 1} of {how.runs}, virtio-mem alone: {outcome.sentence}")
+                    await _grow_cache(guest, size_mib)
+                    for case, outcomes in found.cases.items():
                         seconds = await _fill(guest, size_mib)
-                        outcome = await _take(driver, size_mib * (1 - share), asked)
+                        with reads_capped(qemu_pid(vm.domain), place.parent, case.reads_s or None):
+                            outcomes.append(outcome := await _take(driver, size_mib * (1 - case.share), case.asked))
                         await driver.give_back()
-                        found[asked, share].append(outcome)
+                        await asyncio.to_thread(bring_back, place)
                         how.report(
-                            f"run {number + 1} of {how.runs}, {share:.0%} {'with' if asked else 'without'} the "
-                            f"application (filled in {seconds:.0f} s): {outcome.sentence}"
+                            f"run {number + 1} of {how.runs}, {case.name} (filled in {seconds:.0f} s): "
+                            f"{outcome.sentence}"
                         )
         finally:
             await guest.close()
             await agent.host.forget(vm)
-    conditions = (
-        f"a VM of {size_mib:g} MiB (half of this host would be {half_mib:.0f}), {FILLED:.0%} of it in memcached, "
-        f"{swap_mib} MiB of swap"
-    )
-    return _figures(found, shares, conditions)
+    return found
 
 
-def _figures(found: dict[tuple[bool, float], list[Outcome]], shares: tuple[float, ...], conditions: str) -> Figures:
-    figures: Figures = {}
-    for share in shares:
-        seconds = {asked: [max(o.seconds, 1e-3) for o in found[asked, share]] for asked in (True, False)}
-        for asked, name in ((True, "with"), (False, "without")):
-            key = f"{name}_application_{share:.0%}".replace("%", "")
-            figures[f"{key}_s"] = Figure.over(seconds[asked], "s", f"{share:.0%} of memory taken; {conditions}")
-            figures[f"{key}_reached"] = Figure.over(
-                [_reached(o) for o in found[asked, share]], "ratio", "what was asked"
-            )
+def figures(found: Found, conditions: str) -> Figures:
+    """Seconds, what was reached, and the ratios of what one run measured."""
+    made: Figures = {}
+    for case, outcomes in found.cases.items():
+        words = f"{case.share:.0%} of memory taken; {conditions}"
+        words += f"; the VM reads at most {case.reads_s} times a second from the disk of the swap" * bool(case.reads_s)
+        made[f"{case.name}_s"] = Figure.over([_seconds(o) for o in outcomes], "s", words)
+        made[f"{case.name}_reached"] = Figure.over([_reached(o) for o in outcomes], "ratio", "what was asked")
+    for case, outcomes in found.cases.items():
+        without = found.cases[Case(case.share, False, case.reads_s)]
         # Who gives up early is not faster.
-        if all(_reached(outcome) >= ARRIVED for asked in (True, False) for outcome in found[asked, share]):
-            key = f"without_to_with_{share:.0%}".replace("%", "")
+        if case.asked and all(_reached(outcome) >= ARRIVED for outcome in [*outcomes, *without]):
             of = "the same deflation with the application, in the same run"
-            figures[key] = Figure.over(ratios(seconds[False], seconds[True]), "ratio", of)
-    return figures
+            both = ratios([_seconds(o) for o in without], [_seconds(o) for o in outcomes])
+            made[f"without_to_with_{case.end}"] = Figure.over(both, "ratio", of)
+    largest = max(case.share for case in found.cases)
+    ours = [_mib_s(outcome) for outcome in found.cases[Case(largest, True)]]
+    alone = [_mib_s(outcome) for outcome in found.alone]
+    what = f"{largest:.0%} of memory by virtio-mem alone, the cache empty; {conditions}"
+    made["virtio_mem_mib_s"] = Figure.over(alone, "MiB/s", what)
+    made["virtio_mem_reached"] = Figure.over([_reached(outcome) for outcome in found.alone], "ratio", "what was asked")
+    name = Case(largest, True).name
+    made[f"{name}_mib_s"] = Figure.over(ours, "MiB/s", f"memory taken over {name}_s; {conditions}")
+    made[f"{name}_to_virtio_mem"] = Figure.over(ratios(ours, alone), "ratio", f"virtio_mem_mib_s: {what}")
+    return made
+
+
+def _seconds(outcome: Outcome) -> float:
+    return max(outcome.seconds, 1e-3)
+
+
+def _mib_s(outcome: Outcome) -> float:
+    return max(outcome.before.memory_mib - outcome.after.memory_mib, 1e-3) / _seconds(outcome)
 
 
 def _reached(outcome: Outcome) -> float:
@@ -148,6 +226,14 @@ def _reached(outcome: Outcome) -> float:
 async def _take(driver: VMDriver, memory_mib: float, asked: bool) -> Outcome:
     means = [one for one in Mechanism if asked or one is not Mechanism.APPLICATION]
     return await driver.take(ResourceVector(cpu_cores=VCPUS, memory_mib=memory_mib), means)
+
+
+async def _empty(driver: VMDriver, guest: LabLink, size_mib: float) -> None:
+    """Leave the guest idle, its memory touched and free: its cache as small as it gets, by the application itself."""
+    await in_guest(guest, "printf 'flush_all\\r\\nquit\\r\\n' | busybox nc 127.0.0.1 11211")
+    await driver.take(ResourceVector(cpu_cores=VCPUS, memory_mib=SMALLEST_MIB / 2), [Mechanism.APPLICATION])
+    mib = int(size_mib * TOUCHED)
+    await in_guest(guest, f"head -c {mib}M /dev/zero >/dev/shm/touch; rm /dev/shm/touch")
 
 
 async def _grow_cache(guest: LabLink, size_mib: float) -> None:

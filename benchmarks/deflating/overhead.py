@@ -76,7 +76,7 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
     calls = CallCounter()
     async with _agent(ground, calls, create=True) as (agent, vm, _):
         # Not measured: pages that were never touched come faster than those that were.
-        await _fill(ground, vm, how)
+        await fill(ground, vm, how)
         await resize(agent, vm, TARGET)
         await resize(agent, vm, NOMINAL)
     while len(turns.agent_s) < how.runs:
@@ -95,7 +95,7 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
 
 async def _turn(ground: BenchHost, how: Pass, turns: Turns, calls: CallCounter, number: str) -> None:
     async with _agent(ground, calls) as (agent, vm, recorder):
-        await _fill(ground, vm, how)
+        await fill(ground, vm, how)
         calls.clear()
         recorder.take()
         async with StallMonitor() as monitor:
@@ -110,7 +110,7 @@ async def _turn(ground: BenchHost, how: Pass, turns: Turns, calls: CallCounter, 
         up = recorder.take()
         if not outcome.shortfall.vector().is_zero():
             raise Stalled(f"the agent fell short of {outcome.shortfall.vector()}")
-        await _fill(ground, vm, how)
+        await fill(ground, vm, how)
         domain = vm.domain
     async with bare(ground.state.uri, domain) as hand:
         try:
@@ -193,7 +193,8 @@ async def _agent(
         await agent.close()
 
 
-async def _fill(ground: BenchHost, vm: ManagedVM, how: Pass) -> None:
+async def fill(ground: BenchHost, vm: ManagedVM, how: Pass) -> None:
+    """Fill a guest's cache. Raises DemoFailed."""
     began_s = time.perf_counter()
     await Cache(vm.name, Gauge(vm.domain, ground.state.uri), KEYS).fill(lambda done: None)
     how.report(f"the cache was filled in {time.perf_counter() - began_s:.1f} s")

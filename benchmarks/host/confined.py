@@ -87,7 +87,7 @@ class Group:
 
     def cap_reads(self, per_s: int | None) -> None:
         """Let the group read so often a second from the swap's disk; None lifts the cap."""
-        _write(self._blkio / "blkio.throttle.read_iops_device", f"{self._device} {per_s or 0}")
+        _cap_reads(self._blkio, self._device, per_s)
 
     def reads(self) -> int:
         """Read requests of the group that reached the disk."""
@@ -159,6 +159,32 @@ def server(inside: Group | None, limit_mib: int) -> Iterator[Server]:
     finally:
         process.kill()  # nothing to save, and it would read its swap to end in order
         process.wait()
+
+
+@contextlib.contextmanager
+def reads_capped(pid: int, place: Path, per_s: int | None) -> Iterator[None]:
+    """For a while, let the group of a process of libvirt's read so often a second from the disk that holds `place`.
+
+    Raises BenchmarkFailed where the process has no group of its own in the blkio hierarchy.
+    """
+    if per_s is None:
+        yield
+        return
+    rows = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    own = next((path for _, hierarchy, path in rows if hierarchy == "blkio"), "/")
+    if own == "/":
+        raise BenchmarkFailed(f"process {pid} has no blkio group of its own (cgroup v1), so its reads cannot be capped")
+    group_dir, device = CGROUPS / "blkio" / own.lstrip("/"), _whole_disk(os.stat(place).st_dev)
+    _cap_reads(group_dir, device, per_s)
+    try:
+        yield
+    finally:
+        _cap_reads(group_dir, device, None)
+
+
+def _cap_reads(group_dir: Path, device: str, per_s: int | None) -> None:
+    """Let a blkio group read so often a second from a disk; None lifts the cap."""
+    _write(group_dir / "blkio.throttle.read_iops_device", f"{device} {per_s or 0}")
 
 
 def _end(made: Group) -> None:

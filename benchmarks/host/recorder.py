@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 #: Calls of the port that change a VM's size; the others read it or keep the agent's books.
-RESIZING = frozenset({"set_quota", "set_balloon", "set_plugged", "set_disk", "set_network", "set_limit"})
+RESIZING = frozenset({"set_quota", "set_balloon", "set_plugged", "ask_plugged", "set_disk", "set_network", "set_limit"})
 #: Calls of the guest that change something or wait for it to change.
 IN_GUEST = frozenset({"cpus.set", "application.deflate", "application.status", "application.reinflate"})
 APPLICATION_WAIT = "application.status"

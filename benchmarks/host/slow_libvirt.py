@@ -42,8 +42,8 @@ NO_LIMIT_KIB = 9_007_199_254_740_991
 class Slowness:
     """How slow it is; may be changed at any time.
 
-    call_s: seconds of each call of libvirt or a guest. looks: readings that a size takes to get to where it is asked to
-    be. polls: how often the application says that it is still at work.
+    call_s: seconds of each call of libvirt or a guest. looks: readings, by libvirt or the guest, that a size
+    takes to get to where it is asked to be. polls: how often the application says that it is still at work.
     """
 
     call_s: float = 0.0
@@ -218,7 +218,8 @@ class SlowDomain:
         return {"protocol": PROTOCOL, "nonce": params["nonce"], "agent": "1", "boot_id": "b", "capabilities": []}
 
     def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        total = self.balloon.size_mib + self.plugged.size_mib
+        with self._lock:
+            total = self.balloon.size_mib + self.plugged.look()
         available = max(total - USED_MIB - self.cache_mib, 0.0)
         return {
             "boot_id": "b",

@@ -43,11 +43,28 @@ def swap(path: Path, size_mib: int, report: Callable[[str], None]) -> Iterator[i
 
 def clear(path: Path) -> None:
     """Switch our file off where it is on, and remove it. Raises BenchmarkFailed where it stays in use."""
-    if any(line.split()[0] == str(path) for line in PROC_SWAPS.read_text().splitlines()[1:]):
+    if _is_on(path):
         done = subprocess.run(["swapoff", str(path)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise BenchmarkFailed(f"{path} is still used as swap: {done.stderr.strip()}")
     path.unlink(missing_ok=True)
+
+
+def bring_back(path: Path) -> None:
+    """Have all that is in our file in memory again, as far as the file is used as swap.
+
+    Raises BenchmarkFailed where memory is too short for that.
+    """
+    if not _is_on(path):
+        return
+    for command in ("swapoff", "swapon"):
+        done = subprocess.run([command, str(path)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BenchmarkFailed(f"{command} {path}: {done.stderr.strip()}")
+
+
+def _is_on(path: Path) -> bool:
+    return any(line.split()[0] == str(path) for line in PROC_SWAPS.read_text().splitlines()[1:])
 
 
 def _make(path: Path, size_mib: int) -> None:

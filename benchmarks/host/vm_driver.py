@@ -29,6 +29,8 @@ class VMDriver:
     async def take(self, size: ResourceVector, means: Collection[Mechanism] = tuple(Mechanism)) -> Outcome:
         """Deflate to a size by these means, or as far as they reach."""
         executor = self.executor()
+        # As the agent takes: by what the guest's kernel says of a moment after the latest step.
+        executor.taking = True
         before, _ = await executor.measure()
         found = await self.vm.resizer.mechanisms()
         blocked = [mechanism for mechanism in Mechanism if mechanism not in means]

@@ -58,6 +58,8 @@ class HostSideReading:
     stats_period_s: int | None = None
     #: Whether a qemu-guest-agent has opened its channel.
     qemu_agent: bool = False
+    #: Whether what is plugged is told up to a second late.
+    plugged_lags: bool = False
 
     def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
         """The bound, given what the guest says is on line; unknown counts as all that are plugged.
@@ -202,6 +204,9 @@ class DomainSizes(Protocol):
 
         :returns: why it did not get there; empty if it did.
         """
+
+    async def ask_plugged(self, domain: str, plugged_mib: float) -> None:
+        """Ask the guest for this size of plugged memory, by virtio-mem alone, and do not wait for it."""
 
     async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
         """Bring the domain to this many vCPUs by ACPI, one per step; only where its findings allow it.

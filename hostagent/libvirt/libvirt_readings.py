@@ -97,6 +97,8 @@ def reading_of(domain: Any) -> tuple[HostSideReading, ElementTree.Element]:
         read_at=read_at,
         stats_period_s=stats_period_s(root),
         qemu_agent=has_qemu_agent(root),
+        # QEMU tells libvirt of virtio-mem once a second at most, and libvirt asks for nothing itself.
+        plugged_lags=memory.device is not None and not memory.dimms,
     )
     return reading, root
 

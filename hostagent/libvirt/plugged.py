@@ -55,9 +55,14 @@ class Plugged:
         return self.virtio_mib + sum(self.dimms_mib)
 
     @property
+    def requested_mib(self) -> float:
+        """What the guest is asked to have of virtio-mem."""
+        return _mib(self.device, "target/requested")
+
+    @property
     def allowed_mib(self) -> float:
         """What the guest may have at any moment: all that it has, and all that it has been given."""
-        return max(self.virtio_mib, _mib(self.device, "target/requested")) + sum(self.dimms_mib)
+        return max(self.virtio_mib, self.requested_mib) + sum(self.dimms_mib)
 
     def whole_blocks(self, amount_mib: float) -> float:
         """So much of an amount as virtio-mem can be asked for."""
@@ -110,7 +115,11 @@ async def bring(connection: LibvirtConnection, domain: str, goal_mib: float, lim
     :raises HypervisorError: libvirt refused, or the domain has nothing that can be plugged.
     """
     until = time.monotonic() + limit_s
+    # What is told from now on may not be in what is read.
+    connection.told_of(domain).clear()
     held = Plugged.of(await _live(connection, domain))
+    if goal_mib == held.total_mib == held.allowed_mib and held.device is not None:
+        return ""
     if goal_mib < held.total_mib:
         return await _shrink(connection, domain, held, goal_mib, until)
     return await _grow(connection, domain, held, goal_mib, until)
@@ -122,7 +131,7 @@ async def _shrink(connection: LibvirtConnection, domain: str, held: Plugged, goa
     reason = ""
     device_goal = max(held.virtio_mib - held.whole_blocks(take - sum(dimms)), 0.0)
     if held.device is not None and device_goal < held.virtio_mib:
-        reason = await _bring_device(connection, domain, device_goal, until)
+        reason = await _bring_device(connection, domain, held, device_goal, until)
     left = list(held.dimms)
     for size in dimms:
         # The one that was plugged last: a kernel prefers the older ones.
@@ -150,39 +159,53 @@ async def _grow(connection: LibvirtConnection, domain: str, held: Plugged, goal_
     rest = goal_mib - held.total_mib - sum(chosen)
     if held.device is not None and rest > 0:
         room = size_mib(held.device) - held.virtio_mib
-        reason = await _bring_device(connection, domain, held.virtio_mib + held.whole_blocks(min(rest, room)), until)
+        goal = held.virtio_mib + held.whole_blocks(min(rest, room))
+        reason = await _bring_device(connection, domain, held, goal, until)
         return reason or (f"the virtio-mem device has room for {room:g} MiB only" if rest - room >= 1 else "")
     return f"DIMMs can only be plugged as a whole: {rest:g} MiB are left" if rest >= 1 else ""
 
 
-async def _bring_device(connection: LibvirtConnection, domain: str, goal_mib: float, until: float) -> str:
+async def _bring_device(
+    connection: LibvirtConnection, domain: str, held: Plugged, goal_mib: float, until: float
+) -> str:
+    """:param held: as it was just read: it is neither read for the request again, nor looked at before it may move."""
+
     async def size() -> float:
         return Plugged.of(await _live(connection, domain)).virtio_mib
 
-    await _request(connection, domain, goal_mib)
+    told = connection.told_of(domain)
+    if held.requested_mib != goal_mib:
+        await connection.adjust(domain, lambda found: _ask_for(found, held, goal_mib))
     try:
         left_s = max(until - time.monotonic(), 0.0)
         # QEMU tells libvirt of a size once a second at most, so that looking more often shows nothing new.
-        reason = await settled(size, goal_mib, "virtio-mem", left_s, connection.told_of(domain))
+        reason = await settled(size, goal_mib, "virtio-mem", left_s, told, held.virtio_mib)
     except asyncio.CancelledError:
-        await _request(connection, domain, await size())
+        await request(connection, domain, await size())
         raise
     if reason:
-        await _request(connection, domain, await size())
+        await request(connection, domain, await size())
     return reason
 
 
-async def _request(connection: LibvirtConnection, domain: str, size_mib: float) -> None:
-    def request(found: Any) -> None:
-        device = Plugged.of(ElementTree.fromstring(found.XMLDesc())).device
-        requested = device.find("target/requested") if device is not None else None
-        if device is None or requested is None:
-            raise HypervisorError("the domain has no virtio-mem device")
-        requested.set("unit", "KiB")
-        requested.text = str(round(size_mib * 1024))
-        found.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+async def request(connection: LibvirtConnection, domain: str, size_mib: float) -> None:
+    """Ask the guest for this size of its virtio-mem device, without waiting for it.
 
-    await connection.adjust(domain, request)
+    :raises HypervisorError: libvirt refused, or there is no device.
+    """
+    await connection.adjust(
+        domain, lambda found: _ask_for(found, Plugged.of(ElementTree.fromstring(found.XMLDesc())), size_mib)
+    )
+
+
+def _ask_for(domain: Any, held: Plugged, size_mib: float) -> None:
+    """Ask the guest for this size of its virtio-mem device. Blocks."""
+    requested = held.device.find("target/requested") if held.device is not None else None
+    if held.device is None or requested is None:
+        raise HypervisorError("the domain has no virtio-mem device")
+    requested.set("unit", "KiB")
+    requested.text = str(round(size_mib * 1024))
+    domain.updateDeviceFlags(ElementTree.tostring(held.device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
 
 def request_no_more(domain: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 #: How often a moving balloon or memory device is looked at: at first soon, since small steps are quick, then less
 #: often; and after how long without progress we give up.
-FIRST_LOOK_S: Final = 0.02
+FIRST_LOOK_S: Final = 0.05
 LOOK_S: Final = 0.2
 STALLED_S: Final = 4.0
 #: The same for a device that tells when it has moved: events can be lost.
@@ -31,16 +31,18 @@ async def settled(
     device: str,
     limit_s: float,
     told: asyncio.Event | None = None,
+    from_mib: float | None = None,
 ) -> str:
     """Wait for ``size_of`` to reach the goal within half a MiB.
 
     :param device: what moves, in words.
     :param told: set whenever the device is said to have moved; it is looked at seldom besides.
+    :param from_mib: what it was just before it was asked to move, so that it need not be looked at first.
     :returns: why it did not get there; empty if it did.
     """
     began, pause_s = time.monotonic(), FIRST_LOOK_S if told is None else TOLD_LOOK_S
     stalled_s = STALLED_S * await asyncio.to_thread(load_factor)
-    size = await size_of()
+    size = await size_of() if from_mib is None else from_mib
     # From the first reading on: one that takes long says nothing of the device.
     moved_at = time.monotonic()
     while abs(size - goal_mib) >= 0.5:

@@ -130,6 +130,9 @@ class LibvirtSizes:
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         return await plugged.bring(self._connection, domain, plugged_mib, limit_s)
 
+    async def ask_plugged(self, domain: str, plugged_mib: float) -> None:
+        await plugged.request(self._connection, domain, plugged_mib)
+
     async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
         return await vcpus.bring(self._connection, domain, count, limit_s)
 

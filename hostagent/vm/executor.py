@@ -34,6 +34,7 @@ from ebbtide.deflation.cascade.instructions import (
     Throttle,
     Unplug,
 )
+from ebbtide.deflation.cascade.memory_lane import SLACK_MIB
 from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S, OrdinaryGuest
 from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
@@ -41,6 +42,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, CpusSet, GuestAmounts, GuestStatus
 from hostagent.errors import DomainGone, GuestRefused, GuestUnreachable, HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import DomainSizes, HostSideReading
+from hostagent.libvirt.settling import load_factor
 from hostagent.vm.guest_link import GuestLink
 
 #: A guest that does not say its state within this has none that we could use.
@@ -55,6 +57,12 @@ KERNEL_SPEAKS_S = 1.6
 KERNEL_LOOK_S = 0.1
 #: For so long a balloon driver is waited for that is to say what came of a step, in seconds.
 DRIVER_SPEAKS_S = 4.0
+#: How often a guest that gives memory is asked how much it has left, in seconds: at first soon, then less often; and
+#: after how long without progress, on an idle machine, the host is waited for instead.
+SAID_LOOK_S = 0.1
+SAID_LOOK_GROWTH = 1.5
+SAID_MOST_LOOK_S = 0.5
+SAID_STALLED_S = 2.0
 #: After this, in seconds, a call of the hypervisor that failed is tried once more.
 RETRY_S = 1.0
 
@@ -101,6 +109,10 @@ class Executor:
         self._vcpus = 0
         #: Until when the guest's agent may be busy with its CPUs, by the loop's clock.
         self._cpus_until = 0.0
+        #: Said by the guest at the end of what it has just given, for the reading that follows.
+        self._status: GuestStatus | None = None
+        #: Whether the guest has been asked for memory that the host has not heard of yet.
+        self.asked_for_more = False
         #: Whether something is being taken, for which a guest without our agent is waited for.
         self.taking = False
         #: The application's refusal, where there was one.
@@ -137,11 +149,13 @@ class Executor:
         """
         # While memory is on its way, nothing that is said tells what there will be.
         moved = self._memory_moved and not self._memory_moves
-        # Off-lining takes its time on a busy host, and what the guest is asked meanwhile may wait for it.
-        limit_s = max(STATUS_LIMIT_S, self._cpus_until - _now())
-        status, reading = await asyncio.gather(
-            guest_status(self._link, not cpus, limit_s), self._sizes.read(self._domain)
-        )
+        status, self._status = self._status, None
+        if status is None or cpus:
+            status, reading = await asyncio.gather(
+                guest_status(self._link, not cpus, self._status_limit_s), self._sizes.read(self._domain)
+            )
+        else:
+            reading = await self._sizes.read(self._domain)
         guest, self._vcpus = None, reading.vcpus
         if status is not None:
             self._on_status(status)
@@ -152,6 +166,7 @@ class Executor:
                 spare_mib,
                 free_mib=_free_mib(status),
                 cold_blocked=why_no_cold(status),
+                total_mib=status.memory.total_mib if reading.plugged_lags else None,
             )
         elif self._ordinary is not None:
             if moved:
@@ -163,6 +178,11 @@ class Executor:
             online = len(guest.online) if guest is not None else None
             return reading.bound(online, self._declared), guest
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
+
+    @property
+    def _status_limit_s(self) -> float:
+        """Off-lining takes its time on a busy host, and what the guest is asked meanwhile may wait for it."""
+        return max(STATUS_LIMIT_S, self._cpus_until - _now())
 
     async def _spare_by_kernel(self, status: GuestStatus, reading: HostSideReading, waits: bool) -> float:
         """What the guest can spare by its kernel's own figure, MiB: no more is taken by the word of a frozen agent.
@@ -292,10 +312,45 @@ class Executor:
                 # By what the kernel read back: a vCPU that stayed on line stays plugged.
                 left = max(until - _now(), 0.0)
                 reasons.append(await self._sizes.set_vcpus(self._domain, max(answer.online) + 1, left))
-        if instruction.plugged_mib is not None:
+        if instruction.plugged_mib is not None and not await self._given(instruction, instruction.plugged_mib, until):
             left = max(until - _now(), 0.0)
             reasons.append(await self._sizes.set_plugged(self._domain, instruction.plugged_mib, left))
+            self.asked_for_more = False
         return "; ".join(reason for reason in reasons if reason)
+
+    async def _given(self, instruction: Unplug, plugged_mib: float, until: float) -> bool:
+        """Whether the guest says within a while that it has given what it is asked for, where that is enough."""
+        total_mib = instruction.until_total_mib
+        if total_mib is None:
+            return False
+        self.asked_for_more = True
+        stalled_s = SAID_STALLED_S * await asyncio.to_thread(load_factor)
+        least_mib, moved_at, pause_s = math.inf, _now(), SAID_LOOK_S
+        try:
+            await self._sizes.ask_plugged(self._domain, plugged_mib)
+            while _now() < until and _now() - moved_at <= stalled_s:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * SAID_LOOK_GROWTH, SAID_MOST_LOOK_S)
+                status = await guest_status(self._link, brief=True, limit_s=self._status_limit_s)
+                if status is None:
+                    return False
+                if status.memory.total_mib <= total_mib + SLACK_MIB:
+                    self._status = status
+                    return True
+                if status.memory.total_mib < least_mib:
+                    least_mib, moved_at = status.memory.total_mib, _now()
+        except asyncio.CancelledError:
+            await self.call_off()
+            raise
+        return False
+
+    async def call_off(self) -> None:
+        """Ask the guest for no more memory than the host knows it has given.
+
+        :raises HypervisorError: that could not be asked.
+        """
+        await self._sizes.call_off(self._domain)
+        self.asked_for_more = False
 
     async def _plug_vcpus(self, count: int, until: float) -> str:
         """Plug, and wait until the guest's kernel has found them: what it does not know it cannot put on line."""
@@ -367,7 +422,7 @@ class Executor:
             reason = error = str(failure)
             if memory:
                 try:
-                    await self._sizes.call_off(self._domain)
+                    await self.call_off()
                 except HypervisorError as worse:
                     also = "" if str(worse) == error else f": {worse}"
                     why = f"{reason}; what had been asked of the guest could not be called off{also}"

@@ -91,6 +91,9 @@ async def _stopped(
 ) -> Outcome:
     """The outcome by what the instructions that were called off have done, as far as it can be read."""
     last = called_off[-1]
+    if executor.asked_for_more:
+        with contextlib.suppress(HypervisorError):
+            await executor.call_off()
     moved = [one for one in called_off if isinstance(one, ReadGuest | Unplug | Throttle)]
     if moved:
         with contextlib.suppress(HypervisorError):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.deflating import bare, cpu, latency, side_by_side
+from benchmarks.deflating import bare, cpu, latency, neighbours, side_by_side
 from benchmarks.figures import Figure, document, ratios
 from benchmarks.host import swapfile
 from benchmarks.host.recorder import (
@@ -242,16 +244,50 @@ def outcome(asked_mib: float, taken_mib: float, seconds: float) -> Outcome:
 
 def test_latencies_are_compared_only_where_both_got_there() -> None:
     found = {
-        (True, 0.1): [outcome(200, 200, 2.0), outcome(200, 200, 4.0)],
-        (False, 0.1): [outcome(200, 200, 6.0), outcome(200, 200, 8.0)],
-        (True, 0.5): [outcome(1000, 1000, 5.0), outcome(1000, 1000, 5.0)],
-        (False, 0.5): [outcome(1000, 1000, 9.0), outcome(1000, 250, 1.0)],
+        latency.Case(0.1, True): [outcome(200, 200, 2.0), outcome(200, 200, 4.0)],
+        latency.Case(0.1, False): [outcome(200, 200, 6.0), outcome(200, 200, 8.0)],
+        latency.Case(0.5, True): [outcome(1000, 1000, 5.0), outcome(1000, 1000, 5.0)],
+        latency.Case(0.5, False): [outcome(1000, 1000, 9.0), outcome(1000, 250, 1.0)],
     }
-    figures = latency._figures(found, (0.1, 0.5), "here")
+    alone = [outcome(1000, 1000, 4.0), outcome(1000, 500, 4.0)]
+    figures = latency.figures(latency.Found(found, alone), "here")
     assert figures["without_to_with_10"].runs == (3.0, 2.0)
     assert "without_to_with_50" not in figures
     assert figures["without_application_50_reached"].runs == (1.0, 0.25)
     assert figures["with_application_50_s"].value == 5.0
+    assert figures["with_application_50_to_virtio_mem"].runs == (0.8, 1.6)
+    assert figures["virtio_mem_reached"].runs == (1.0, 0.5)
+
+
+def test_latencies_are_compared_under_the_same_cap_and_neither_is_always_first() -> None:
+    named = [case.name for case in latency.cases(quick=False)]
+    assert len(set(named)) == len(named)
+    assert named[-1] == "without_application_50_500_reads"
+    assert {case.asked for case in latency.cases(quick=False)[::2]} == {True, False}
+
+
+# --- neighbours ------------------------------------------------------------------------------------------------------
+
+
+def test_what_two_guests_need_of_the_cores_stands_beside_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    turns = neighbours.Turns(
+        alone=[neighbours.Deflated(4.0, 4.0)],
+        both=[neighbours.Deflated(6.0, 10.0)],
+        busy=[neighbours.Deflated(8.0, 4.0)],
+    )
+    figures = neighbours.figures(turns)
+    assert figures["two_vms_to_one"].value == 1.5
+    assert figures["two_vms_least_to_one"].value == 1.25
+    assert figures["busy_to_quiet"].value == 2.0
+    assert figures["busy_guests_cores"].value == 0.5
+
+
+def test_busy_loops_end_with_what_they_were_beside() -> None:
+    with neighbours.busy_loops(2):
+        running = [child.pid for child in psutil.Process().children()]
+    assert len(running) >= 2
+    assert not {child.pid for child in psutil.Process().children()} & set(running)
 
 
 # --- swap ------------------------------------------------------------------------------------------------------------

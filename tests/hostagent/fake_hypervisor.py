@@ -211,6 +211,9 @@ class FakeHypervisor:
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
         return str(await self._call("set_plugged", domain=domain, mib=plugged_mib))
 
+    async def ask_plugged(self, domain: str, plugged_mib: float) -> None:
+        await self._call("set_plugged", domain=domain, mib=plugged_mib)
+
     async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
         return str(await self._call("set_vcpus", domain=domain, count=count))
 

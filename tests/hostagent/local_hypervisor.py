@@ -300,6 +300,9 @@ class LocalHypervisor:
             await self._request_plugged(domain, await self._size(domain, lambda d: d.plugged_mib), takes=False)
         return reason
 
+    async def ask_plugged(self, domain: str, plugged_mib: float) -> None:
+        await self._request_plugged(domain, plugged_mib)
+
     async def hold_back(self, domain: str) -> None:
         await self._request_plugged(domain, (await self.read(domain)).plugged_mib, takes=False)
 

@@ -49,6 +49,8 @@ class GuestReading:
     free_mib: float | None = None
     #: Why it reclaims no cold pages, in words; empty: it does.
     cold_blocked: str = ""
+    #: MemTotal, MiB, where the host hears of plugged memory later than the guest knows of it; None: it does not.
+    total_mib: float | None = None
 
 
 # --- instructions ----------------------------------------------------------------------------------------------------
@@ -115,6 +117,9 @@ class Unplug(Instruction):
     plug_vcpus: int | None = None
     #: Whether the last vCPUs are to be unplugged once they are off line.
     unplug_vcpus: bool = False
+    #: The guest's MemTotal, MiB, at which it has given all of it by its own word: then it may be answered before the
+    #: host has heard of it, with what the guest has been asked for left standing. None: it is waited for.
+    until_total_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

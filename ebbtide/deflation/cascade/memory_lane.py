@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ebbtide.deflation.bounds import Bound
-from ebbtide.deflation.cascade.instructions import GuestKind, Instruction, ReadGuest, Throttle, Unplug
+from ebbtide.deflation.cascade.instructions import GuestKind, GuestReading, Instruction, ReadGuest, Throttle, Unplug
 from ebbtide.deflation.cascade.lanes import Job, Lane, ResourceLane
 from ebbtide.deflation.cascade.mechanisms import Mechanism
 from ebbtide.deflation.cascade.steps import balloon_to_keep, memory_to_keep
@@ -20,6 +20,12 @@ GIVE_BACK_S: Final = 10.0
 #: that is to be taken: small steps come at the end.
 PIPELINED_STEP_MIB: Final = 64.0
 PIPELINED_STEP_SHARE: Final = 1 / 16
+#: For hearing from the host what the guest says it has given, in seconds, whatever the deadline.
+HEAR_S: Final = 2.0
+#: The guest's word is taken for a step only while so much of its layer's time is left, in seconds.
+WORD_S: Final = 4.0
+#: What MemTotal may be off, MiB.
+SLACK_MIB: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,9 @@ class MemoryLane(ResourceLane):
         self._waits_since_mib: float | None = None
         #: Whether there was a reading for the hypervisor's layer.
         self._read_outside = False
+        #: The plugged memory that the guest has by its own word, MiB, while the host has not heard of it: the next step
+        #: goes on from there, and nothing else does. None: the host knows.
+        self._said_mib: float | None = None
         #: The release that is going on, if one is.
         self._release: Release | None = None
         #: How many parts of the cold pages have become free; None: none are becoming so. And how many had when there
@@ -79,18 +88,26 @@ class MemoryLane(ResourceLane):
                 self._enter(Layer.HYPERVISOR, now)
         if self.done or release is not None or self._waits_since_part is not None:
             return None
-        if (instruction := self._from_outside(now)) is not None:
+        if (instruction := self._from_outside(now) or self._heard(now)) is not None:
             return instruction
         self._end(now)
         return None
 
-    def judge(self, taking: Instruction, bound: Bound) -> None:
+    def judge(self, taking: Instruction, bound: Bound, guest: GuestReading | None) -> None:
         """See by a reading what did not give all that it was asked for, before the reading is taken over."""
         if isinstance(taking, Throttle) and taking.balloon_mib is not None:
             self._balloon_stalled = self.job.bound.balloon_mib - bound.balloon_mib < 1.0
+        if self._said_mib is not None and bound.plugged_mib <= self._said_mib + TOLERANCE:
+            self._said_mib = None
         if not isinstance(taking, Unplug) or taking.plugged_mib is None:
             return
+        self._said_mib = None
         if bound.plugged_mib > taking.plugged_mib + TOLERANCE:
+            total_mib = guest.total_mib if guest is not None else None
+            until_mib = taking.until_total_mib
+            if until_mib is not None and total_mib is not None and total_mib <= until_mib + SLACK_MIB:
+                self._said_mib = taking.plugged_mib
+                return
             if self._release is not None:
                 # What is in use now may be what the application is about to release.
                 self._waits_since_mib = self._release.relinquished_mib
@@ -112,13 +129,31 @@ class MemoryLane(ResourceLane):
     # --- the guest ---------------------------------------------------------------------------------------------------
 
     @property
+    def _bound(self) -> Bound:
+        """What the next step goes on from: what is known, but what the guest says of plugged memory."""
+        bound = self.job.bound
+        return bound if self._said_mib is None else replace(bound, plugged_mib=min(bound.plugged_mib, self._said_mib))
+
+    @property
+    def _need_mib(self) -> float:
+        return self._bound.size.less(self.job.target).memory_mib
+
+    def _heard(self, now: float) -> Unplug | None:
+        """Have the host hear, once, what the guest says it has given: only what it hears counts."""
+        said_mib, self._said_mib = self._said_mib, None
+        limit_s = max(self.job.time_left(Layer.GUEST, now), HEAR_S)
+        return Unplug(0, limit_s, None, said_mib) if said_mib is not None else None
+
+    @property
     def held_beyond_target(self) -> float:
         """What unplugging and ballooning would have to take: an earlier limit makes the need less, but not this."""
-        return max(self.job.bound.held_mib - self.job.target.memory_mib, 0.0)
+        return max(self._bound.held_mib - self.job.target.memory_mib, 0.0)
 
     def _in_the_guest(self, now: float) -> Instruction | None:
         left = self.job.time_left(Layer.GUEST, now)
-        if self.job.need.memory_mib <= TOLERANCE or self._refused:
+        if self._need_mib <= TOLERANCE and (heard := self._heard(now)) is not None:
+            return heard
+        if self._need_mib <= TOLERANCE or self._refused:
             self._waits_since_part = None
             return None
         if self._waits():
@@ -130,13 +165,15 @@ class MemoryLane(ResourceLane):
             self._wait()
             return None
         plugged = self._plugged_to_keep(self._may_take_mib())
-        taken = 0.0 if plugged is None else self.job.bound.plugged_mib - plugged
+        taken = 0.0 if plugged is None else self._bound.plugged_mib - plugged
         pipelined = self._release is not None or self._parts is not None
         if plugged is None or (pipelined and taken < self._worth_mib):
             self._wait()
             return None
         self._account.promise(ResourceVector(memory_mib=taken))
-        return Unplug(0, left, None, plugged)
+        total_mib = self.guest.total_mib if self.guest is not None else None
+        until_mib = None if total_mib is None or left < WORD_S else total_mib - taken
+        return Unplug(0, left, None, plugged, until_total_mib=until_mib)
 
     @property
     def _worth_mib(self) -> float:
@@ -168,14 +205,14 @@ class MemoryLane(ResourceLane):
 
     def _plugged_to_keep(self, take_mib: float) -> float | None:
         """The next step of plugged memory, by virtio-mem or by a whole DIMM."""
-        job, need = self.job, self.job.need.memory_mib
+        job, need = self.job, self._need_mib
         dimms = bool(job.bound.dimms_mib) and job.mechanisms.has(Mechanism.DIMM)
         # Where there are DIMMs to take, a missing virtio-mem device is nothing to tell of.
         device = job.mechanisms.has(Mechanism.VIRTIO_MEM) if dimms else job.usable(Mechanism.VIRTIO_MEM, need)
         if need <= TOLERANCE or self.guest is None or not (device or dimms):
             return None
         block = job.mechanisms.block_mib if device else 0.0
-        return memory_to_keep(job.bound, self.guest, take_mib, block, dimms)
+        return memory_to_keep(self._bound, self.guest, take_mib, block, dimms)
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
@@ -183,7 +220,7 @@ class MemoryLane(ResourceLane):
         """Balloon steps for as long as they move anything; at last, once, a limit on what is still missing."""
         job = self.job
         limit_s = max(job.time_left(Layer.HYPERVISOR, now), 1.0)
-        if job.need.memory_mib <= TOLERANCE and self._balloon_before is None:
+        if self._need_mib <= TOLERANCE and self._balloon_before is None:
             return None
         if not (self._knows_all or (self.just_read and self._read_outside)):
             self._read_outside = True
@@ -198,6 +235,8 @@ class MemoryLane(ResourceLane):
             self._account.promise(ResourceVector(memory_mib=job.bound.balloon_mib - balloon))
             self._balloon_before = job.bound.balloon_mib
             return Throttle(0, limit_s, None, balloon)
+        if (heard := self._heard(now)) is not None:
+            return heard
         if (limit := self._limit_step()) is not None:
             self._account.promise(ResourceVector(memory_mib=job.need.memory_mib))
             return Throttle(0, limit_s, None, None, limit_mib=limit)
@@ -212,7 +251,7 @@ class MemoryLane(ResourceLane):
 
     def _may_be_taken(self, now: float) -> bool:
         """Whether memory is missing, and all that is known lets it be taken; says why not."""
-        if self.job.need.memory_mib < 1.0 or self._given_back:
+        if self._need_mib < 1.0 or self._given_back:
             return False
         why = ""
         if self.guest is None or self.guest.silent:

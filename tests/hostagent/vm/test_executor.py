@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.deflation.cascade.instructions import ColdReclaimed, ReclaimCold
+from ebbtide.deflation.cascade.instructions import ColdReclaimed, Measured, ReclaimCold, Unplug
 from ebbtide.messages.guest import ColdFreed, Cpus, GuestStatus, Memory
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import HostSideReading
@@ -138,3 +138,80 @@ async def test_a_guest_cannot_have_made_more_free_than_it_was_asked_for() -> Non
     event = await executor.carry_out(ReclaimCold(1, 5.0, 100.0))
     assert isinstance(event, ColdReclaimed)
     assert (event.freed_mib, event.done) == (100.0, True)
+
+
+class Giving(Link):
+    """A guest whose memory falls by a step each time it is asked; 0: not at all."""
+
+    def __init__(self, step_mib: float) -> None:
+        super().__init__(500)
+        self._step_mib = step_mib
+        self._total_mib = 1000.0
+
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> Any:
+        status = await super().call(method, params, answer, limit_s)
+        self._total_mib -= self._step_mib
+        return status.model_copy(update={"memory": status.memory.model_copy(update={"total_mib": self._total_mib})})
+
+
+class Asked(Statistics):
+    """A hypervisor that hears of plugged memory late."""
+
+    def __init__(self) -> None:
+        super().__init__((None, 0))
+        self.calls: list[str] = []
+
+    async def read(self, domain: str) -> HostSideReading:
+        return replace(await super().read(domain), plugged_lags=True)
+
+    async def ask_plugged(self, domain: str, plugged_mib: float) -> None:
+        self.calls.append("ask_plugged")
+
+    async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
+        self.calls.append("set_plugged")
+        return ""
+
+    async def call_off(self, domain: str) -> None:
+        self.calls.append("call_off")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SAID_LOOK_S", 0.001)
+    monkeypatch.setattr(module, "SAID_STALLED_S", 0.02)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("step_mib", "until_mib", "calls"),
+    [
+        (50, 900.0, ["ask_plugged"]),
+        (50, None, ["set_plugged"]),
+        (0, 900.0, ["ask_plugged", "set_plugged"]),
+    ],
+)
+async def test_a_guests_word_is_enough_where_it_may_be_and_comes_in_time(
+    step_mib: float, until_mib: float | None, calls: list[str]
+) -> None:
+    sizes = Asked()
+    executor = Executor("domain", sizes, Giving(step_mib), "request")  # type: ignore[arg-type]
+    event = await executor.carry_out(Unplug(1, 60.0, None, 412.0, until_total_mib=until_mib))
+    assert isinstance(event, Measured)
+    assert sizes.calls == calls
+    assert executor.asked_for_more == (calls == ["ask_plugged"])
+    if executor.asked_for_more:
+        assert event.guest is not None
+        assert event.guest.total_mib == until_mib, "the reading is what the guest said when it had given it"
+
+
+async def test_what_the_guest_is_giving_is_called_off_with_the_step() -> None:
+    sizes = Asked()
+    executor = Executor("domain", sizes, Giving(0), "request")  # type: ignore[arg-type]
+    task = asyncio.create_task(executor.carry_out(Unplug(1, 60.0, None, 412.0, until_total_mib=900.0)))
+    while not sizes.calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sizes.calls == ["ask_plugged", "call_off"]
+    assert not executor.asked_for_more

@@ -89,6 +89,8 @@ class ModelVM:
     dimms_stuck: bool = False
     #: vCPUs that are plugged; fewer than ``cpus`` after ACPI unplug.
     cpus_plugged: int = 0
+    #: Whether the host hears of plugged memory late: only when it waits for it.
+    lags: bool = False
     latency_s: float = 0.2
     online: set[int] = field(default_factory=set)
     quota_per_cpu: float | None = None
@@ -117,10 +119,10 @@ class ModelVM:
     @property
     def seen(self) -> Bound:
         """The bound as the host sees it: of a guest that says nothing, all CPUs count as on line."""
-        return self._bound(len(self.online) if self.answers else self.cpus_plugged)
+        return self._bound(len(self.online) if self.answers else self.cpus_plugged, self._unheard_mib)
 
-    def _bound(self, online: int) -> Bound:
-        plugged = self.plugged_mib + sum(self.dimms_mib)
+    def _bound(self, online: int, unheard_mib: float = 0.0) -> Bound:
+        plugged = self.plugged_mib + sum(self.dimms_mib) + unheard_mib
         return Bound(
             online,
             self.quota_per_cpu,
@@ -149,7 +151,8 @@ class ModelVM:
         unpluggable = tuple(sorted(self.online - self.pinned - {0}, reverse=True))
         free_mib = None if self.cold_mib is None else max(self.spare_mib - self.cold_mib, 0.0)
         spare_mib = max(self.spare_mib, 0.0) + self.boast_mib
-        return GuestReading(tuple(sorted(self.online)), unpluggable, spare_mib, free_mib=free_mib)
+        total_mib = self.balloon_mib + self.plugged_mib if self.lags and not self.dimms_mib else None
+        return GuestReading(tuple(sorted(self.online)), unpluggable, spare_mib, free_mib=free_mib, total_mib=total_mib)
 
     # --- instructions ----------------------------------------------------------------------------------------------
 
@@ -239,7 +242,11 @@ class ModelVM:
                 self.cpus_plugged = max(self.online) + 1
         if instruction.plugged_mib is not None:
             assert instruction.plugged_mib >= 0
+            had_mib = self.plugged_mib + self._unheard_mib
             reasons.append(self._plug(instruction.plugged_mib))
+            word, total_mib = instruction.until_total_mib, self.balloon_mib + self.plugged_mib
+            said = word is not None and self.answers and total_mib <= word + 1e-6
+            self._unheard_mib = had_mib - self.plugged_mib if said else 0.0
         return "; ".join(filter(None, reasons))
 
     def _plug(self, goal_mib: float) -> str:
@@ -304,6 +311,7 @@ class ModelVM:
         self.balloon_mib += max(-self.balloon_at_most_mib, min(move, self.balloon_at_most_mib))
 
     _release: float = 0.0
+    _unheard_mib: float = 0.0
 
 
 def _less(sizes: tuple[float, ...], taken: tuple[float, ...]) -> tuple[float, ...]:

@@ -1,0 +1,157 @@
+"""`cascade`, part four: two real guests deflated at once, and one of them beside programs that want all cores.
+
+Guests as in part one, their caches filled before each deflation. In one run one of the two is deflated alone, then both
+at once, then the first again beside busy loops; which of them is alone changes from run to run. How much CPU time the
+guests themselves took stands beside it: under emulation two guests want more than two cores, so that the cores may be
+what they wait for, and not the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from benchmarks.deflating.bare import Stalled
+from benchmarks.deflating.overhead import BOOT_MIB, NOMINAL, SPARE_TURNS, TARGET, fill
+from benchmarks.figures import Figure, Figures, ratios
+from benchmarks.host.bench_host import BenchHost, resize, running, start_vm
+from benchmarks.passes import Pass
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import VMSpec
+from hostagent.limits.footprints import qemu_pid
+from hostagent.operations.agent import Agent
+from hostagent.vm.managed_vm import ManagedVM
+
+VMS = 2
+LOOPS = 2
+SETTLE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Deflated:
+    """Seconds from the first command to the last end, and the CPU seconds that the guests' processes took in them."""
+
+    seconds: float
+    guests_cpu_s: float
+
+    @property
+    def cores(self) -> float:
+        return self.guests_cpu_s / self.seconds
+
+
+@dataclass
+class Turns:
+    """What was measured, a value a run."""
+
+    alone: list[Deflated] = field(default_factory=list)
+    both: list[Deflated] = field(default_factory=list)
+    busy: list[Deflated] = field(default_factory=list)
+
+
+async def measure(ground: BenchHost, how: Pass) -> Figures:
+    """Raises BenchmarkFailed, EbbError or LabError."""
+    turns, spare = Turns(), SPARE_TURNS
+    async with running(ground) as agent:
+        vms = []
+        for number in range(VMS):
+            spec = VMSpec(name=f"neighbour-{number}", nominal=Vector.of(NOMINAL), boot_memory_mib=BOOT_MIB)
+            vms.append(await start_vm(agent, spec))
+        try:
+            # Not measured: pages that were never touched come faster than those that were.
+            await _deflate(ground, agent, vms, how)
+            while len(turns.busy) < how.runs:
+                number = len(turns.busy) + 1
+                try:
+                    one = vms[number % VMS]
+                    alone = await _deflate(ground, agent, [one], how)
+                    both = await _deflate(ground, agent, vms, how)
+                    busy = await _deflate(ground, agent, [one], how, LOOPS)
+                except Stalled as error:
+                    spare -= 1
+                    if spare < 0:
+                        raise
+                    how.report(f"run {number} of {how.runs} does not count: {error}")
+                    continue
+                turns.alone.append(alone)
+                turns.both.append(both)
+                turns.busy.append(busy)
+                how.report(
+                    f"run {number} of {how.runs}: one VM {alone.seconds:.2f} s ({alone.cores:.2f} cores), "
+                    f"{VMS} at once {both.seconds:.2f} s ({both.cores:.2f} cores), "
+                    f"one beside {LOOPS} busy loops {busy.seconds:.2f} s ({busy.cores:.2f} cores)"
+                )
+        finally:
+            for vm in vms:
+                await agent.host.forget(vm)
+    return figures(turns)
+
+
+async def _deflate(ground: BenchHost, agent: Agent, vms: Sequence[ManagedVM], how: Pass, loops: int = 0) -> Deflated:
+    """Fill their caches, deflate them all at once, beside so many busy loops, and give all back."""
+    for vm in vms:
+        await fill(ground, vm, how)
+    processes = [psutil.Process(qemu_pid(vm.domain)) for vm in vms]
+    with busy_loops(loops):
+        # For the loops to have started, and for the guests to be done with what the filling left.
+        await asyncio.sleep(SETTLE_S)
+        before_s, began_s = _cpu_s(processes), time.perf_counter()
+        outcomes = await asyncio.gather(*(resize(agent, vm, TARGET) for vm in vms))
+        found = Deflated(time.perf_counter() - began_s, _cpu_s(processes) - before_s)
+    for vm in vms:
+        await resize(agent, vm, NOMINAL)
+    for outcome in outcomes:
+        if not outcome.shortfall.vector().is_zero():
+            raise Stalled(f"the agent fell short of {outcome.shortfall.vector()}: {outcome.sentence}")
+    return found
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many programs that do nothing but run; each in a session of its own, as those of other users are."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def figures(turns: Turns) -> Figures:
+    """Ratios within each run, and what tells whether the cores were what was waited for."""
+    cores = os.cpu_count() or 1
+    one, quiet = "one of them deflated alone", "the same VM deflated without them"
+    alone_s = [found.seconds for found in turns.alone]
+    made: Figures = {
+        "two_vms_to_one": Figure.over(ratios([found.seconds for found in turns.both], alone_s), "ratio", one),
+        "busy_to_quiet": Figure.over(ratios([found.seconds for found in turns.busy], alone_s), "ratio", quiet),
+    }
+    names = (
+        ("one_vm", turns.alone, one),
+        ("two_vms", turns.both, f"{VMS} VMs deflated at once"),
+        ("busy", turns.busy, f"one VM deflated beside {LOOPS} busy loops"),
+    )
+    for name, found, words in names:
+        words = f"{words}, {cores} cores"
+        made[f"{name}_s"] = Figure.over([each.seconds for each in found], "s", words)
+        made[f"{name}_guests_cores"] = Figure.over(
+            [each.cores for each in found], "cores", f"CPU time of the guests' processes over {name}_s"
+        )
+    # As much CPU time as both took cannot pass sooner on these cores, whoever deflates them.
+    least = [max(found.guests_cpu_s / cores, 1e-3) for found in turns.both]
+    made["two_vms_least_to_one"] = Figure.over(
+        ratios(least, alone_s), "ratio", f"two_vms_to_one if nothing but the guests' own CPU time took time; {one}"
+    )
+    return made
