@@ -101,3 +101,7 @@ class Intervals(NamedTuple):
     edges: Floats
     #: Machines that have had more room at some time since the last look: shape (GROWN,).
     grown: Ints
+    #: By machine, until all are asked again: a runtime from which it takes no task under a condition, s; and the first
+    #: machine after those that were switched on together with it.
+    refused_s: Floats
+    after: Ints

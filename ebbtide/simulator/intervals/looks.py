@@ -135,22 +135,18 @@ def choose(s: State, p: Intervals, task: int, now_s: float, every: bool) -> int:
     # Stable machines are never switched off: nothing is asked about them.
     if every:
         machine = first_at_least(p.tree, first, cores)
-        # Of machines that were switched on together one is asked about.
-        refused_s = math.nan
-        refused_band = -1
         while 0 <= machine < end:
+            onward = machine + 1
             if p.spare[machine] >= memory_mib:
                 if what != ON_CONDITION or machine < stable:
                     found = machine
                     break
-                since_s = s.machine_times[machine, MACHINE_TIME.changed]
-                if since_s != refused_s or p.bands[machine] != refused_band:
-                    if outlasts(s, p, machine, runtime_s, now_s):
-                        found = machine
-                        break
-                    refused_s = since_s
-                    refused_band = p.bands[machine]
-            machine = first_at_least(p.tree, machine + 1, cores)
+                if runtime_s < p.refused_s[machine] and outlasts(s, p, machine, runtime_s, now_s):
+                    found = machine
+                    break
+                # Those that were switched on with it are like it.
+                onward = p.after[machine]
+            machine = first_at_least(p.tree, onward, cores)
     else:
         for place in range(p.facts[FACT.grown]):
             machine = p.grown[place]
@@ -166,43 +162,52 @@ def choose(s: State, p: Intervals, task: int, now_s: float, every: bool) -> int:
     return int(found)
 
 
-def refused_from_s(s: State, p: Intervals, machine: int, least_s: float, now_s: float) -> float:
-    """A runtime from which a machine takes no task under a condition, not below ``least_s``; maybe not the shortest."""
+def refused_from_s(s: State, p: Intervals, machine: int, now_s: float) -> float:
+    """A runtime from which a machine that may be switched off takes no task under a condition; maybe not the
+    shortest."""
     every_s = p.numbers[NUMBER.every_s]
     # Longer than all intervals that are known.
     high_s = every_s * (p.tails.shape[1] + 1)
-    if machine < p.facts[FACT.stable] or outlasts(s, p, machine, high_s, now_s):
+    if outlasts(s, p, machine, high_s, now_s):
         return math.inf
-    low_s = least_s
+    low_s = 0.0
     while high_s > low_s + 0.1 * every_s:
         middle_s = low_s + 0.5 * (high_s - low_s)
         if outlasts(s, p, machine, middle_s, now_s):
             low_s = middle_s
         else:
             high_s = middle_s
-    return float(max(high_s, least_s))
+    return float(high_s)
 
 
-def refused_by_grown_s(s: State, p: Intervals, now_s: float) -> float:
-    """The same of all machines that have grown."""
+def refused_by_grown_s(p: Intervals) -> float:
+    """The same of all machines that have grown, as it was when all were asked last: what is left only falls since."""
     found_s = 0.0
     for place in range(p.facts[FACT.grown]):
-        found_s = refused_from_s(s, p, p.grown[place], found_s, now_s)
+        found_s = max(found_s, p.refused_s[p.grown[place]])
     return found_s
 
 
 def refused_by_all_s(s: State, p: Intervals, now_s: float) -> float:
     """The same of all machines, whatever they have free. Those that were switched on together are one."""
-    found_s = 0.0
+    stable = p.facts[FACT.stable]
+    found_s = math.inf if stable > 0 and p.facts[FACT.heeds] & H1 == 0 else 0.0
+    refused_s = 0.0
     since_s = math.nan
     band = -1
-    for machine in range(p.facts[FACT.stable] if p.facts[FACT.heeds] & H1 != 0 else 0, len(s.machines)):
+    above = after = len(s.machines)
+    for machine in range(len(s.machines) - 1, stable - 1, -1):
         if s.machines[machine, MACHINE.cores] == 0:
             continue
         if s.machine_times[machine, MACHINE_TIME.changed] != since_s or p.bands[machine] != band:
             since_s = s.machine_times[machine, MACHINE_TIME.changed]
             band = p.bands[machine]
-            found_s = refused_from_s(s, p, machine, found_s, now_s)
+            after = above
+            refused_s = refused_from_s(s, p, machine, now_s)
+            found_s = max(found_s, refused_s)
+        p.refused_s[machine] = refused_s
+        p.after[machine] = after
+        above = machine
     return found_s
 
 
@@ -283,7 +288,7 @@ def ask(s: State, p: Intervals, now_s: float, every: bool) -> None:
     stable_s = others_s = math.inf
     longest_s = p.numbers[NUMBER.never_s]
     if not every:
-        longest_s = refused_by_grown_s(s, p, now_s)
+        longest_s = refused_by_grown_s(p)
         if p.facts[FACT.heeds] & H1 != 0:
             # The first machine tells for which of both there is room at all, if only one has grown.
             on_stable = p.grown[0] < p.facts[FACT.stable]
@@ -330,6 +335,23 @@ def ask(s: State, p: Intervals, now_s: float, every: bool) -> None:
             s.scratch[0] = s.scratch[count]
         if count > 0:
             sift(s, 0, count)
+
+
+def ask_newest(s: State, p: Intervals, now_s: float) -> None:
+    """`ask` about all machines, if a single task was not asked before: the newest."""
+    task = s.counts[COUNT.newest]
+    cores = s.tasks[task, TASK.cores]
+    p.hopeless[STABLE_ONES, cores] = p.hopeless[OTHERS, cores] = math.inf
+    p.hopeless[ON_CONDITION, cores] = p.numbers[NUMBER.never_s]
+    if worth_asking(s, p, task, now_s):
+        machine = choose(s, p, task, now_s, True)
+        if machine >= 0:
+            start(s, p, task, machine, now_s)
+
+
+def is_new(s: State, p: Intervals, task: int) -> bool:
+    """Whether a task waits that was not asked before."""
+    return bool(s.tasks[task, TASK.machine] == -1 and s.tasks[task, TASK.order] >= p.facts[FACT.asked])
 
 
 def most_grown(p: Intervals) -> int:
@@ -405,7 +427,9 @@ def schedule(s: State, p: Intervals, now_s: float) -> None:
         p.numbers[NUMBER.never_s] = refused_by_all_s(s, p, now_s) if p.facts[FACT.heeds] & (H3 | H4) != 0 else math.inf
     elif p.facts[FACT.grown] > 0:
         ask(s, p, now_s, False)
-    if s.counts[COUNT.tail] > p.facts[FACT.asked]:
+    if s.counts[COUNT.tail] == p.facts[FACT.asked] + 1 and is_new(s, p, s.counts[COUNT.newest]):
+        ask_newest(s, p, now_s)
+    elif s.counts[COUNT.tail] > p.facts[FACT.asked]:
         ask(s, p, now_s, True)
     p.facts[FACT.asked] = s.counts[COUNT.tail]
     p.facts[FACT.grown] = 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.intervals.arrays import GROWN, HEURISTICS, SHORTER_H, Intervals
+from ebbtide.simulator.intervals.arrays import GROWN, H1, HEURISTICS, SHORTER_H, Intervals
 from ebbtide.simulator.intervals.looks import changed, ended, moved, schedule
 from ebbtide.simulator.jobs.columns import Floats, State
 from ebbtide.simulator.jobs.intake import CLASS_GROWTH, CLASSES
@@ -67,6 +67,8 @@ def policy(options: Options) -> Policy:
     def resized(s: State, p: Any, most_cores: int, seed: int) -> Intervals:
         machines, bands = len(s.machines), len(options.ended)
         past = np.array(options.ended, np.float64) if p is None else p.ended
+        # Where big jobs are told apart no others go on stable machines.
+        stable_only = options.stable if HEURISTICS[options.heuristics] & H1 else 0
         return Intervals(
             facts=np.array([HEURISTICS[options.heuristics], options.stable, 1, options.learns, 1, 0, 0, 0], np.int64),
             numbers=np.array(
@@ -83,6 +85,8 @@ def policy(options: Options) -> Policy:
             killed=np.zeros(1 + len(SHORTER_H)) if p is None else p.killed,
             bands=np.array([band(i, options.stable, machines, bands) for i in range(machines)], np.int64),
             grown=np.zeros(GROWN, np.int64),
+            refused_s=np.where(np.arange(machines) < stable_only, 0.0, np.inf),
+            after=np.arange(1, machines + 1),
         )
 
     kernels: dict[str, Any] = {"moved": moved, "changed": changed, "ended": ended, "schedule": schedule}

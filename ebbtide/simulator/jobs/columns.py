@@ -196,6 +196,8 @@ class Counts(NamedTuple):
     first_job: int = 33
     #: Replicas that were withdrawn since another one was done.
     withdrawn: int = 34
+    #: The task that was the last to be put into a queue.
+    newest: int = 35
 
 
 COUNT: Final = Counts()

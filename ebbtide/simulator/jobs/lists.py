@@ -10,6 +10,7 @@ def enqueue(s: State, task: int, order: int, first: bool) -> None:
     queue = s.tasks[task, TASK.queue]
     s.tasks[task, TASK.machine] = -1
     s.tasks[task, TASK.order] = order
+    s.counts[COUNT.newest] = task
     if s.queues[queue, QUEUE.waiting] == 0:
         place = s.counts[COUNT.active]
         s.active[place] = queue
