@@ -7,17 +7,23 @@ the model `matching` with ``calibrate`` does so beside its jobs (experiments/cal
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.predict.calibration import CLASSES, Calibration
-from ebbtide.matcher.predict.changes import Change
-from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
+from ebbtide.matcher.predict.completion_probability import completion_probability, form_now
+from ebbtide.matcher.predict.predictor import FORMS, PredictorOptions
 from ebbtide.matcher.predict.rolling import NONE
+from ebbtide.simulator.compiling import compiled
 from ebbtide.simulator.inputs.batches import Floats
+from ebbtide.simulator.jobs.columns import MACHINE, Ints
 from ebbtide.simulator.matching.futures import Futures
+from ebbtide.simulator.matching.hooks import begin, changed
+from ebbtide.simulator.matching.policy import fresh
 from ebbtide.simulator.matching.pools import Pool
 
 DURATIONS_S: Final = (600.0, 1800.0, 3600.0, 7200.0)
@@ -28,6 +34,29 @@ FIGURES: Final = ("count", "predicted", "observed")
 KINDS: Final = ("started", "machines")
 
 
+class _Machines(NamedTuple):
+    """What the hooks look at of an engine's state."""
+
+    machines: Ints
+
+
+def follow(s: Any, p: Any, machine: Ints, at_s: Floats, cores: Ints, place: int, now_s: float) -> int:
+    """Let a policy learn of the changes from a place on up to now; the place of the next one. A kernel."""
+    while place < len(at_s) and at_s[place] <= now_s:
+        number = machine[place]
+        before = s.machines[number, MACHINE.cores]
+        s.machines[number, MACHINE.cores] = cores[place]
+        changed(s, p, number, at_s[place], before)
+        place += 1
+    begin(s, p, now_s)
+    return place
+
+
+@functools.cache
+def _compiled() -> Any:
+    return compiled(follow)
+
+
 def calibrate(
     found: Pool,
     options: PredictorOptions,
@@ -35,39 +64,36 @@ def calibrate(
     frees: Sequence[float] = FREE,
     every_s: float = 900.0,
     warm_up_s: float = 1.25 * 86_400.0,
+    compile: bool = True,
 ) -> Calibration:
     """Predictions for all machines at regular times, and their outcomes.
 
     Without sizes a prediction came true if no shrink came within the duration; with sizes, if no more than the free
     cores were lost of those that there were.
+
+    :param compile: with numba.
     """
     calibration = Calibration()
     start_s = float(found.at_s[0])
-    predictor = Predictor(start_s, options)
-    cores = np.zeros(found.machines)
-    names = [f"machine-{number}" for number in range(found.machines)]
-    rows = np.array([predictor.row(name) for name in names])
+    learn = _compiled() if compile else follow
+    p = fresh(found.machines, start_s, options, MatchOptions(), 0.0, False)
+    s = _Machines(np.zeros((found.machines, len(MACHINE)), np.int64))
     futures = Futures(found)
-    next_s = start_s + warm_up_s
-    last_s = found.until_s - max(durations_s)
-    for machine, at_s, after in zip(found.machine.tolist(), found.at_s.tolist(), found.cores.tolist(), strict=True):
-        while next_s < at_s and next_s <= last_s:
-            predictor.advance(next_s)
-            there = (cores >= 1.0) & (predictor.directions()[rows] != NONE)
-            asked = rows[there]
-            elapsed_s = next_s - predictor.state.last_s[asked]
-            for duration_s in durations_s:
-                lost = futures.lost(next_s, duration_s)[there] if options.sized else None
-                for free in frees if options.sized else frees[:1]:
-                    p = predictor.probability(
-                        predictor.directions()[asked], elapsed_s, duration_s, np.full(len(asked), free), cores[there]
-                    )
-                    kept = lost <= free if lost is not None else ~futures.shrinks(next_s, duration_s)[there]
-                    calibration.add_all(np.clip(np.asarray(p), 0.0, 1.0), kept)
-            next_s += every_s
-        predictor.observe(Change(names[machine], at_s, float(cores[machine]), float(after)))
-        rows[machine] = predictor.row(names[machine])
-        cores[machine] = after
+    place = 0
+    for now_s in np.arange(start_s + warm_up_s, found.until_s - max(durations_s), every_s).tolist():
+        place = learn(s, p, found.machine, found.at_s, found.cores, place, now_s)
+        cores = s.machines[:, MACHINE.cores]
+        there = (cores >= 1) & (p.rolling.direction != NONE)
+        direction, elapsed_s = p.rolling.direction[there], now_s - p.rolling.last_s[there]
+        form, had = form_now(p.knowledge, FORMS[options.form]), cores[there].astype(np.float64)
+        for duration_s in durations_s:
+            lost = futures.lost(now_s, duration_s)[there] if options.sized else None
+            for free in frees if options.sized else frees[:1]:
+                predicted = completion_probability(
+                    p.knowledge, form, options.sized, direction, elapsed_s, duration_s, np.full(len(had), free), had
+                )
+                kept = lost <= free if lost is not None else ~futures.shrinks(now_s, duration_s)[there]
+                calibration.add_all(np.clip(predicted, 0.0, 1.0), kept)
     return calibration
 
 
