@@ -66,6 +66,7 @@ class Case:
 #: What a run gives: of an acquirer where there is one, of the pool, and of its power where that is a trace's.
 METRICS: Final = (
     *("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "brier"),
+    "lost_at_worst",
     *("span_s", "machines_requested", "machines_given_back", "machines_evicted", "machines_held_mean"),
     *("cores_held_mean", "cores_paid_mean", "utilisation", "cost_total", "pool_changes", "pool_gap_mean_min"),
     *("pool_gap_p50_min", "pool_gap_p95_min", "pool_within_10_min", "pool_within_1_h"),
