@@ -26,6 +26,7 @@ from ebbtide.simulator.generators.harvest import Packing
 from ebbtide.simulator.inputs.batches import CapacityBatch, Indices, texts
 from ebbtide.simulator.jobs.columns import COUNT, LEAVING, MACHINE, QUEUE, TASK, TIME, State
 from ebbtide.simulator.matching.costs import Meter, Prices, VmKind
+from ebbtide.simulator.matching.futures import Futures
 from ebbtide.simulator.matching.pools import Pool
 from ebbtide.simulator.matching.servers import Servers
 from ebbtide.simulator.matching.workload import FALLBACK_S
@@ -33,6 +34,8 @@ from ebbtide.simulator.matching.workload import FALLBACK_S
 Answer = TypeVar("Answer")
 #: Between two looks at how stable the machines are.
 _RECORD_S: Final = 900.0
+#: How far who knows the future looks.
+_AHEAD_S: Final = 4 * 3600.0
 
 
 class Removal(StrEnum):
@@ -44,6 +47,8 @@ class Removal(StrEnum):
     STABILITY = "stability"
     #: Any: nothing is made of what is known of them (Agarwal et al. 2023 §4.4's runs without the matcher).
     RANDOM = "random"
+    #: Those that will keep their cores least often in the hours to come: a bound on what any rule can gain.
+    FUTURE = "future"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,7 @@ class AcquiredMachines:
         # By Eq. 1 and the size of shrinks, whatever the scheme predicts by.
         self._predictor = Predictor(float(pool.at_s[0]), PredictorOptions(sized=True))
         self._record = StabilityRecord(max(acquisition.options.evidence_s, 1.0))
+        self._futures = Futures(pool)
         self._recorded_s = -math.inf
         self._shown: dict[int, int] = {}
         #: Of the engine.
@@ -268,14 +274,16 @@ class AcquiredMachines:
     def _views(self, now_s: float) -> dict[str, View]:
         views = {}
         ours = self._servers.ours
+        future = self._acquisition.removal is Removal.FUTURE and now_s >= self.acquirer.next_at
+        kept = self._futures.share_kept(now_s, self._duration_s(), _AHEAD_S) if future else None
         for one in self.acquirer.kept:
             unchanged_s = now_s - max(float(self._servers.changed_s[int(one.name)]), one.came_at)
             if self._acquisition.removal is Removal.RANDOM:
                 # The acquirer gives back what changed last: whichever that is said to be.
                 unchanged_s = float(self._generator.random())
             busy = int(self.state().machines[int(one.name), MACHINE.running]) > 0
-            stability = self._record.of(one.name)
-            known_s = now_s - one.came_at
+            stability = self._record.of(one.name) if kept is None else float(kept[int(one.name)])
+            known_s = now_s - one.came_at if kept is None else math.inf
             views[one.name] = View(float(ours[int(one.name)]), unchanged_s, busy, stability, known_s)
         return views
 
@@ -293,11 +301,14 @@ class AcquiredMachines:
             return
         self._recorded_s = now_s
         names = [one.name for one in self.acquirer.kept]
+        found = self._predictor.probabilities_of(names, now_s, self._duration_s())
+        self._record.observe(now_s, dict(zip(names, found, strict=True)))
+
+    def _duration_s(self) -> float:
+        """The median of what the tasks that are there are said to run."""
         s = self.state()
         alive = s.tasks[:, TASK.machine] > -2
-        duration_s = median_duration_s(s.times[alive, TIME.estimate].tolist(), FALLBACK_S)
-        found = self._predictor.probabilities_of(names, now_s, duration_s)
-        self._record.observe(now_s, dict(zip(names, found, strict=True)))
+        return median_duration_s(s.times[alive, TIME.estimate].tolist(), FALLBACK_S)
 
     def _wanted(self) -> float:
         if self._acquisition.budget_cores is not None:

@@ -15,6 +15,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.acquire.net_changes import AcquirerOptions
 from ebbtide.matcher.match.matching import THRESHOLD
 from ebbtide.matcher.policies.victims import ORDERS
+from ebbtide.matcher.predict.calibration import CLASSES
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import INPUTS, POLICY, Input, Outcome
@@ -25,6 +26,7 @@ from ebbtide.simulator.generators.replayed import vm_columns
 from ebbtide.simulator.inputs.batches import SeriesBatch, VmBatch
 from ebbtide.simulator.jobs.settings import REQUEUE
 from ebbtide.simulator.matching.acquiring import Acquisition, Removal
+from ebbtide.simulator.matching.calibrating import FIGURES, KINDS, calibrate, figure, figures, of_machines
 from ebbtide.simulator.matching.costs import Prices, VmKind
 from ebbtide.simulator.matching.pools import Pool, PoolSettings, PowerSettings, Supply, pool
 from ebbtide.simulator.matching.running import LIVE_ORDER, WARM_UP_S, Order, run
@@ -57,11 +59,14 @@ class Case:
     acquisition: Acquisition | None
     validate: bool
     rows: bool = False
+    #: Hold what is predicted against what comes of it, of all machines at regular times, too.
+    calibrate: bool = False
 
 
 #: What a run gives: of an acquirer where there is one, of the pool, and of its power where that is a trace's.
 METRICS: Final = (
     *("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "brier"),
+    "lost_at_worst",
     *("span_s", "machines_requested", "machines_given_back", "machines_evicted", "machines_held_mean"),
     *("cores_held_mean", "cores_paid_mean", "utilisation", "cost_total", "pool_changes", "pool_gap_mean_min"),
     *("pool_gap_p50_min", "pool_gap_p95_min", "pool_within_10_min", "pool_within_1_h"),
@@ -69,6 +74,8 @@ METRICS: Final = (
     *("pool_hour_p50_changes", "pool_hour_p90_changes", "pool_day_p50_changes", "pool_day_p90_changes"),
     *("pool_rank_correlation", "pool_cores_p10", "pool_cores_p90"),
     *("pool_power_least", "pool_power_most", "pool_vms_evicted", "pool_vms_deferred", "pool_vms_relaunched"),
+    *(figure(kind, decile, what) for kind in KINDS for what in FIGURES for decile in range(CLASSES)),
+    "calibration_brier",
 )
 
 
@@ -136,6 +143,7 @@ class MatchingModel:
             acquisition=acquisition,
             validate=g.flag("validate", False),
             rows=g.flag("rows", False),
+            calibrate=g.flag("calibrate", False),
         )
         g.end()
         return case
@@ -206,7 +214,11 @@ class MatchingModel:
             tables["calibration"] = {"count": counts, "predicted": predicted, "observed": observed}
         if done.acquired is not None:
             tables["held"] = done.acquired.held.table
-        return Outcome({**done.metrics, **{f"pool_{name}": value for name, value in statistics.items()}}, tables)
+        metrics = {**done.metrics, **{f"pool_{name}": value for name, value in statistics.items()}}
+        if settings.calibrate and done.calibration is not None:
+            metrics |= figures("started", *done.calibration)
+            metrics |= of_machines(calibrate(found, SCHEMES[settings.scheme].predicting))
+        return Outcome(metrics, tables)
 
 
 MODEL: Final = MatchingModel()

@@ -21,6 +21,9 @@ from ebbtide.simulator.matching.pools import Pool
 from ebbtide.simulator.matching.schemes import engine_policy, engine_settings, named
 from ebbtide.simulator.matching.workload import Workload, jobs
 
+#: Lost work is told by windows of so many seconds, of which the worst are this share.
+WINDOW_S: Final = 300.0
+WORST: Final = 0.05
 #: Seconds of the pool's changes before the first job: a day's window is full by then.
 WARM_UP_S = 1.25 * 86_400.0
 
@@ -55,6 +58,8 @@ class Run:
     calibration: tuple[Floats, Floats, Floats] | None
     brier: float
     span_s: float
+    #: Of the work lost to kills, what went in the worst twentieth of all five minutes; NaN: none was lost.
+    lost_at_worst: float = float("nan")
     #: What an acquirer did; None: there was none.
     acquired: AcquiredMachines | None = None
 
@@ -72,6 +77,7 @@ class Run:
             "kills_per_task": self.results.kills / self.results.tasks,
             "wait_mean_s": self.results.measures["task_wait_mean_s"],
             "brier": self.brier,
+            "lost_at_worst": self.lost_at_worst,
             "span_s": self.span_s,
         }
 
@@ -108,6 +114,7 @@ def run(
         changes, held_share = acquired.batches(), acquisition.held_share(pool, start_s)
     batch, until_s = jobs(workload, pool, start_s, seed, held_share)
     told = JobRowsTable()
+    attempts: list[Floats] = []
     engine = Engine(
         told.named([batch]),
         None,
@@ -116,6 +123,7 @@ def run(
         settings=engine_settings(chosen, kills=order.kills, requeue=order.requeue, validate=validate),
         seed=seed,
         done=told.take,
+        attempts=attempts.append,
         compile=compile,
     )
     if acquired is not None:
@@ -129,4 +137,24 @@ def run(
         counts = np.maximum(state.outcomes, 1.0)
         calibration = (state.outcomes, state.predicted / counts, state.observed / counts)
         brier = float(state.numbers[NUMBER.squares] / state.outcomes.sum())
-    return Run(rows["ended_s"] - rows["submitted_s"], rows, found, calibration, brier, until_s - start_s, acquired)
+    completion_s = rows["ended_s"] - rows["submitted_s"]
+    worst = lost_at_worst(np.concatenate(attempts), batch.cpu_cores)
+    return Run(completion_s, rows, found, calibration, brier, until_s - start_s, worst, acquired)
+
+
+def lost_at_worst(attempts: Floats, job_cores: Floats) -> float:
+    """Of the core-seconds that killed attempts had run, the share that was lost in the worst windows.
+
+    All windows count in which attempts ended, and those between them. What shrinks of many machines at once take lies
+    in few windows; chance shrinks of one machine and another lie anywhere.
+
+    :param attempts: rows of `ATTEMPT_COLUMNS`.
+    :param job_cores: of a task of each job.
+    """
+    number, began_s, ended_s, completed = (attempts[:, column] for column in (0, 3, 4, 5))
+    window = ((ended_s - ended_s.min()) / WINDOW_S).astype(np.int64)
+    lost = np.bincount(window, (ended_s - began_s) * job_cores[number.astype(np.int64)] * (completed == 0.0))
+    if not lost.sum() > 0.0:
+        return float("nan")
+    count = max(round(WORST * len(lost)), 1)
+    return float(np.sort(lost)[-count:].sum() / lost.sum())

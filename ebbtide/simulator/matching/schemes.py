@@ -23,12 +23,14 @@ class Scheme:
     :param nodes: a policy that looks at room only (`simulator.jobs.nodes`), or an oracle; None: the matcher.
     :param replicas: of each task, on machines apart; the first to be done ends the others.
     :param heartbeat: machines report one after another, and each report is answered by Algorithm 3 (YARN's turn).
-    :param checkpoint_cost_s: of a checkpoint every 10 minutes, from which tasks go on elsewhere; 0: none.
+    :param checkpoint_every_s: between two checkpoints, from which tasks go on elsewhere; 0: none.
+    :param checkpoint_cost_s: of each.
     """
 
     nodes: str | None = None
     predicting: PredictorOptions = field(default_factory=PredictorOptions)
     matching: MatchOptions = field(default_factory=MatchOptions)
+    checkpoint_every_s: float = 0.0
     checkpoint_cost_s: float = 0.0
     replicas: int = 1
     heartbeat: bool = False
@@ -44,8 +46,10 @@ SCHEMES: Final[dict[str, Scheme]] = {
     "capacity-filling": Scheme("filling"),
     "oracle-no-shrink": Scheme("oracle-no-shrink"),
     "oracle-no-kill": Scheme("oracle-no-kill"),
-    "checkpoint-1-min": Scheme("random", checkpoint_cost_s=60.0),
-    "checkpoint-2-min": Scheme("random", checkpoint_cost_s=120.0),
+    "checkpoint-1-min": Scheme("random", checkpoint_every_s=600.0, checkpoint_cost_s=60.0),
+    "checkpoint-2-min": Scheme("random", checkpoint_every_s=600.0, checkpoint_cost_s=120.0),
+    # A kill costs no work: a bound on what any choice of machines can gain, but for their number.
+    "capacity-lossless": Scheme("random", checkpoint_every_s=1.0),
     "replicas-3": Scheme("replicas", replicas=3),
     # The paper's rules to the letter: completed intervals, every shrink fatal, no promises.
     "paper": Scheme(predicting=_PAPER, matching=MatchOptions(promises=False)),
@@ -95,7 +99,7 @@ def engine_policy(scheme: Scheme, pool: Pool, threshold: float = THRESHOLD) -> P
 def engine_settings(scheme: Scheme, **changes: Any) -> Settings:
     """What happens to tasks under a scheme; only cores matter. The order of kills is no part of a scheme."""
     given = {
-        "checkpoint_every_s": 600.0 if scheme.checkpoint_cost_s else 0.0,
+        "checkpoint_every_s": scheme.checkpoint_every_s,
         "checkpoint_cost_s": scheme.checkpoint_cost_s,
         "replicas": scheme.replicas,
         "memory": False,

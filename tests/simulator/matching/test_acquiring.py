@@ -101,9 +101,9 @@ def test_a_step_is_no_longer_than_a_period() -> None:
         Acquisition(step_s=7200.0)
 
 
-@pytest.mark.parametrize("removal", [Removal.RECENT, Removal.STABILITY])
+@pytest.mark.parametrize("removal", [Removal.RECENT, Removal.STABILITY, Removal.FUTURE])
 def test_calm_servers_are_what_is_held_in_the_end(removal: Removal) -> None:
-    """By either rule; by stability a machine is known for hours before it goes, and calm ones stay."""
+    """By each rule; by stability a machine is known for hours before it goes, and calm ones stay."""
     options = AcquirerOptions(HELD, HELD, replaced_share=0.125, evidence_s=7200.0)
     acquisition = Acquisition(options, removal=removal)
     found = run(halves(2), SMALL, "capacity-random", 1, validate=True, compile=False, acquisition=acquisition)
