@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "experiments" / "results"
 #: Scripts, and what they write.
-PAGES = ("matcher_tables", "interval_tables", "coaster_tables", "steady_tables", "tasks_tables")
+PAGES = ("matcher_tables", "interval_tables", "coaster_tables", "steady_tables", "tasks_tables", "waiting_tables")
 
 
 def made(script: str) -> dict[str, Any]:
