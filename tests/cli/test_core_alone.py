@@ -12,7 +12,7 @@ import pytest
 from ebbtide.lab.state import write_private
 
 #: As `import` answers for a package that is not installed.
-EXTRAS = ("libvirt", "libvirt_qemu", "psutil", "scipy", "numba", "pyarrow")
+EXTRAS = ("libvirt", "libvirt_qemu", "psutil", "scipy", "sklearn", "numba", "pyarrow")
 WITHOUT = f"import sys\nsys.modules.update(dict.fromkeys({EXTRAS}))\n"
 
 

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from ebbtide.matcher.policies.cluster_state import FEATURES, SUMS, began, describe, ended, waits, waits_no_more
-from ebbtide.matcher.policies.forest import Forest, grown, nothing, predicted
+from ebbtide.matcher.policies.forest import Forest, nothing, predicted
+from ebbtide.matcher.policies.past_lengths import COLUMNS, PRIOR, found_out, long_chance
 from ebbtide.matcher.policies.waiting import (
+    BELIEVED_LATE,
+    BELIEVED_MCC,
+    HOLD,
     MIB_A_CORE,
     ON_DEMAND,
     SIZES,
@@ -17,9 +21,11 @@ from ebbtide.matcher.policies.waiting import (
     WAIT,
     after_trial,
     at_arrival,
+    believed,
     leaves_at_s,
     length_s,
     rented_cores,
+    tried,
     tried_for_s,
 )
 
@@ -47,6 +53,33 @@ def test_nothing_is_tried_for_no_time() -> None:
 def test_a_long_job_that_would_be_late_stays_where_it_was_tried() -> None:
     assert after_trial(True) == ON_DEMAND
     assert after_trial(False) == WAIT
+
+
+def test_what_is_likely_long_is_not_tried_and_the_rest_one_after_the_other() -> None:
+    assert tried(0.9, 0.8, trials=0, now_s=5.0, held_until_s=60.0) == WAIT
+    assert tried(0.8, 0.8, trials=0, now_s=5.0, held_until_s=60.0) == TRY
+    assert tried(0.5, 0.8, trials=3, now_s=5.0, held_until_s=60.0) == HOLD
+    assert tried(0.5, 0.8, trials=3, now_s=60.0, held_until_s=60.0) == TRY
+    # The paper's.
+    assert tried(1.0, 1.0, trials=3, now_s=5.0, held_until_s=5.0) == TRY
+
+
+def test_a_model_that_says_no_more_than_chance_or_has_seen_little_is_not_believed() -> None:
+    assert believed(BELIEVED_MCC, BELIEVED_LATE)
+    assert not believed(BELIEVED_MCC - 0.01, 10_000)
+    assert not believed(0.9, BELIEVED_LATE - 1)
+    assert not believed(math.nan, 10_000)
+
+
+def test_what_is_known_of_the_past_ages_by_when_jobs_came() -> None:
+    """Half-life 10 s: at 20 s a long one of 10 s weighs 1/2, a short one of 20 s 1; the prior .2 of .3."""
+    past = np.zeros((5, COLUMNS))
+    assert long_chance(past, 2, 0.0, 10.0) == pytest.approx(PRIOR)
+    found_out(past, 2, True, 10.0, 15.0, 10.0)
+    found_out(past, 2, False, 20.0, 20.0, 10.0)
+    assert long_chance(past, 2, 20.0, 10.0) == pytest.approx((0.5 + 0.06) / (1.5 + 0.2))
+    assert long_chance(past, 2, 1e6, 10.0) == pytest.approx(PRIOR)
+    assert long_chance(past, 3, 20.0, 10.0) == pytest.approx(PRIOR)
 
 
 def test_lengths_are_core_time_or_runtime() -> None:
@@ -85,44 +118,10 @@ def test_a_forest_is_asked_down_to_its_leaves() -> None:
         roots=np.array([0, 3]),
         feature=np.array([0, -1, -1, -1]),
         threshold=np.array([3.0, 0.0, 0.0, 0.0]),
-        child=np.array([1, -1, -1, -1]),
-        value=np.array([0.5, 0.25, 0.75, 1.0]),
+        low=np.array([2, -1, -1, -1]),
+        high=np.array([1, -1, -1, -1]),
+        value=np.array([0.5, 0.75, 0.25, 1.0]),
     )
     assert predicted(forest, np.array([3.0])) == (0.25 + 1.0) / 2
     assert predicted(forest, np.array([3.1])) == (0.75 + 1.0) / 2
     assert predicted(nothing(), np.array([3.1])) == 0.0
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_forest_learns_what_no_straight_line_can(seed: int) -> None:
-    """Late if exactly one of two features is high."""
-    generator = np.random.default_rng(seed)
-    rows = generator.uniform(size=(4000, 4))
-    labels = ((rows[:, 0] > 0.6) ^ (rows[:, 1] > 0.3)).astype(float)
-    forest = grown(rows[:3000], labels[:3000], generator, trees=8)
-    said = np.array([predicted(forest, row) for row in rows[3000:]]) >= 0.5
-    assert (said == (labels[3000:] >= 0.5)).mean() > 0.95
-
-
-def test_the_same_seed_grows_the_same_forest() -> None:
-    rows = np.random.default_rng(1).uniform(size=(500, 3))
-    labels = (rows[:, 0] > 0.5).astype(float)
-    one, other = (grown(rows, labels, np.random.default_rng(9), trees=3) for _ in range(2))
-    assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
-
-
-def test_leaves_are_not_smaller_than_asked_and_trees_not_deeper() -> None:
-    rows = np.random.default_rng(2).uniform(size=(300, 2))
-    labels = np.random.default_rng(3).integers(0, 2, 300).astype(float)
-    forest = grown(rows, labels, np.random.default_rng(4), trees=1, depth=2, least_leaf=60)
-    assert 1 < (forest.feature < 0).sum() <= 4
-    assert len(grown(rows, labels, np.random.default_rng(4), trees=1, least_leaf=200).feature) == 1
-
-
-def test_forests_refuse_what_they_cannot_learn_from() -> None:
-    generator = np.random.default_rng(1)
-    with pytest.raises(ValueError, match="shapes"):
-        grown(np.zeros((3, 2)), np.zeros(2), generator)
-    with pytest.raises(ValueError, match="finite"):
-        grown(np.full((3, 2), np.nan), np.zeros(3), generator)
-    assert len(grown(np.zeros((0, 2)), np.zeros(0), generator).roots) == 0

@@ -13,7 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "experiments" / "results"
 #: Scripts, and what they write.
-PAGES = ("matcher_tables", "interval_tables", "coaster_tables", "steady_tables", "tasks_tables", "deflation_tables")
+PAGES = (
+    "matcher_tables",
+    "interval_tables",
+    "coaster_tables",
+    "steady_tables",
+    "tasks_tables",
+    "waiting_tables",
+    "deflation_tables",
+)
 
 
 def made(script: str) -> dict[str, Any]:

@@ -18,6 +18,13 @@ Ints = NDArray[np.int64]
 WAIT: Final = 0
 ON_DEMAND: Final = 1
 TRY: Final = 2
+#: It is not decided yet: trials that are under way will tell.
+HOLD: Final = 3
+
+#: A model of waits is believed if its Matthews' coefficient on stretches of time that it has not seen is at least the
+#: least that the paper found (Fig. 6), and it has learned from so many jobs that waited too long.
+BELIEVED_MCC: Final = 0.25
+BELIEVED_LATE: Final = 100
 
 #: Amazon's m5 family, which the paper rents from (§2.3): cores of its sizes, MiB to a core, dollars an hour for a core;
 #: and what a machine costs that is reserved for three years, as a share of that.
@@ -25,6 +32,8 @@ SIZES: Final = (2, 4, 8, 16, 32, 48, 64, 96)
 MIB_A_CORE: Final = 4096
 CORE_HOUR: Final = 0.048
 RESERVED_SHARE: Final = 0.4
+#: What a spot machine costs, as a share of one on demand (§3.1).
+SPOT_SHARE: Final = 0.3
 
 
 def length_s(runtime_s: float, cores: int, by_core_time: bool) -> float:
@@ -50,13 +59,39 @@ def at_arrival(length_s: float, short_below_s: float, late: bool, tries: bool) -
     :param length_s: what is believed of it (`length_s`); one that is not known (NaN) is long.
     :param short_below_s: t; 0: none is short.
     :param late: whether it is believed to wait b or longer.
-    :param tries: whether lengths are found out by trying, not believed.
+    :param tries: whether its length is found out by trying it (`tried`).
     """
     if tries and short_below_s > 0:
         return TRY
     if late or length_s < short_below_s:
         return ON_DEMAND
     return WAIT
+
+
+def tried(long_chance: float, up_to: float, trials: int, now_s: float, held_until_s: float) -> int:
+    """Whether a job that finds no room is tried: TRY, HOLD, or WAIT, as one that is long.
+
+    The paper tries all (``up_to`` 1). A trial of a long job is paid in vain, so here only what is not likely to be long
+    is tried; and while others like it are on trial it is held until they have told.
+
+    :param up_to: the chance to be long up to which a job is tried; 0 to 1.
+    :param trials: of jobs like it that are under way.
+    :param held_until_s: it is held no longer than that.
+    """
+    if long_chance > up_to:
+        return WAIT
+    if trials > 0 and now_s < held_until_s:
+        return HOLD
+    return TRY
+
+
+def believed(mcc: float, late: int) -> bool:
+    """Whether a model of waits is believed; if not, no job is said to be late, and who has waited b gives up.
+
+    :param mcc: Matthews' coefficient on stretches of time that it has not seen; NaN where there is none.
+    :param late: jobs that waited too long among those that it has learned from.
+    """
+    return mcc >= BELIEVED_MCC and late >= BELIEVED_LATE
 
 
 def after_trial(late: bool) -> int:

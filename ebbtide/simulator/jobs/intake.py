@@ -117,10 +117,6 @@ def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: fl
     if settings.memory and not (unsaid := np.isnan(batch.memory_mib)).all():
         memory_mib = whole("memory_mib", np.where(unsaid, 0.0, batch.memory_mib), least=0)
     rank = _RANKS[batch.priority] if settings.priorities else None
-    if settings.by_length:
-        if len(runtime_s) != len(cores):
-            raise InvalidParameter("by_length", "goes with jobs of one task each")
-        rank = length_class(runtime_s * cores)
     estimate_s = runtime_s
     if settings.estimates == "requested":
         requested_s = np.repeat(batch.requested_s, np.diff(offsets))
@@ -131,6 +127,10 @@ def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: fl
             raise InvalidParameter("task_estimate_s", "must have one for each task")
         estimate_s = _own(said.values[said.offsets[0] : said.offsets[-1]])
         _sound("task_estimate_s", estimate_s, 0.0)
+    if settings.by_length:
+        if len(runtime_s) != len(cores):
+            raise InvalidParameter("by_length", "goes with jobs of one task each")
+        rank = length_class((estimate_s if settings.by_estimate else runtime_s) * cores)
     queue, fresh = demands.queues(rank, cores, memory_mib)
     return JobRows(submit_s, queue, offsets, runtime_s, estimate_s, fresh)
 

@@ -25,7 +25,7 @@ class Knobs(NamedTuple):
     #: What says who would wait too long: one of LATE.
     late: int = 3
     by_core_time: int = 4
-    #: Tasks from this place in the queue on are new.
+    #: Tasks from this place in the queue on are new, or held.
     new: int = 5
     #: Write down who waits too long; write down what the cluster looked like.
     marks: int = 6
@@ -45,6 +45,10 @@ class Knobs(NamedTuple):
     #: Memory of a fixed machine, in MiB; and the count of jobs that were too large for one.
     most_mib: int = 17
     too_large: int = 18
+    #: Jobs that were never tried, since jobs like them were long.
+    untried: int = 19
+    #: Trials that ended with their spot machine.
+    revoked: int = 20
 
 
 KNOB: Final = Knobs()
@@ -59,6 +63,13 @@ class Limits(NamedTuple):
 
     short_below_s: int = 0
     wait_below_s: int = 1
+    #: The chance to be long up to which a job is tried; how long it is held for others' trials; s; half-life of what
+    #: is known of the past; s.
+    try_up_to: int = 2
+    hold_s: int = 3
+    half_life_s: int = 4
+    #: When the next of those that are held is asked again; s.
+    held_until_s: int = 5
 
 
 LIMIT: Final = Limits()
@@ -98,8 +109,13 @@ class Waiting(NamedTuple):
     sizes: Ints
     #: Of each job by its number: 1 if it would wait too long. Shape (jobs,), or (0,) where it is not asked.
     marks: NDArray[np.int8]
-    #: Features of jobs that found no room, and whether they would have waited too long.
+    #: `matcher.policies.past_lengths`.
+    past: Floats
+    #: Of spot machines, which trials get one after the other; s. None: trials are on demand.
+    lifetimes: Floats
+    #: Features of jobs that found no room, whether they would have waited too long, and when they were asked; s.
     rows: Floats
     labels: Floats
+    asked_s: Floats
     forest: Forest
     nodes: Nodes

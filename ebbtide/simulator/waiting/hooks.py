@@ -14,10 +14,13 @@ from ebbtide.matcher.policies.cluster_state import ended as cluster_ended
 from ebbtide.matcher.policies.cluster_state import waits as cluster_waits
 from ebbtide.matcher.policies.cluster_state import waits_no_more as cluster_waits_no_more
 from ebbtide.matcher.policies.forest import predicted
+from ebbtide.matcher.policies.past_lengths import TRIALS, found_out, long_chance
 from ebbtide.matcher.policies.waiting import (
     CORE_HOUR,
+    HOLD,
     MIB_A_CORE,
     ON_DEMAND,
+    SPOT_SHARE,
     TRY,
     WAIT,
     after_trial,
@@ -25,6 +28,7 @@ from ebbtide.matcher.policies.waiting import (
     leaves_at_s,
     length_s,
     rented_cores,
+    tried,
     tried_for_s,
 )
 from ebbtide.simulator.jobs.columns import COUNT, JOB, JOB_TIME, MACHINE, QUEUE, SUM, TASK, TIME, State
@@ -53,6 +57,9 @@ def started(s: State, p: Waiting, task: int, machine: int, now_s: float) -> None
     if s.times[task, TIME.note] > 0.0:
         cluster_waits_no_more(p.cluster, cores, s.times[task, TIME.since])
         s.times[task, TIME.note] = 0.0
+    if on_trial(p, machine) and len(p.lifetimes) > 0:
+        # When its machine goes: negative, so that it is not taken for one that waits.
+        s.times[task, TIME.note] = -(now_s + p.lifetimes[p.knobs[KNOB.tried] % len(p.lifetimes)])
     if machine < p.knobs[KNOB.fixed]:
         cluster_began(p.cluster, cores, float(s.tasks[task, TASK.memory]), now_s)
 
@@ -63,6 +70,12 @@ def ended(s: State, p: Waiting, task: int, machine: int, now_s: float, completed
     began_s = s.times[task, TIME.began]
     submitted_s = s.job_times[s.tasks[task, TASK.job], JOB_TIME.submitted]
     measured = s.sums[SUM.from_s] <= submitted_s < s.sums[SUM.to_s]
+    if on_trial(p, machine):
+        p.past[cores, TRIALS] -= 1.0
+    if p.knobs[KNOB.tries] != 0 and machine <= p.knobs[KNOB.fixed] + p.knobs[KNOB.most] and not gone(s, task, now_s):
+        length = length_s(now_s - began_s, cores, p.knobs[KNOB.by_core_time] != 0)
+        known(p, cores, not completed or length >= p.numbers[LIMIT.short_below_s], submitted_s, now_s)
+    s.times[task, TIME.note] = 0.0
     if machine < p.knobs[KNOB.fixed]:
         cluster_ended(p.cluster, float(cores), float(s.tasks[task, TASK.memory]), began_s)
         add(p.sums, PAID.fixed_core_s, cores * overlap(began_s, now_s, s.sums[SUM.from_s], s.sums[SUM.to_s]))
@@ -71,7 +84,8 @@ def ended(s: State, p: Waiting, task: int, machine: int, now_s: float, completed
         # Jobs are billed in full wherever their hours lie: who waits first must not be cheaper for running later.
         if measured:
             paid = rented_cores(p.sizes, MIB_A_CORE, cores, s.tasks[task, TASK.memory])
-            add(p.sums, PAID.dollars, paid * CORE_HOUR * (now_s - began_s) / 3600.0)
+            share = SPOT_SHARE if on_trial(p, machine) and len(p.lifetimes) > 0 else 1.0
+            add(p.sums, PAID.dollars, paid * CORE_HOUR * share * (now_s - began_s) / 3600.0)
             add(p.sums, PAID.core_s, cores * (now_s - began_s))
             if not completed:
                 add(p.sums, PAID.lost_core_s, cores * (now_s - began_s))
@@ -81,6 +95,22 @@ def ended(s: State, p: Waiting, task: int, machine: int, now_s: float, completed
         add(p.sums, PAID.jobs, 1.0)
         if s.times[task, TIME.queued] > 0.0:
             add(p.sums, PAID.late, 1.0)
+
+
+def known(p: Waiting, cores: int, long: bool, submitted_s: float, now_s: float) -> None:
+    """The length of a job has been found out, on trial or elsewhere. Those that fit no fixed machine tell of nobody."""
+    if cores < len(p.past):
+        found_out(p.past, cores, long, submitted_s, now_s, p.numbers[LIMIT.half_life_s])
+
+
+def on_trial(p: Waiting, machine: int) -> bool:
+    """Whether a machine is that of trials."""
+    return bool(0 < machine - p.knobs[KNOB.fixed] <= p.knobs[KNOB.most])
+
+
+def gone(s: State, task: int, now_s: float) -> bool:
+    """Whether the spot machine is gone that a job was tried on."""
+    return bool(s.times[task, TIME.note] < 0.0 and -s.times[task, TIME.note] <= now_s)
 
 
 def too_large(p: Waiting, cores: int, memory_mib: int) -> bool:
@@ -103,6 +133,7 @@ def would_be_late(s: State, p: Waiting, task: int, now_s: float) -> bool:
             for i in range(len(p.features)):
                 p.rows[row, i] = p.features[i]
             p.labels[row] = 1.0 if mark else 0.0
+            p.asked_s[row] = now_s
             p.knobs[KNOB.recorded] = row + 1
         p.knobs[KNOB.decisions] += 1
     if kind == _FOREST:
@@ -141,8 +172,8 @@ def point_at_new(s: State, p: Waiting) -> None:
 
 
 def wake(s: State, p: Waiting) -> None:
-    """Ask to be woken when the next trial is over, or the next job has waited too long."""
-    at_s = math.inf
+    """Ask to be woken when the next trial is over, a job is held no longer, or has waited too long."""
+    at_s = p.numbers[LIMIT.held_until_s]
     wait_s = p.numbers[LIMIT.wait_below_s]
     if wait_s < math.inf:
         for i in range(s.counts[COUNT.active]):
@@ -153,7 +184,22 @@ def wake(s: State, p: Waiting) -> None:
             if task >= 0:
                 limit_s = tried_for_s(p.numbers[LIMIT.short_below_s], cores, p.knobs[KNOB.by_core_time] != 0)
                 at_s = min(at_s, s.times[task, TIME.began] + limit_s)
+            while task >= 0 and len(p.lifetimes) > 0:
+                at_s = min(at_s, -s.times[task, TIME.note])
+                task = s.tasks[task, TASK.next]
     s.sums[SUM.wake] = min(s.sums[SUM.wake], at_s)
+
+
+def asked(s: State, p: Waiting, task: int, now_s: float) -> int:
+    """Whether a job of unknown length is tried now: TRY, HOLD or WAIT. Who is held is asked again."""
+    cores = s.tasks[task, TASK.cores]
+    chance = long_chance(p.past, cores, now_s, p.numbers[LIMIT.half_life_s])
+    held_until_s = s.times[task, TIME.since] + p.numbers[LIMIT.hold_s]
+    what = tried(chance, p.numbers[LIMIT.try_up_to], p.past[cores, TRIALS], now_s, held_until_s)
+    if what == HOLD:
+        p.knobs[KNOB.new] = min(p.knobs[KNOB.new], s.tasks[task, TASK.order])
+        p.numbers[LIMIT.held_until_s] = min(p.numbers[LIMIT.held_until_s], held_until_s)
+    return what
 
 
 def next_start(s: State, p: Waiting, now_s: float) -> tuple[int, int]:
@@ -177,9 +223,9 @@ def next_start(s: State, p: Waiting, now_s: float) -> tuple[int, int]:
             s.queues[queue, QUEUE.cursor] = -1
         point_at_new(s, p)
         p.knobs[KNOB.new] = s.counts[COUNT.tail]
+        p.numbers[LIMIT.held_until_s] = math.inf
         p.knobs[KNOB.phase] = 1
     if p.knobs[KNOB.phase] == 1:
-        tries = p.knobs[KNOB.tries] != 0
         short_below_s = p.numbers[LIMIT.short_below_s]
         while True:
             queue = next_waiting(s)
@@ -187,20 +233,31 @@ def next_start(s: State, p: Waiting, now_s: float) -> tuple[int, int]:
                 break
             task = s.queues[queue, QUEUE.cursor]
             s.queues[queue, QUEUE.cursor] = s.tasks[task, TASK.next]
-            if s.tasks[task, TASK.kills] > 0:
+            # Who has been told to wait, when it came or after its trial.
+            if s.times[task, TIME.note] > 0.0:
                 continue
             cores = s.tasks[task, TASK.cores]
             if too_large(p, cores, s.tasks[task, TASK.memory]):
                 p.knobs[KNOB.too_large] += 1
                 return int(task), int(fixed)
             believed_s = length_s(s.times[task, TIME.estimate], cores, p.knobs[KNOB.by_core_time] != 0)
+            tries = False
+            if p.knobs[KNOB.tries] != 0:
+                believed_s = math.nan
+                what = asked(s, p, task, now_s)
+                if what == HOLD:
+                    continue
+                tries = what == TRY
+                if not tries:
+                    p.knobs[KNOB.untried] += 1
             # Who is short, or is tried first, needs no belief about its wait.
             late = False
-            if not tries and believed_s >= short_below_s:
+            if not tries and not believed_s < short_below_s:
                 late = would_be_late(s, p, task, now_s)
             what = at_arrival(believed_s, short_below_s, late, tries)
             if what == TRY:
                 p.knobs[KNOB.tried] += 1
+                p.past[cores, TRIALS] += 1.0
                 return int(task), int(fixed + cores)
             if what == ON_DEMAND:
                 p.knobs[KNOB.rented] += 1
@@ -219,10 +276,26 @@ def next_start(s: State, p: Waiting, now_s: float) -> tuple[int, int]:
     return -1, -1
 
 
+def next_gone(s: State, p: Waiting, now_s: float) -> int:
+    """The next job whose spot machine is gone; -1: there is none."""
+    if len(p.lifetimes) > 0:
+        for cores in range(1, p.knobs[KNOB.most] + 1):
+            task = s.machines[p.knobs[KNOB.fixed] + cores, MACHINE.first]
+            while task >= 0:
+                if gone(s, task, now_s):
+                    return int(task)
+                task = s.tasks[task, TASK.next]
+    return -1
+
+
 def next_killed(s: State, p: Waiting, now_s: float) -> int:
-    """The next job whose trial is over and that shall wait; -1: there is none. Those that stay are taken aside."""
+    """The next job whose trial is over, or whose spot machine is gone; -1: there is none. Those that stay are taken
+    aside."""
     if p.knobs[KNOB.tries] == 0:
         return -1
+    task = next_gone(s, p, now_s)
+    if task >= 0:
+        return task
     while p.knobs[KNOB.at] <= p.knobs[KNOB.most]:
         cores = p.knobs[KNOB.at]
         machine = p.knobs[KNOB.fixed] + cores
@@ -233,6 +306,8 @@ def next_killed(s: State, p: Waiting, now_s: float) -> int:
         elif after_trial(would_be_late(s, p, task, now_s)) == WAIT:
             return int(task)
         else:
+            p.past[cores, TRIALS] -= 1.0
+            known(p, cores, True, s.job_times[s.tasks[task, TASK.job], JOB_TIME.submitted], now_s)
             stays(s, task, machine, machine + p.knobs[KNOB.most])
             p.knobs[KNOB.stayed] += 1
     return -1
@@ -246,10 +321,14 @@ def schedule(s: State, p: Waiting, now_s: float) -> None:
         task = next_killed(s, p, now_s)
         if task < 0:
             break
+        again = gone(s, task, now_s)
         kill(s, p, task, now_s)
         enqueue(s, task, s.counts[COUNT.tail], False)
         s.counts[COUNT.tail] += 1
-        now_waits(s, p, task)
+        if again:
+            p.knobs[KNOB.revoked] += 1
+        else:
+            now_waits(s, p, task)
     p.knobs[KNOB.phase] = 0
     rewind(s)
     while True:

@@ -19,7 +19,8 @@ from ebbtide.simulator.jobs.engine import Machines
 from ebbtide.simulator.jobs.facts import known
 from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, made
 from ebbtide.simulator.jobs.rows import JobRowsTable
-from ebbtide.simulator.waiting.running import Terms, run
+from ebbtide.simulator.waiting.meanwhile import table
+from ebbtide.simulator.waiting.running import COUNTED, MODEL_METRICS, Terms, run
 from ebbtide.simulator.waiting.schemes import SCHEMES, named
 
 _MINUTE_S: Final = 60.0
@@ -45,8 +46,7 @@ class Case:
 METRICS: Final = (
     *("wait_mean_h", "delay_mean_h", "on_demand_share", "total_cost", "fixed_cost", "on_demand_cost"),
     *("on_demand_core_h", "tried_core_h", "fixed_utilisation", "waited_share", "wait_max_h", "wait_p99_h"),
-    *("slowdown_mean", "too_large", "rented", "tried", "stayed", "gave_up", "jobs", "jobs_refused"),
-    *("model_forest_mcc", "model_line_mcc", "model_rows", "model_late_share"),
+    *("slowdown_mean", *COUNTED, "jobs", "jobs_refused", *MODEL_METRICS),
 )
 
 
@@ -54,7 +54,7 @@ class WaitingModel:
     """See docs/research/waiting.md for the settings."""
 
     name: Final = "waiting"
-    version: Final = 1
+    version: Final = 2
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
@@ -76,8 +76,12 @@ class WaitingModel:
                 wait_below_s=g.number("wait_below_h", 24.0, least=0) * _HOUR_S,
                 by_core_time=g.choice("length", ("core-time", "runtime"), "core-time") == "core-time",
                 error=g.number("error", 0.1, least=0, most=1),
+                try_up_to=g.number("try_up_to", 0.7, least=0, most=1),
+                hold_s=g.number("hold_min", 2.0, least=0) * _MINUTE_S,
+                half_life_s=g.number("half_life_min", 2.0, least=0.01) * _MINUTE_S,
+                learn_every_s=g.number("learn_every_days", 7.0, least=0.01) * 86_400.0,
                 memory=g.flag("memory", True),
-                shortest=g.choice("order", ("arrival", "shortest"), "arrival") == "shortest",
+                order=g.choice("order", ("arrival", "shortest", "random"), "arrival"),
                 from_s=g.number("from_s", -np.inf),
                 validate=g.flag("validate", False),
             ),
@@ -116,7 +120,8 @@ class WaitingModel:
             progress=progress,
             rows=rows,
         )
-        return Outcome(found.metrics, {} if rows is None else {"jobs": rows.columns()})
+        tables = {} if rows is None else {"jobs": rows.columns()}
+        return Outcome(found.metrics, tables | ({"models": table(found.versions)} if found.versions else {}))
 
 
 MODEL: Final = WaitingModel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,14 +13,24 @@ from ebbtide.matcher.policies.waiting import CORE_HOUR, RESERVED_SHARE
 from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.jobs.engine import Engine, Machines, Sink
+from ebbtide.simulator.jobs.intake import CLASS_GROWTH, CLASSES
 from ebbtide.simulator.jobs.results import Results
 from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.jobs.settings import Settings
 from ebbtide.simulator.waiting import arrays as a
-from ebbtide.simulator.waiting.learning import Learned, learn
+from ebbtide.simulator.waiting import spot
+from ebbtide.simulator.waiting.learning import MODELS
+from ebbtide.simulator.waiting.meanwhile import Asked, Version, ahead, decides, grown_meanwhile
 from ebbtide.simulator.waiting.policy import RECORDS, Options, elastic, policy
 from ebbtide.simulator.waiting.schemes import Scheme
 
+#: Counts of jobs among the metrics.
+COUNTED: Final = ("too_large", "rented", "tried", "untried", "revoked", "stayed", "gave_up")
+#: Metrics of models of waits; NaN where there is none.
+MODEL_METRICS: Final = (
+    *(f"model_{name}_{kind}" for name in MODELS for kind in ("mcc", "mixed_mcc")),
+    *("model_ahead_mcc", "model_rows", "model_late", "model_versions", "model_believed_share"),
+)
 #: Jobs of one task each, from their beginning at each call.
 Jobs = Callable[[], Iterable[JobBatch]]
 
@@ -30,16 +40,24 @@ class Terms:
     """Thresholds and what is measured; times in s.
 
     :param error: of lengths that are known with an error: each is off by an even draw of up to this share.
+    :param try_up_to: the chance to be long up to which a job is tried where only some are; with it ``hold_s``, for
+        which a job is held for trials of others, and ``half_life_s`` of what others tell.
+    :param learn_every_s: how often a forest is grown that learns meanwhile.
     :param memory: whether memory counts.
-    :param shortest: fixed machines take the shortest first (by core-time, to a quarter), not who came first.
+    :param order: fixed machines take who came first (``arrival``), the ``shortest`` (by core-time, to a quarter), or
+        any (``random``: each job draws its place; where no job counts as short only).
     """
 
     short_below_s: float = 900.0
     wait_below_s: float = 86_400.0
     by_core_time: bool = True
     error: float = 0.1
+    try_up_to: float = 0.7
+    hold_s: float = 120.0
+    half_life_s: float = 120.0
+    learn_every_s: float = 7 * 86_400.0
     memory: bool = True
-    shortest: bool = False
+    order: str = "arrival"
     from_s: float = -math.inf
     validate: bool = False
 
@@ -67,7 +85,12 @@ class Run:
     stayed: int
     gave_up: int
     waited_share: float
-    learned: Learned | None
+    #: Jobs that were not tried, since jobs like them were long; trials that ended with their spot machine.
+    untried: int
+    revoked: int
+    #: Forests that decided, and Matthews' coefficient of what each said of jobs until the next one came.
+    versions: tuple[Version, ...]
+    ahead_mcc: float
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -87,12 +110,23 @@ class Run:
             "wait_max_h": self.results.measures["task_wait_max_s"] / 3600,
             "wait_p99_h": self.results.measures["task_wait_p99_s"] / 3600,
             "slowdown_mean": self.results.measures["slowdown_mean"],
-            **{name: float(getattr(self, name)) for name in ("too_large", "rented", "tried", "stayed", "gave_up")},
+            **{name: float(getattr(self, name)) for name in COUNTED},
             "jobs": float(self.results.jobs),
             "jobs_refused": float(self.results.jobs_refused),
         }
-        for name in ("forest_mcc", "line_mcc", "rows", "late_share"):
-            found[f"model_{name}"] = float(getattr(self.learned, name)) if self.learned else math.nan
+        return found | self._of_models()
+
+    def _of_models(self) -> dict[str, float]:
+        """Of the last forest, but how many there were and the share of those that were believed."""
+        found = dict.fromkeys(MODEL_METRICS, math.nan)
+        if self.versions:
+            learned = self.versions[-1].learned
+            found |= {f"model_{name}_mcc": value for name, value in learned.mcc.items()}
+            found |= {f"model_{name}_mixed_mcc": value for name, value in learned.mixed.items()}
+            found["model_ahead_mcc"] = self.ahead_mcc
+            found["model_rows"], found["model_late"] = float(learned.rows), float(learned.late)
+            found["model_versions"] = float(len(self.versions))
+            found["model_believed_share"] = float(np.mean([version.learned.believed for version in self.versions]))
         return found
 
 
@@ -127,23 +161,32 @@ def run(
     """
     runs = _Runs(machines, scheme, terms, seed, compile)
     span = runs.span(jobs)
+    if terms.order == "random" and scheme.short != "none":
+        raise InvalidParameter("order", "can be random only where no job counts as short")
     told = progress or (lambda share: None)
-    learned: Learned | None = None
+    asked: Asked | None = None
+    versions: list[Version] = []
     options = runs.options(span)
     if scheme.late == "known":
         options = replace(options, late="marks", marks=runs.marks(jobs, span))
         told(0.5)
-    elif scheme.late == "forest":
-        learned = runs.learned(training or jobs)
-        options = replace(options, late="forest", forest=learned.forest)
-        told(0.7)
+    elif scheme.late in ("forest", "meanwhile"):
+        asked = runs.asked(jobs if scheme.late == "meanwhile" or training is None else training)
+        told(0.5)
     engine = runs.engine(
         (lambda: rows.named(jobs())) if rows else jobs, span, options, done=rows.take if rows else None
     )
+    if asked is not None and scheme.late == "forest":
+        versions.append(Version(span.first_s, asked.learn(seed)))
+        decides(engine, versions[0].learned)
+    elif asked is not None:
+        times_s = np.arange(span.first_s + terms.learn_every_s, span.last_s, terms.learn_every_s).tolist()
+        versions.extend(grown_meanwhile(engine, asked, times_s, terms.wait_below_s, seed))
     found = engine.run(
         (lambda now_s: told(min(1.0, (now_s - span.first_s) / (span.last_s - span.first_s + 1)))) if progress else None
     )
-    return _figures(engine, found, machines, max(span.first_s, terms.from_s), span, learned)
+    ahead_mcc = ahead(versions, asked) if asked is not None and scheme.late == "meanwhile" else math.nan
+    return _figures(engine, found, machines, max(span.first_s, terms.from_s), span, tuple(versions), ahead_mcc)
 
 
 @dataclass(frozen=True)
@@ -176,7 +219,11 @@ class _Runs:
         return Options(
             short_below_s=0.0 if scheme.short == "none" else terms.short_below_s,
             wait_below_s=wait_s,
-            tries=scheme.short == "tried" and not learning,
+            tries=scheme.short in ("tried", "some", "spot") and not learning,
+            lifetimes=spot.lifetimes(self.seed) if scheme.short == "spot" and not learning else np.empty(0),
+            try_up_to=terms.try_up_to if scheme.short == "some" else 1.0,
+            hold_s=terms.hold_s if scheme.short == "some" else 0.0,
+            half_life_s=terms.half_life_s,
             by_core_time=terms.by_core_time,
         )
 
@@ -187,8 +234,9 @@ class _Runs:
         self.engine(jobs, span, options, known=True).run()
         return marks
 
-    def learned(self, jobs: Jobs) -> Learned:
-        """As the paper learns: a run under both policies with perfect knowledge, every job that has to wait a row."""
+    def asked(self, jobs: Jobs) -> Asked:
+        """What is learned from, as the paper's is: a run under both policies with perfect knowledge, every job that
+        has to wait a row."""
         span = self.span(jobs)
         marks = self.marks(jobs, span)
         stride = -(-span.count // RECORDS)
@@ -197,21 +245,28 @@ class _Runs:
         engine.run()
         state = engine.policy_state
         count = int(state.knobs[a.KNOB.recorded])
-        return learn(state.rows[:count], state.labels[:count], self.seed)
+        return Asked(state.rows[:count], state.labels[:count], state.asked_s[:count])
 
     def engine(
         self, jobs: Jobs, span: _Span, options: Options, known: bool = False, done: Sink | None = None
     ) -> Engine:
         """An engine for one pass; ``known``: lengths are, whatever the scheme says."""
         off = self.scheme.short == "off" and not known
+        drawn = self.terms.order == "random"
+        batches: Iterable[JobBatch] = jobs()
+        if drawn:
+            batches = _drawn(batches, self.seed)
+        elif off:
+            batches = _off(batches, self.terms.error, self.seed)
         return Engine(
-            _off(jobs(), self.terms.error, self.seed) if off else jobs(),
+            batches,
             self.machines,
             policy=policy(options, self.machines),
             settings=Settings(
                 memory=self.terms.memory,
-                by_length=self.terms.shortest,
-                estimates="requested" if off else "exact",
+                by_length=self.terms.order != "arrival",
+                by_estimate=drawn,
+                estimates="requested" if off or drawn else "exact",
                 from_s=self.terms.from_s,
                 to_s=math.nextafter(span.last_s, math.inf),
                 validate=self.terms.validate,
@@ -233,8 +288,22 @@ def _off(batches: Iterable[JobBatch], error: float, seed: int) -> Iterator[JobBa
         yield replace(batch, requested_s=np.maximum(batch.task_runtime_s.values * factor, 1e-9))
 
 
+def _drawn(batches: Iterable[JobBatch], seed: int) -> Iterator[JobBatch]:
+    """The same jobs with lengths that are drawn: evenly from all classes of length."""
+    generator = np.random.default_rng([seed, 3])
+    for batch in batches:
+        classes = generator.uniform(0, CLASSES, len(batch))
+        yield replace(batch, requested_s=CLASS_GROWTH**classes / batch.cpu_cores)
+
+
 def _figures(
-    engine: Engine, found: Results, machines: Machines, from_s: float, span: _Span, learned: Learned | None
+    engine: Engine,
+    found: Results,
+    machines: Machines,
+    from_s: float,
+    span: _Span,
+    versions: tuple[Version, ...],
+    ahead_mcc: float,
 ) -> Run:
     state: a.Waiting = engine.policy_state
 
@@ -256,11 +325,8 @@ def _figures(
         on_demand_core_s=total(a.PAID.core_s),
         tried_core_s=total(a.PAID.lost_core_s),
         fixed_utilisation=total(a.PAID.fixed_core_s) / there if there else math.nan,
-        too_large=int(state.knobs[a.KNOB.too_large]),
-        rented=int(state.knobs[a.KNOB.rented]),
-        tried=int(state.knobs[a.KNOB.tried]),
-        stayed=int(state.knobs[a.KNOB.stayed]),
-        gave_up=int(state.knobs[a.KNOB.gave_up]),
+        **{name: int(state.knobs[getattr(a.KNOB, name)]) for name in COUNTED},
         waited_share=total(a.PAID.late) / count,
-        learned=learned,
+        versions=versions,
+        ahead_mcc=ahead_mcc,
     )

@@ -76,6 +76,25 @@ def test_who_would_be_late_after_its_trial_stays_where_it_is() -> None:
     assert told.count(a.KNOB.stayed) == 1
 
 
+def test_one_is_tried_and_tells_of_the_others() -> None:
+    """t = 10 s. Job 1 is tried, jobs 2 and 3 are held; at 11 s it was long, so they wait without a trial, as job 4
+    does. Much later nothing is known any more, and job 5 is tried."""
+    jobs = [job(0, 2, 100), *(job(1, 1, 50) for _ in range(3)), job(20, 1, 5), job(90, 1, 5)]
+    told = run(jobs, ONE, short_below_s=10.0, tries=True, try_up_to=0.6, hold_s=60.0, half_life_s=20.0)
+    assert told.of(1) == [("tried", 1, 11, False), ("fixed", 150, 200, True)]
+    assert [told.of(number)[0][:2] for number in (2, 3, 4)] == [("fixed", 100), ("fixed", 100), ("fixed", 150)]
+    assert told.of(5)[0] == ("tried", 90, 95, True)
+    assert (told.count(a.KNOB.tried), told.count(a.KNOB.untried)) == (2, 3)
+
+
+def test_who_was_held_is_tried_when_the_first_was_short_or_does_not_tell() -> None:
+    """Job 1 tells at 6 s that it was short; then job 2 is tried; held for 4 s at most, it is tried at 5 s."""
+    jobs = [job(0, 2, 100), job(1, 1, 5), job(1, 1, 50)]
+    settings = {"short_below_s": 10.0, "tries": True, "try_up_to": 0.6, "half_life_s": 20.0}
+    assert run(jobs, ONE, hold_s=60.0, **settings).of(2)[0] == ("tried", 6, 16, False)
+    assert run(jobs, ONE, hold_s=4.0, **settings).of(2)[0] == ("tried", 5, 15, False)
+
+
 def test_a_length_can_be_core_time() -> None:
     """Of two cores for 6 s each: 12 s of core-time are long at t = 10 s, and a trial of it takes 5 s."""
     jobs = [job(0, 2, 100), job(1, 2, 6)]
@@ -102,3 +121,13 @@ def test_fixed_machines_pass_over_what_does_not_fit() -> None:
     told = run([job(0, 1, 50), job(1, 2, 10), job(2, 1, 10)], ONE, short_below_s=0.0, wait_below_s=1e9)
     assert told.of(2) == [("fixed", 2, 12, True)]
     assert told.of(1) == [("fixed", 50, 60, True)]
+
+
+def test_a_job_whose_spot_machine_goes_is_tried_again_at_a_third_of_the_price() -> None:
+    """The second machine lives for 3 s: job 1 is tried from 1 to 4 s, and on another from 4 to 9 s."""
+    lifetimes = np.array([90.0, 3.0])
+    told = run(DAY[:2], ONE, short_below_s=10.0, tries=True, lifetimes=lifetimes)
+    assert told.of(1) == [("tried", 1, 4, False), ("tried", 4, 9, True)]
+    assert told.total(a.PAID.dollars) == pytest.approx(0.3 * 8 * SECOND)
+    assert (told.count(a.KNOB.tried), told.count(a.KNOB.revoked)) == (2, 1)
+    assert told.engine.policy_state.past[:, 3].tolist() == [0, 0, 0]
