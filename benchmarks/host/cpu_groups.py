@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from hostagent.limits.cgroups import CpuGroup, mounts
 
 NAME = "ebbtide-bench-cpu"
 PERIOD_US = 100_000
+#: Of all groups together: other work on the machine, whose groups have 1024, is to take little of their time.
+SHARES, WEIGHT = 16_384, 10_000
 #: For a process to begin and to end.
 LIMIT_S = 30.0
 
@@ -28,6 +31,11 @@ class Group:
 
     version: int
     path: Path
+
+    @property
+    def stat(self) -> Path:
+        """What the kernel counts of it."""
+        return self.path / "cpu.stat"
 
     def enter(self, pid: int) -> None:
         (self.path / "cgroup.procs").write_text(str(pid))
@@ -73,6 +81,7 @@ def groups(*names: str) -> Iterator[list[Group]]:
             parent.mkdir(exist_ok=True)
             if version == 2:
                 (parent / "cgroup.subtree_control").write_text("+cpu")
+            Group(version, parent).weigh(WEIGHT if version == 2 else SHARES)
             for group in made:
                 group.path.mkdir(exist_ok=True)
             if CpuGroup(version, str(made[0].path)).burst_us() is None:
@@ -88,7 +97,7 @@ def groups(*names: str) -> Iterator[list[Group]]:
 
 @contextlib.contextmanager
 def working(group: Group, work: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of `cpu_work` in a group, from its first to its last instruction of work; ended at the end."""
+    """A process of `cpu_work` in a group on the last CPU, while it works; ended at the end."""
     argv = [sys.executable, "-I", "-S", str(Path(__file__).with_name("cpu_work.py")), work, *words]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -96,6 +105,7 @@ def working(group: Group, work: str, *words: str) -> Iterator[subprocess.Popen[s
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise BenchmarkFailed(f"the process for {work} did not begin")
+        os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
         group.enter(process.pid)
         process.stdin.write("go\n")
         process.stdin.flush()
@@ -105,11 +115,11 @@ def working(group: Group, work: str, *words: str) -> Iterator[subprocess.Popen[s
         process.communicate(timeout=LIMIT_S)
 
 
-def answered(process: subprocess.Popen[str]) -> list[float]:
-    """The numbers that a process says at its end. Raises BenchmarkFailed where it says none."""
+def answered(process: subprocess.Popen[str]) -> list[list[float]]:
+    """The rows that a process says at its end (`cpu_work`). Raises BenchmarkFailed where it says none."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         raise BenchmarkFailed("a process that was measured has ended without a word")
-    numbers: list[float] = json.loads(line)
-    return numbers
+    rows: list[list[float]] = json.loads(line)
+    return rows

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.deflating import bare, cpu, latency, neighbours, side_by_side
+from benchmarks.deflating import bare, burst, cpu, latency, neighbours, side_by_side
 from benchmarks.figures import Figure, document, ratios
 from benchmarks.host import swapfile
 from benchmarks.host.recorder import (
@@ -83,6 +83,14 @@ def test_every_benchmark_can_be_run_by_name() -> None:
     adapters = {"memcached", "jvm", "spark"}
     managers = {"placement", "decisions", "metrics-manager", "history", "history-cost", "page", "top"}
     assert set(ALL) == hosts | adapters | managers | {"matcher", "simulator", "tasks", "tasks-simulated"}
+
+
+def test_answers_without_other_work_are_those_of_own_cpu_time_the_quota_and_requests_before() -> None:
+    # Due at 0, 1 and 5 s; of the first one's answer 3 s were other work's, of the second one's 2 s the quota's.
+    rows = [[0.0, 3.5, 0.5, 3.0, 0.0], [1.0, 5.0, 0.5, 2.0, 2.0], [5.0, 1.5, 0.5, 0.0, 0.0]]
+    assert burst.without_others(rows) == [0.5, 2.5, 0.5]
+    # One that has to wait for those before it does so however late the machine was.
+    assert burst.without_others([[0.0, 9.0, 2.0, 0.0, 0.0], [1.0, 9.0, 1.0, 0.0, 0.0]]) == [2.0, 2.0]
 
 
 # --- recorder --------------------------------------------------------------------------------------------------------
