@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,19 @@ EVER_S: Final = REACHES_S[-1]
 CLASSES: Final = 16
 #: With more machines changed than this share of all, all are looked at again.
 _SHARE: Final = 0.05
+
+
+class Stand(NamedTuple):
+    """What an outlook is made of, whatever the moment. Arrays of shape (n + 1,) as in `Band`, but for the last."""
+
+    #: Of the last changes.
+    directions: Integers
+    since: Floats
+    #: Cores left free, and held.
+    free: Floats
+    held: Floats
+    #: Places of machines whose cores cannot be taken.
+    lasting: Integers
 
 
 @dataclass(slots=True)
@@ -51,8 +64,7 @@ class Band:
     #: When they have room: `Fleet.room_at`; and the places of those that have none now.
     at: Floats
     busy: Integers
-    #: Of which the outlook was made: the directions of the last changes and their times, cores left free, cores held.
-    stand: tuple[Integers, Floats, Floats, Floats]
+    stand: Stand
 
     @property
     def reach_s(self) -> float:
@@ -128,7 +140,7 @@ class MatchCache:
         all_at = np.append(at, np.inf)
         waits = np.maximum(all_at - now, 0.0)
         stand = self._stand(rows, cores)
-        outlook = self._outlook(rows, waits, stand)
+        outlook = self._outlook(waits, stand)
         busy = np.flatnonzero(at > -np.inf)
         moment = (now, self._predictor.now, self._predictor.version)
         return Band(all_rows, waits, outlook, _silent(outlook), now + reach_s, moment, all_at, busy, stand)
@@ -152,10 +164,10 @@ class MatchCache:
             band.at[band.busy] = self._fleet.room_at(cores, memory_mib, now, busy)
         band.moment = moment
         band.waits = np.maximum(band.at - now, 0.0)
-        band.outlook = self._outlook(rows, band.waits, band.stand)
+        band.outlook = self._outlook(band.waits, band.stand)
         band.silent = _silent(band.outlook)
 
-    def _stand(self, rows: Integers, cores: float) -> tuple[Integers, Floats, Floats, Floats]:
+    def _stand(self, rows: Integers, cores: float) -> Stand:
         """How machines stand, with the restart's machine behind."""
         fleet, predictor = self._fleet, self._predictor
         count = len(rows)
@@ -165,15 +177,15 @@ class MatchCache:
         since[:count] = predictor.state.last_s[rows]
         free[:count] = fleet.free_cores(rows) - cores
         held[:count] = fleet.cores[rows]
-        return states, since, free, held
+        return Stand(states, since, free, held, np.flatnonzero(fleet.lasting[rows] > 0.0))
 
-    def _outlook(self, rows: Integers, waits: Floats, stand: tuple[Integers, Floats, Floats, Floats]) -> Outlook:
+    def _outlook(self, waits: Floats, stand: Stand) -> Outlook:
         """Of machines when they have room."""
-        states, since, free, held = stand
-        elapsed_s = np.maximum(self._predictor.now - since, 0.0)
+        elapsed_s = np.maximum(self._predictor.now - stand.since, 0.0)
         elapsed_s[:-1] += waits[:-1]
-        outlook = self._predictor.outlook(states, elapsed_s, free, held)
-        outlook.fatal[:-1][self._fleet.lasting[rows] > 0.0] = 0.0
+        outlook = self._predictor.outlook(stand.directions, elapsed_s, stand.free, stand.held)
+        if len(stand.lasting):
+            outlook.fatal[stand.lasting] = 0.0
         return outlook
 
     def _refresh(self, found: _Class, cores: float, memory_mib: float, now: float) -> bool:
@@ -196,7 +208,7 @@ class MatchCache:
             rows, waits = rows[moved], waits[moved]
         if len(rows):
             found.waits[rows] = waits
-            fresh = self._outlook(rows, np.append(waits, np.inf), self._stand(rows, cores))
+            fresh = self._outlook(np.append(waits, np.inf), self._stand(rows, cores))
             for band in found.bands:
                 places = np.searchsorted(band.rows[:-1], rows)
                 here = np.flatnonzero(band.rows[places] == rows)

@@ -62,34 +62,34 @@ def admit(s: State, row: int, now_s: float) -> bool:
     s.jobs[job, JOB.left] = count
     s.jobs[job, JOB.kills] = 0
     longest_s = 0.0
-    twin = -1
-    for copy in range(count):
-        number = copy // replicas
-        task = s.counts[COUNT.free_task]
-        s.counts[COUNT.free_task] = s.tasks[task, TASK.next]
-        if copy % replicas == 0:
-            twin = task
-            s.tasks[task, TASK.twin] = task
-        else:
-            s.tasks[task, TASK.twin] = s.tasks[twin, TASK.twin]
-            s.tasks[twin, TASK.twin] = task
-        runtime_s = s.in_runtime[first + number]
+    for place in range(first, s.in_offsets[row + 1]):
+        runtime_s = s.in_runtime[place]
         longest_s = max(longest_s, runtime_s)
-        s.tasks[task, TASK.job] = job
-        s.tasks[task, TASK.number] = number
-        s.tasks[task, TASK.queue] = queue
-        s.tasks[task, TASK.cores] = cores
-        s.tasks[task, TASK.memory] = s.queues[queue, QUEUE.memory]
-        s.tasks[task, TASK.kills] = 0
-        s.tasks[task, TASK.came] = s.counts[COUNT.tail]
-        s.times[task, TIME.left] = runtime_s
-        s.times[task, TIME.estimate] = s.in_estimate[first + number]
-        s.times[task, TIME.since] = now_s
-        s.times[task, TIME.queued] = 0.0
-        s.times[task, TIME.note] = 0.0
-        add(s.sums, SUM.came_in, cores * runtime_s)
-        enqueue(s, task, s.counts[COUNT.tail], False)
-        s.counts[COUNT.tail] += 1
+        twin = -1
+        for _ in range(replicas):
+            task = s.counts[COUNT.free_task]
+            s.counts[COUNT.free_task] = s.tasks[task, TASK.next]
+            if twin < 0:
+                twin = task
+                s.tasks[task, TASK.twin] = task
+            else:
+                s.tasks[task, TASK.twin] = s.tasks[twin, TASK.twin]
+                s.tasks[twin, TASK.twin] = task
+            s.tasks[task, TASK.job] = job
+            s.tasks[task, TASK.number] = place - first
+            s.tasks[task, TASK.queue] = queue
+            s.tasks[task, TASK.cores] = cores
+            s.tasks[task, TASK.memory] = s.queues[queue, QUEUE.memory]
+            s.tasks[task, TASK.kills] = 0
+            s.tasks[task, TASK.came] = s.counts[COUNT.tail]
+            s.times[task, TIME.left] = runtime_s
+            s.times[task, TIME.estimate] = s.in_estimate[place]
+            s.times[task, TIME.since] = now_s
+            s.times[task, TIME.queued] = 0.0
+            s.times[task, TIME.note] = 0.0
+            add(s.sums, SUM.came_in, cores * runtime_s)
+            enqueue(s, task, s.counts[COUNT.tail], False)
+            s.counts[COUNT.tail] += 1
     s.job_times[job, JOB_TIME.submitted] = now_s
     s.job_times[job, JOB_TIME.started] = math.nan
     s.job_times[job, JOB_TIME.longest] = longest_s
@@ -188,17 +188,24 @@ def advance(s: State, p: Any, most_events: int) -> int:
             counts[COUNT.due] = 0
             s.sums[SUM.wake] = math.inf
             schedule(s, p, now_s)
-        else:
-            why = stops(s, at_s, stop_at)
-            if why != GOES_ON:
-                return why
-            tick(s, at_s)
-            if not happens(s, p, at_s):
-                return NEEDS_ROOM
-        if s.options[OPTION.validate] != 0:
-            counts[COUNT.broken] = check(s)
-            if counts[COUNT.broken] != 0:
+            if not sound(s):
                 return BROKEN
+            at_s = next_event(s)
+        why = stops(s, at_s, stop_at)
+        if why != GOES_ON:
+            return why
+        tick(s, at_s)
+        if not happens(s, p, at_s):
+            return NEEDS_ROOM
+        if not sound(s):
+            return BROKEN
+
+
+def sound(s: State) -> bool:
+    """Whether all is well, where that is asked after every step."""
+    if s.options[OPTION.validate] != 0:
+        s.counts[COUNT.broken] = check(s)
+    return bool(s.counts[COUNT.broken] == 0)
 
 
 def run(s: State, p: Any, most_events: int) -> int:

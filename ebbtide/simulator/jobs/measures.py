@@ -37,14 +37,14 @@ def add(sums: Floats, place: int, value: float) -> None:
 def note(bins: Ints, bin_sums: Floats, moments: Floats, row: int, value: float) -> None:
     """One more value of a measure; not negative."""
     place = 0
-    if value == 1.0:
-        # As most slowdowns are.
-        place = _ONE
-    elif value >= LEAST:
-        place = min(int(math.log(value / LEAST) / GROWTH) + 1, BINS - 1)
+    if value >= LEAST:
+        # As most slowdowns are, but for rounding.
+        place = _ONE if 1.0 <= value < 1.001 else min(int(math.log(value / LEAST) / GROWTH) + 1, BINS - 1)
     bins[row, place] += 1
-    bin_sums[row, place] += value
-    add(moments[row], 0, value)
+    # As most waits are.
+    if value != 0.0:
+        bin_sums[row, place] += value
+        add(moments[row], 0, value)
     if value > moments[row, 2]:
         moments[row, 2] = value
 

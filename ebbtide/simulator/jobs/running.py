@@ -99,14 +99,16 @@ def account(s: State, task: int, now_s: float, useful_s: float, lost_s: float) -
     useful = cores * useful_s
     lost = cores * lost_s
     add(s.sums, SUM.done, useful)
-    add(s.sums, SUM.lost, lost)
+    if lost != 0.0:
+        add(s.sums, SUM.lost, lost)
     if now_s > began_s:
         # Of an attempt that reaches over an end of what is measured, the same share of both counts.
         share = 1.0
         if began_s < s.sums[SUM.from_s] or now_s > s.sums[SUM.to_s]:
             share = overlap(began_s, now_s, s.sums[SUM.from_s], s.sums[SUM.to_s]) / (now_s - began_s)
         add(s.sums, SUM.done_measured, useful * share)
-        add(s.sums, SUM.lost_measured, lost * share)
+        if lost != 0.0:
+            add(s.sums, SUM.lost_measured, lost * share)
     return float(lost)
 
 
