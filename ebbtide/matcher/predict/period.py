@@ -230,7 +230,9 @@ def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
         all_watched[group % AGES] += watched[group]
         all_failed[group % AGES] += failed[group]
     shares = np.zeros(all_watched.shape)
-    shares[:] = _pooled(all_watched, all_failed)
+    pooled = _pooled(all_watched, all_failed)
+    for age in range(AGES):
+        shares[age] = pooled
     for width in WIDTHS:
         shares = _leaning(all_watched, all_failed, width, shares)
     steps = len(state.due)
@@ -240,13 +242,13 @@ def fill_lasts_of_period(state: Period, lasts: Floats) -> float:
             mine, lost = watched[size * AGES : (size + 1) * AGES], failed[size * AGES : (size + 1) * AGES]
             for width in (WIDTHS[0], WIDTHS[-1]):
                 own = _leaning(mine, lost, width, own)
-        surviving = _surviving(own)
-        one = AGES * len(FREE) * (STEPS + 1)
-        answers = lasts[size * one : (size + 1) * one].reshape((AGES, len(FREE), STEPS + 1))
-        for step in range(STEPS + 1):
-            # Nobody asks beyond the horizon.
-            at = min(step, steps) * len(FREE)
-            answers[:, :, step] = surviving[:, at : at + len(FREE)]
+        for age in range(AGES):
+            surviving = _surviving(own[age])
+            for f in range(len(FREE)):
+                at = ((size * AGES + age) * len(FREE) + f) * (STEPS + 1)
+                lasts[at : at + steps + 1] = surviving[f :: len(FREE)]
+                # Nobody asks beyond the horizon.
+                lasts[at + steps + 1 : at + STEPS + 1] = surviving[steps * len(FREE) + f]
     return total
 
 
@@ -281,21 +283,23 @@ def _pooled(watched: Floats, failed: Floats) -> Floats:
 
 def _leaning(watched: Floats, failed: Floats, width: int, shares: Floats) -> Floats:
     """The share that loses its room, of neighbours in age, and of what they lean on. All by age and cell."""
-    count = np.fmax(LEANS * _surviving(shares)[:, : shares.shape[1]], 1e-9)
-    lost = count * shares
-    for other in range(-width, width + 1):
-        weight = 1.0 - abs(other) / (width + 1.0)
-        first, end = max(-other, 0), min(AGES - other, AGES)
-        count[first:end] += weight * watched[first + other : end + other]
-        lost[first:end] += weight * failed[first + other : end + other]
-    return lost / count
+    found = np.zeros(shares.shape)
+    for age in range(AGES):
+        count = np.fmax(LEANS * _surviving(shares[age])[: shares.shape[1]], 1e-9)
+        lost = count * shares[age]
+        for other in range(max(age - width, 0), min(age + width + 1, AGES)):
+            weight = 1.0 - abs(other - age) / (width + 1.0)
+            count += weight * watched[other]
+            lost += weight * failed[other]
+        found[age] = lost / count
+    return found
 
 
 def _surviving(shares: Floats) -> Floats:
     """Who still has the room when each step begins, and at the end of the last: one step more than there are."""
     free = len(FREE)
     kept = np.fmax(1.0 - shares, 0.0)
-    found = np.ones((len(shares), shares.shape[1] + free))
-    for cell in range(0, shares.shape[1], free):
-        found[:, cell + free : cell + 2 * free] = found[:, cell : cell + free] * kept[:, cell : cell + free]
+    found = np.ones(len(shares) + free)
+    for cell in range(0, len(shares), free):
+        found[cell + free : cell + 2 * free] = found[cell : cell + free] * kept[cell : cell + free]
     return found
