@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.caches import memcached
-from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, throughput
+from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, steady, throughput
 from benchmarks.engines import jvm, spark
 from benchmarks.figures import Figures, document
 from benchmarks.host.bench_host import terminable
@@ -34,6 +34,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "latency": latency.run,
     "cold": cold.run,
     "idle": idle.run,
+    "steady": steady.run,
     "metrics-manager": metrics.manager,
     "metrics-agent": metrics.agent,
     "top": top.run,

@@ -107,7 +107,7 @@ def _of_run(windows: Sequence[_Window], seconds: float) -> dict[str, float]:
     """All windows of one arm together."""
     rows = [row for window, _, _ in windows for row in window]
     own = [answer for window, _, _ in windows for answer in without_others(window)]
-    found = {}
+    found: dict[str, float] = {}
     for name, answers in (("", [row[1] for row in rows]), ("own_", own)):
         cuts = statistics.quantiles(answers, n=100)
         found |= {f"{name}p50_ms": 1000 * cuts[49], f"{name}p99_ms": 1000 * cuts[98]}
@@ -145,8 +145,8 @@ def _losses(fixed: Group, harvest: Group, how: Pass) -> Figures:
     figures: Figures = {}
     for name in arms:
         of = f"harvest {weighed.get(name, 'with cpu.idle')}; windows of {beside_s:g} s, both on one CPU, no quota"
-        share = f"the CPU time that both had together; {of}"
-        figures[f"fixed_loses_to_{name}"] = Figure.over(taken[name], "% of CPU time", share)
+        both = f"the CPU time that both had together; {of}"
+        figures[f"fixed_loses_to_{name}"] = Figure.over(taken[name], "% of CPU time", both)
         rate = f"its work in a second of CPU time alone, before and after in the same run; {of}"
         figures[f"fixed_work_per_cpu_s_beside_{name}"] = Figure.over(rates[name], "ratio", rate)
     return figures

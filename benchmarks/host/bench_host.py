@@ -185,15 +185,20 @@ async def start_vm(agent: Agent, spec: VMSpec) -> ManagedVM:
     """Start a VM and wait until its guest answers and has all its memory. Raises BenchmarkFailed."""
     await finish(agent, await agent.creations.create(CreateCommand(request_id=_request_id(), vm=spec)))
     vm = agent.host.vm(spec.name)
+    await ready(vm)
+    return vm
+
+
+async def ready(vm: ManagedVM) -> None:
+    """Wait until a VM's guest answers and has all its memory. Raises BenchmarkFailed."""
     await vm.wait_for_hello(READY_S)
     if not vm.link.connected:
-        raise BenchmarkFailed(f"the guest of {spec.name} has not said hello within {READY_S:g} s")
+        raise BenchmarkFailed(f"the guest of {vm.name} has not said hello within {READY_S:g} s")
     until_s = time.monotonic() + READY_S
     while vm.boots_small:
         if time.monotonic() > until_s:
-            raise BenchmarkFailed(f"{spec.name} does not have its memory after {READY_S:g} s")
+            raise BenchmarkFailed(f"{vm.name} does not have its memory after {READY_S:g} s")
         await asyncio.sleep(0.1)
-    return vm
 
 
 async def resize(

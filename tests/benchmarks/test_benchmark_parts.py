@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.deflating import bare, burst, cpu, latency, neighbours, side_by_side
+from benchmarks.deflating.steady_arrivals import A_DAY, BATCHES, HOST_GIB, arrivals
 from benchmarks.figures import Figure, document, ratios
 from benchmarks.host import swapfile
 from benchmarks.host.recorder import (
@@ -79,7 +80,7 @@ def test_the_number_of_runs_reaches_the_benchmark_and_its_file(tmp_path: Path) -
 
 
 def test_every_benchmark_can_be_run_by_name() -> None:
-    hosts = {"policies", "cascade", "cpu", "burst", "throughput", "latency", "cold", "idle", "metrics-agent"}
+    hosts = {"policies", "cascade", "cpu", "burst", "throughput", "latency", "cold", "idle", "steady", "metrics-agent"}
     adapters = {"memcached", "jvm", "spark"}
     managers = {"placement", "decisions", "metrics-manager", "history", "history-cost", "page", "top"}
     assert set(ALL) == hosts | adapters | managers | {"matcher", "simulator", "tasks", "tasks-simulated"}
@@ -91,6 +92,15 @@ def test_answers_without_other_work_are_those_of_own_cpu_time_the_quota_and_requ
     assert burst.without_others(rows) == [0.5, 2.5, 0.5]
     # One that has to wait for those before it does so however late the machine was.
     assert burst.without_others([[0.0, 9.0, 2.0, 0.0, 0.0], [1.0, 9.0, 1.0, 0.0, 0.0]]) == [2.0, 2.0]
+
+
+def test_a_day_of_arrivals_is_the_traces_in_proportion() -> None:
+    day = arrivals(3, 86.4, 1280.0, 2.0)
+    assert day == arrivals(3, 86.4, 1280.0, 2.0) != arrivals(4, 86.4, 1280.0, 2.0)
+    assert len({one.at_s for one in day}) == A_DAY
+    assert [one.at_s for one in day] == sorted(one.at_s for one in day)
+    seen = {(gib * 1280 / HOST_GIB, round(max(stays_s / 1000, 2.0), 9)) for _, gib, stays_s in BATCHES}
+    assert {(one.memory_mib, round(one.stays_s, 9)) for one in day} <= seen
 
 
 # --- recorder --------------------------------------------------------------------------------------------------------
