@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -90,7 +92,7 @@ def test_one_is_tried_and_tells_of_the_others() -> None:
 def test_who_was_held_is_tried_when_the_first_was_short_or_does_not_tell() -> None:
     """Job 1 tells at 6 s that it was short; then job 2 is tried; held for 4 s at most, it is tried at 5 s."""
     jobs = [job(0, 2, 100), job(1, 1, 5), job(1, 1, 50)]
-    settings = {"short_below_s": 10.0, "tries": True, "try_up_to": 0.6, "half_life_s": 20.0}
+    settings: dict[str, Any] = {"short_below_s": 10.0, "tries": True, "try_up_to": 0.6, "half_life_s": 20.0}
     assert run(jobs, ONE, hold_s=60.0, **settings).of(2)[0] == ("tried", 6, 16, False)
     assert run(jobs, ONE, hold_s=4.0, **settings).of(2)[0] == ("tried", 5, 15, False)
 
