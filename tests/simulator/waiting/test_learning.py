@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_the_future_does_not_count(scheme: str) -> None:
     done: list[dict[str, Any]] = []
     for one in (jobs, later):
         rows = JobRowsTable()
-        found.append(run_scheme(lambda one=one: batches(one), Machines(2, 4), named(scheme), terms, 1, rows=rows))
+        found.append(run_scheme(partial(batches, one), Machines(2, 4), named(scheme), terms, 1, rows=rows))
         done.append(rows.columns())
     first, other = ([(v.from_s, v.learned.digest) for v in run.versions if v.from_s < 1000.0] for run in found)
     assert len(first) == 9
