@@ -12,6 +12,7 @@ import pytest
 from ebbtide.matcher.policies.forest import predicted
 from ebbtide.simulator.compiling import compiled, shared
 from ebbtide.simulator.jobs.rows import JobRowsTable
+from ebbtide.simulator.waiting import learning
 from ebbtide.simulator.waiting.learning import correlation, learn
 from ebbtide.simulator.waiting.meanwhile import Asked, Version, ahead, table
 from ebbtide.simulator.waiting.running import Run, Terms
@@ -100,7 +101,7 @@ def _jobs(seed: int, count: int) -> list[Job]:
 @pytest.mark.parametrize("scheme", ["short-waits-wait-meanwhile", "both-some-meanwhile"])
 def test_the_future_does_not_count(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other jobs from 1000 s on: what was done before, and with what forests, stays as it was; all are believed."""
-    monkeypatch.setattr("ebbtide.simulator.waiting.learning.believed", lambda mcc, late: True)
+    monkeypatch.setattr(learning, "believed", lambda mcc, late: True)
     jobs = _jobs(1, 900)
     later = [one for one in jobs if one.at_s < 1000.0]
     later += [job(1000.0 + i, 4.0, 30.0) for i in range(200)]
