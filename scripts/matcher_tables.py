@@ -172,6 +172,20 @@ def persistent() -> Iterator[str]:
         yield f"Of the Oracle's gain over the same order, {titles[number]}: mean {shares[0]}, p90 {shares[1]}: {word}."
 
 
+def replaced(sweep: Sweep, *policies: tuple[str, str]) -> Iterator[str]:
+    """A row for each policy, by its name and in words, against no replacement."""
+    yield from head("", "nJCT", "p90", "waste, %", "given back", "cores held")
+    for policy, text in policies:
+        case = {"policy": policy}
+        yield row(
+            text,
+            *(change(sweep.against({"policy": "none"}, metric, **case)) for metric in (NJCT, P90)),
+            f"{100 * sweep.mean('waste', **case):.1f}",
+            f"{sweep.mean('machines_given_back', **case):.0f}",
+            f"{sweep.mean('cores_held_mean', **case):.0f}",
+        )
+
+
 def acquirer() -> Iterator[str]:
     sweep = Sweep("acquirer-persistent")
     yield from ("## The acquirer where servers persist (Fig. 16)", "", sweep.command, "")
@@ -181,25 +195,16 @@ def acquirer() -> Iterator[str]:
         "hold as many cores; what they do hold differs, so that not all of a difference is the rule's.",
         "",
     )
-    yield from head("", "nJCT", "p90", "waste, %", "given back", "cores held")
-    base = {"policy": "none"}
-    for policy, text in (
+    yield from replaced(
+        sweep,
         ("none", "nothing is replaced"),
         ("recent", "acquirer alone: the most recently changed (Algorithm 2)"),
         ("stability", "acquirer alone: the least stable"),
         ("matcher", "matcher alone (`live`)"),
         ("matcher-recent", "both: the most recently changed"),
         ("matcher-stability", "both: the least stable"),
-    ):
-        case = {"policy": policy}
-        yield row(
-            text,
-            *(change(sweep.against(base, metric, **case)) for metric in (NJCT, P90)),
-            f"{100 * sweep.mean('waste', **case):.1f}",
-            f"{sweep.mean('machines_given_back', **case):.0f}",
-            f"{sweep.mean('cores_held_mean', **case):.0f}",
-        )
-    best = min(sweep.against(base, NJCT, policy=policy)[0] for policy in ("recent", "stability"))
+    )
+    best = min(sweep.against({"policy": "none"}, NJCT, policy=policy)[0] for policy in ("recent", "stability"))
     yield from ("", f"The aim, at least 8 % by the acquirer alone, is {'met' if best <= -8 else 'missed'}.")
 
 
@@ -211,21 +216,13 @@ def bounds() -> Iterator[str]:
         "can be had: they say what the best of rules would gain.",
         "",
     )
-    yield from head("", "nJCT", "p90", "waste, %", "given back", "cores held")
-    for policy, text in (
+    yield from replaced(
+        sweep,
         ("none", "nothing is replaced"),
         ("future", "acquirer alone that knows the next four hours, a tenth of the cores an hour"),
         ("future-half", "the same, up to half of the cores an hour"),
         ("lossless", "nothing is replaced, but a kill costs no work, and its task keeps its place"),
-    ):
-        case = {"policy": policy}
-        yield row(
-            text,
-            *(change(sweep.against({"policy": "none"}, metric, **case)) for metric in (NJCT, P90)),
-            f"{100 * sweep.mean('waste', **case):.1f}",
-            f"{sweep.mean('machines_given_back', **case):.0f}",
-            f"{sweep.mean('cores_held_mean', **case):.0f}",
-        )
+    )
 
 
 def gains(name: str, axes: Sequence[str], first: str) -> Iterator[str]:

@@ -159,7 +159,7 @@ class AcquiredMachines:
         # By Eq. 1 and the size of shrinks, whatever the scheme predicts by.
         self._predictor = Predictor(float(pool.at_s[0]), PredictorOptions(sized=True))
         self._record = StabilityRecord(max(acquisition.options.evidence_s, 1.0))
-        self._futures = Futures(pool)
+        self._futures = Futures(pool) if acquisition.removal is Removal.FUTURE else None
         self._recorded_s = -math.inf
         self._shown: dict[int, int] = {}
         #: Of the engine.
@@ -274,8 +274,9 @@ class AcquiredMachines:
     def _views(self, now_s: float) -> dict[str, View]:
         views = {}
         ours = self._servers.ours
-        future = self._acquisition.removal is Removal.FUTURE and now_s >= self.acquirer.next_at
-        kept = self._futures.share_kept(now_s, self._duration_s(), _AHEAD_S) if future else None
+        kept = None
+        if self._futures is not None and now_s >= self.acquirer.next_at:
+            kept = self._futures.share_kept(now_s, self._duration_s(), _AHEAD_S)
         for one in self.acquirer.kept:
             unchanged_s = now_s - max(float(self._servers.changed_s[int(one.name)]), one.came_at)
             if self._acquisition.removal is Removal.RANDOM:
