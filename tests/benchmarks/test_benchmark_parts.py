@@ -302,10 +302,11 @@ def test_what_two_guests_need_of_the_cores_stands_beside_their_time(monkeypatch:
 
 
 def test_busy_loops_end_with_what_they_were_beside() -> None:
+    before = {child.pid for child in psutil.Process().children()}
     with neighbours.busy_loops(2):
-        running = [child.pid for child in psutil.Process().children()]
-    assert len(running) >= 2
-    assert not {child.pid for child in psutil.Process().children()} & set(running)
+        begun = {child.pid for child in psutil.Process().children()} - before
+    assert len(begun) == 2
+    assert not {child.pid for child in psutil.Process().children()} & begun
 
 
 # --- swap ------------------------------------------------------------------------------------------------------------

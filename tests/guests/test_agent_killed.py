@@ -15,10 +15,10 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.demo.cache import Cache
 from ebbtide.lab.readings import Gauge
 from ebbtide.messages.common import Vector
-from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMSpec
 from hostagent.state.intents import NAMESPACE, Intent, Phase, from_element
 from tests.guests.conftest import RunningLab
+from tests.guests.placed import placed
 from tests.guests.test_demo import virsh
 from tests.hostagent.waiting import until
 
@@ -42,21 +42,12 @@ async def connected(client: ManagerClient) -> None:
             await asyncio.sleep(0.5)
 
 
-async def finished(client: ManagerClient, operation: Operation) -> Operation:
-    ended = await client.wait(operation, limit_s=240)
-    assert ended.state is OperationState.DONE, ended.sentence
-    return ended
-
-
 async def test_a_killed_agent_brings_a_real_guest_to_the_planned_size(lab: RunningLab) -> None:
     token = lab.state.manager_token_file.read_text().strip()
     async with ManagerClient(lab.state.manager_url, token) as client:
         spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=320))
-        await finished(client, await client.create(spec, deadline_s=60))
-        try:
+        async with placed(client, spec) as host:
             await connected(client)
-            host = (await client.vm(NAME)).host
-            assert host is not None
             domain = f"ebb-{host}.{NAME}"
             gauge = Gauge(domain)
             await Cache(NAME, gauge, 9600).fill(lambda done: None)
@@ -75,8 +66,6 @@ async def test_a_killed_agent_brings_a_real_guest_to_the_planned_size(lab: Runni
             assert after.memcached_rss_mib < before.memcached_rss_mib
             await connected(client)
             await until_reported(client, TARGET)
-        finally:
-            await finished(client, await client.delete(NAME))
 
 
 async def _kill_in_the_middle(lab: RunningLab, client: ManagerClient, host: str, domain: str) -> None:

@@ -27,6 +27,7 @@ from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import ClusterVM, VMSpec
 from hostagent.state.intents import NAMESPACE, Phase, from_element
 from tests.guests.conftest import RunningLab
+from tests.guests.placed import START_S
 from tests.guests.test_demo import virsh
 from tests.guests.test_modes import ended, set_mode
 
@@ -208,7 +209,7 @@ async def vm_and_manager(lab: RunningLab) -> AsyncIterator[Scene]:
         scene = Scene(lab, client)
         await set_mode(client, scene.away, HostMode.PAUSED)
         try:
-            created = await ended(client, await client.create(LOW, deadline_s=60))
+            created = await ended(client, await client.create(LOW, deadline_s=START_S))
             assert (created.state, created.host) == (OperationState.DONE, scene.host), created.sentence
             yield scene
         finally:

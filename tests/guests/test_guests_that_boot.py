@@ -21,6 +21,7 @@ from ebbtide.messages.explanations import EventRow
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import ClusterVM, VMSpec
 from tests.guests.conftest import RunningLab
+from tests.guests.placed import START_S
 from tests.guests.test_demo import virsh
 from tests.guests.test_modes import ended, set_mode
 
@@ -58,7 +59,7 @@ class Scene:
 
     async def create(self, *specs: VMSpec) -> None:
         """Create VMs side by side, and wait for nothing but that."""
-        operations = await asyncio.gather(*(self.client.create(spec, deadline_s=60) for spec in specs))
+        operations = await asyncio.gather(*(self.client.create(spec, deadline_s=START_S) for spec in specs))
         for created in await asyncio.gather(*(ended(self.client, operation) for operation in operations)):
             assert (created.state, created.host) == (OperationState.DONE, self.host), created.sentence
         self._last_event = next((event.id for event in await self.client.events(1)), 0)

@@ -26,6 +26,7 @@ from hostagent.mechanisms import acpi_probe
 from hostagent.mechanisms.acpi_probe import try_unplug
 from hostagent.mechanisms.layers import NO_UNPLUG_EMULATED
 from tests.guests.conftest import RunningLab
+from tests.guests.placed import placed
 from tests.guests.test_demo import virsh
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
@@ -35,16 +36,11 @@ pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 async def vm(lab: RunningLab, spec: VMSpec) -> AsyncIterator[tuple[ManagerClient, str]]:
     """A VM whose guest agent is connected, and its domain."""
     token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as client:
-        made = await client.wait(await client.create(spec, deadline_s=60), limit_s=240)
-        assert made.state is OperationState.DONE, made.sentence
-        try:
-            async with asyncio.timeout(240):
-                while not (found := await client.vm(spec.name)).guest_connected:
-                    await asyncio.sleep(0.5)
-            yield client, f"ebb-{found.host}.{spec.name}"
-        finally:
-            await client.wait(await client.delete(spec.name), limit_s=120)
+    async with ManagerClient(lab.state.manager_url, token) as client, placed(client, spec) as host:
+        async with asyncio.timeout(240):
+            while not (await client.vm(spec.name)).guest_connected:
+                await asyncio.sleep(0.5)
+        yield client, f"ebb-{host}.{spec.name}"
 
 
 async def bring(client: ManagerClient, name: str, target: Vector) -> VMOutcome:

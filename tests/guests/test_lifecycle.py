@@ -20,6 +20,7 @@ from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import ClusterVM, VMSpec
 from hostagent.state.intents import NAMESPACE
 from tests.guests.conftest import RunningLab
+from tests.guests.placed import placed
 from tests.guests.test_demo import virsh
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
@@ -75,10 +76,8 @@ def state_of(domain: str) -> str:
 async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: RunningLab) -> None:
     async with client_of(lab) as client:
         spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=320.0))
-        await done(client, await client.create(spec, deadline_s=60))
-        host = (await client.vm(NAME)).host
-        domain = f"ebb-{host}.{NAME}"
-        try:
+        async with placed(client, spec) as host:
+            domain = f"ebb-{host}.{NAME}"
             await connected(client, NAME)
             await resized(client, nominal=SMALLER)
             found = await client.vm(NAME)
@@ -109,8 +108,6 @@ async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: Runnin
             assert (found.state, found.host, found.current.memory_mib) == ("running", host, 768.0)
             assert await asyncio.to_thread(sizes, domain) == (1, 768)
             assert await asyncio.to_thread(virsh, "domuuid", domain) == identity, "the very same domain"
-        finally:
-            await done(client, await client.delete(NAME))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ebbtide.messages.explanations import Explanation
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMSpec
 from tests.guests.conftest import RunningLab
+from tests.guests.placed import placed
 from tests.guests.test_demo import virsh
 from tests.guests.test_layers import has_all_layers_but_what_its_host_and_template_do_not_give
 
@@ -70,59 +71,55 @@ async def test_what_is_told_comes_true_a_pause_leaves_a_foreign_hand_and_off_und
     token = lab.state.manager_token_file.read_text().strip()
     async with ManagerClient(lab.state.manager_url, token) as client:
         spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=320.0))
-        created = await ended(client, await client.create(spec, deadline_s=60))
-        assert created.state is OperationState.DONE, created.sentence
-        host = (await client.vm(NAME)).host
-        assert host is not None
-        domain = f"ebb-{host}.{NAME}"
-        try:
-            whole = await answering(client)
-            assert whole.sentence == f"{NAME} has its nominal size (2 cores, 640 MiB): nothing is taken from it"
-            assert whole.bound == NOMINAL
-            open_ones = {row.mechanism for row in whole.findings if row.available}
-            assert open_ones >= {Mechanism.CPU_OFFLINE, Mechanism.QUOTA, Mechanism.VIRTIO_MEM, Mechanism.BALLOON}
-            assert all(row.reason for row in whole.findings)
-            await has_all_layers_but_what_its_host_and_template_do_not_give(lab, NAME, domain)
+        async with placed(client, spec) as host:
+            domain = f"ebb-{host}.{NAME}"
+            try:
+                whole = await answering(client)
+                assert whole.sentence == f"{NAME} has its nominal size (2 cores, 640 MiB): nothing is taken from it"
+                assert whole.bound == NOMINAL
+                open_ones = {row.mechanism for row in whole.findings if row.available}
+                assert open_ones >= {Mechanism.CPU_OFFLINE, Mechanism.QUOTA, Mechanism.VIRTIO_MEM, Mechanism.BALLOON}
+                assert all(row.reason for row in whole.findings)
+                await has_all_layers_but_what_its_host_and_template_do_not_give(lab, NAME, domain)
 
-            generation = (await client.vm(NAME)).generation + 1
-            told = await client.forecast(NAME, TARGET, generation=generation)
-            assert (await client.vm(NAME)).current == NOMINAL
-            await answering(client)
-            done = await ended(client, await client.set_target(NAME, TARGET, generation=generation))
-            assert done.state is OperationState.DONE, done.sentence
-            (forecast,), (outcome,) = told.vms, done.vms
-            assert forecast.expected.cpu_cores == pytest.approx(outcome.after.cpu_cores, abs=0.01)
-            assert forecast.expected.memory_mib == pytest.approx(outcome.after.memory_mib, abs=2.0)
-            could = {(row.layer, row.resource): row.could for row in forecast.rows}
-            assert could[Layer.GUEST, "cpu_cores"] == 1.0
-            deflated = await client.explain(NAME)
-            assert deflated.explanation is not None
-            assert deflated.explanation.sentence.endswith(outcome.sentence)
-            limited = await asyncio.to_thread(quota_us, domain)
-            assert limited == 50_000
+                generation = (await client.vm(NAME)).generation + 1
+                told = await client.forecast(NAME, TARGET, generation=generation)
+                assert (await client.vm(NAME)).current == NOMINAL
+                await answering(client)
+                done = await ended(client, await client.set_target(NAME, TARGET, generation=generation))
+                assert done.state is OperationState.DONE, done.sentence
+                (forecast,), (outcome,) = told.vms, done.vms
+                assert forecast.expected.cpu_cores == pytest.approx(outcome.after.cpu_cores, abs=0.01)
+                assert forecast.expected.memory_mib == pytest.approx(outcome.after.memory_mib, abs=2.0)
+                could = {(row.layer, row.resource): row.could for row in forecast.rows}
+                assert could[Layer.GUEST, "cpu_cores"] == 1.0
+                deflated = await client.explain(NAME)
+                assert deflated.explanation is not None
+                assert deflated.explanation.sentence.endswith(outcome.sentence)
+                limited = await asyncio.to_thread(quota_us, domain)
+                assert limited == 50_000
 
-            assert (await set_mode(client, host, HostMode.PAUSED)).state is OperationState.DONE
-            await asyncio.to_thread(virsh, "schedinfo", domain, "--live", "vcpu_quota=40000")
-            async with asyncio.timeout(60):
-                while not await left(client):
-                    await asyncio.sleep(0.5)
-            assert await asyncio.to_thread(quota_us, domain) == 40_000
-            refused = await ended(client, await client.set_target(NAME, NOMINAL, generation=generation + 1))
-            assert refused.state is OperationState.FAILED
-            assert f"{host} is paused: no VM is created and no size is changed (a test)" in refused.sentence
-            await set_mode(client, host, HostMode.ACTIVE)
-            await until_quota(domain, limited)
+                assert (await set_mode(client, host, HostMode.PAUSED)).state is OperationState.DONE
+                await asyncio.to_thread(virsh, "schedinfo", domain, "--live", "vcpu_quota=40000")
+                async with asyncio.timeout(60):
+                    while not await left(client):
+                        await asyncio.sleep(0.5)
+                assert await asyncio.to_thread(quota_us, domain) == 40_000
+                refused = await ended(client, await client.set_target(NAME, NOMINAL, generation=generation + 1))
+                assert refused.state is OperationState.FAILED
+                assert f"{host} is paused: no VM is created and no size is changed (a test)" in refused.sentence
+                await set_mode(client, host, HostMode.ACTIVE)
+                await until_quota(domain, limited)
 
-            undone = await set_mode(client, host, HostMode.OFF)
-            assert undone.state is OperationState.DONE, undone.sentence
-            assert await asyncio.to_thread(quota_us, domain) == -1
-            back = await client.explain(NAME)
-            assert back.explanation is not None
-            assert back.explanation.bound == NOMINAL
-            assert back.explanation.mode is HostMode.OFF
-        finally:
-            await set_mode(client, host, HostMode.ACTIVE)
-            await ended(client, await client.delete(NAME))
+                undone = await set_mode(client, host, HostMode.OFF)
+                assert undone.state is OperationState.DONE, undone.sentence
+                assert await asyncio.to_thread(quota_us, domain) == -1
+                back = await client.explain(NAME)
+                assert back.explanation is not None
+                assert back.explanation.bound == NOMINAL
+                assert back.explanation.mode is HostMode.OFF
+            finally:
+                await set_mode(client, host, HostMode.ACTIVE)
         with pytest.raises(ManagerRefused, match="there is no VM named kept"):
             await client.explain(NAME)
 

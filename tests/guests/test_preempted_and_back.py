@@ -21,6 +21,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import ClusterVM, OnPreemption, VMSpec
 from tests.guests.conftest import RunningLab
+from tests.guests.placed import START_S
 from tests.guests.test_demo import virsh
 from tests.guests.test_modes import ended, set_mode
 
@@ -69,7 +70,7 @@ class Scene:
     async def placed(self, on_preemption: OnPreemption, program_s: int = 0) -> None:
         """The low VM runs with a program that records its notice, and with a file."""
         low = LOW.model_copy(update={"on_preemption": on_preemption})
-        created = await ended(self.client, await self.client.create(low, deadline_s=60))
+        created = await ended(self.client, await self.client.create(low, deadline_s=START_S))
         assert (created.state, created.host) == (OperationState.DONE, self.small), created.sentence
         await self.answers()
         await self.shell(

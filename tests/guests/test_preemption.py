@@ -21,6 +21,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec
 from tests.guests.conftest import RunningLab
+from tests.guests.placed import START_S
 from tests.guests.test_modes import ended, set_mode
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
@@ -65,7 +66,7 @@ async def test_a_deflation_that_falls_short_preempts_its_guest_and_the_record_na
         begun_at = time.time()
         await set_mode(client, large, HostMode.PAUSED)
         try:
-            created = await ended(client, await client.create(LOW, deadline_s=60))
+            created = await ended(client, await client.create(LOW, deadline_s=START_S))
             assert (created.state, created.host) == (OperationState.DONE, small), created.sentence
             await calm(client, domain, lab.state.uri)
             await hog(lab, domain)

@@ -11,10 +11,9 @@ from benchmarks.host.bench_host import in_guest, lab_link
 from ebbtide.client import ManagerClient
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.common import Vector
-from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec
 from tests.guests.conftest import RunningLab
-from tests.guests.test_modes import ended
+from tests.guests.placed import placed
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
 
@@ -35,56 +34,51 @@ async def test_idle_memory_makes_the_reserve_and_comes_back_when_the_guest_needs
     token = lab.state.manager_token_file.read_text().strip()
     async with ManagerClient(lab.state.manager_url, token) as client:
         spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=400.0))
-        created = await ended(client, await client.create(spec, deadline_s=60))
-        assert created.state is OperationState.DONE, created.sentence
-        host = (await client.vm(NAME)).host
-        assert host is not None
+        async with placed(client, spec) as host:
 
-        async def bound_mib() -> float:
-            found = (await client.explain(NAME)).explanation
-            return found.bound.memory_mib if found is not None and found.bound is not None else 0.0
+            async def bound_mib() -> float:
+                found = (await client.explain(NAME)).explanation
+                return found.bound.memory_mib if found is not None and found.bound is not None else 0.0
 
-        async def whole() -> bool:
-            return await bound_mib() >= NOMINAL.memory_mib
+            async def whole() -> bool:
+                return await bound_mib() >= NOMINAL.memory_mib
 
-        try:
-            await until(whole, 300)
-            free = (await client.steady(host)).free_mib
-            status = await client.set_steady(host, enabled=True, reserve_mib=free + RESERVE_MIB)
-            assert status.kept_mib == pytest.approx(free + RESERVE_MIB, abs=1.0)
-
-            async def full() -> bool:
-                now = await client.steady(host)
-                return now.free_mib >= now.kept_mib
-
-            await until(full, 300)
-            trimmed = await bound_mib()
-            assert 1024 - RESERVE_MIB - 40 <= trimmed <= 1024 - RESERVE_MIB + 2
-            explained = await client.explain(NAME)
-            assert explained.explanation is not None
-            assert "steady mode has trimmed what lay idle in it" in explained.explanation.sentence
-            assert explained.explanation.vm.pressure is None
-            # The manager leaves it as it is: the room is kept.
-            await asyncio.sleep(25)
-            assert await bound_mib() == pytest.approx(trimmed, abs=2.0)
-
-            guest = await lab_link(lab.state.uri, f"ebb-{host}.{NAME}")
             try:
-                hold = (
-                    f"m = int(open('/proc/meminfo').read().split('MemAvailable:')[1].split()[0]) // 1024 - {LEFT_MIB}"
-                )
-                code = f"import time; {hold}; held = b'x' * (m << 20); time.sleep(120)"
-                await in_guest(guest, f'python3 -S -c "{code}" </dev/null >/dev/null 2>&1 &')
+                await until(whole, 300)
+                free = (await client.steady(host)).free_mib
+                status = await client.set_steady(host, enabled=True, reserve_mib=free + RESERVE_MIB)
+                assert status.kept_mib == pytest.approx(free + RESERVE_MIB, abs=1.0)
 
-                async def given() -> bool:
-                    return await bound_mib() >= trimmed + 40
+                async def full() -> bool:
+                    now = await client.steady(host)
+                    return now.free_mib >= now.kept_mib
 
-                await until(given, 120)
+                await until(full, 300)
+                trimmed = await bound_mib()
+                assert 1024 - RESERVE_MIB - 40 <= trimmed <= 1024 - RESERVE_MIB + 2
+                explained = await client.explain(NAME)
+                assert explained.explanation is not None
+                assert "steady mode has trimmed what lay idle in it" in explained.explanation.sentence
+                assert explained.explanation.vm.pressure is None
+                # The manager leaves it as it is: the room is kept.
+                await asyncio.sleep(25)
+                assert await bound_mib() == pytest.approx(trimmed, abs=2.0)
+
+                guest = await lab_link(lab.state.uri, f"ebb-{host}.{NAME}")
+                try:
+                    available = "int(open('/proc/meminfo').read().split('MemAvailable:')[1].split()[0]) // 1024"
+                    hold = f"m = {available} - {LEFT_MIB}"
+                    code = f"import time; {hold}; held = b'x' * (m << 20); time.sleep(120)"
+                    await in_guest(guest, f'python3 -S -c "{code}" </dev/null >/dev/null 2>&1 &')
+
+                    async def given() -> bool:
+                        return await bound_mib() >= trimmed + 40
+
+                    await until(given, 120)
+                finally:
+                    await guest.close()
+                decisions = (await client.explain(NAME)).explanation
+                assert decisions is not None
+                assert any(d.kind == "steady" and "given back" in d.sentence for d in decisions.decisions), decisions
             finally:
-                await guest.close()
-            decisions = (await client.explain(NAME)).explanation
-            assert decisions is not None
-            assert any(d.kind == "steady" and "given back" in d.sentence for d in decisions.decisions), decisions
-        finally:
-            await client.set_steady(host, enabled=False, reserve_mib="auto")
-            await ended(client, await client.delete(NAME))
+                await client.set_steady(host, enabled=False, reserve_mib="auto")
