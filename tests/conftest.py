@@ -44,6 +44,7 @@ FIRST = (
     "tests/hostagent/test_rules_stateful.py",
     "tests/manager/execution/test_lifecycle_crash.py",
     "tests/manager/execution/test_migrations.py",
+    "tests/manager/api/test_conformance.py",
 )
 #: How much the others yield to the longest chain and to the processes it starts (nice values; root only).
 NICE = {GUESTS: 0, SERVICES: 5}

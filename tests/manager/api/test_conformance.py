@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster_manager.api.app import make_app
+from cluster_manager.tasks.tasks import TaskService
 from ebbtide.rest.credentials import report_token
 from tests import schema_run
 from tests.manager import cluster as tests_cluster
@@ -17,7 +18,7 @@ from tests.manager.cluster import TOKEN, cluster_of
 from tests.manager.fake_agent import HOSTS_KEY
 from tests.manager.with_agent import lab_of
 
-pytestmark = pytest.mark.usefixtures("each_store")
+pytestmark = [pytest.mark.usefixtures("each_store"), pytest.mark.timeout(900)]
 
 #: Streams do not end by themselves (tests/manager/api/test_event_stream.py); reports carry the agents' token.
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,6 +48,14 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> schema_run.Seen:
     return counted
 
 
+@pytest.fixture
+def held_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for a task's end has an answer soon: what may be asked for is a minute, and this task never ends."""
+    whole = TaskService.wait
+    monkeypatch.setattr(TaskService, "wait", lambda tasks, name, wait_s: whole(tasks, name, min(wait_s, 0.05)))
+
+
+@pytest.mark.usefixtures("held_shortly")
 async def test_what_clients_may_ask_is_answered_as_documented(tmp_path: Path, seen: schema_run.Seen) -> None:
     async with lab_of(tmp_path) as lab:
         assert lab.cluster.server is not None
