@@ -74,7 +74,7 @@ def test_an_acquirer_has_all_servers_to_choose_from(
 
 
 def test_the_experiment_on_costs_says_what_kinds_there_are(vms: Input) -> None:
-    experiment = read(ROOT / "experiments" / "costs.toml", inputs={"vms": vms.path})
+    experiment = read(ROOT / "experiments" / "costs-persistent.toml", inputs={"vms": vms.path})
     cases = {case.given["vm_kind"]: MODEL.settings(case.given) for case in experiment.cases()}
     assert cases.keys() == {"spot", "harvest", "regular"}
     found = cases["spot"].acquisition
