@@ -8,7 +8,7 @@ the model `matching` with ``calibrate`` does so beside its jobs (experiments/cal
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from ebbtide.matcher.predict.completion_probability import completion_probabilit
 from ebbtide.matcher.predict.predictor import FORMS, PredictorOptions
 from ebbtide.matcher.predict.rolling import NONE
 from ebbtide.simulator.compiling import compiled
-from ebbtide.simulator.inputs.batches import Floats
+from ebbtide.simulator.inputs.batches import Floats, Mask
 from ebbtide.simulator.jobs.columns import MACHINE, Ints
 from ebbtide.simulator.matching.futures import Futures
 from ebbtide.simulator.matching.hooks import begin, changed
@@ -28,6 +28,8 @@ from ebbtide.simulator.matching.pools import Pool
 
 DURATIONS_S: Final = (600.0, 1800.0, 3600.0, 7200.0)
 FREE: Final = (0.0, 2.0, 6.0)
+#: In which a predictor only learns.
+WARM_UP_S: Final = 1.25 * 86_400.0
 #: Figures of one decile, which add up over runs: outcomes, sum of what was predicted, how many came true.
 FIGURES: Final = ("count", "predicted", "observed")
 #: Of which predictions: those of the tasks that were started, and those of all machines.
@@ -57,13 +59,51 @@ def _compiled() -> Any:
     return compiled(follow)
 
 
+class Look(NamedTuple):
+    """The machines of a pool at one moment, as a predictor sees them."""
+
+    now_s: float
+    #: Those that are there and have been heard of; (machines,).
+    there: Mask
+    #: Cores of these; (n,).
+    had: Floats
+    #: Of `completion_probability`: all but durations and free cores.
+    known: tuple[Any, ...]
+
+    def predicted(self, duration_s: float, free: float) -> Floats:
+        """How likely each keeps all its cores but the free ones for so long; (n,), NaN where nothing is known."""
+        knowledge, form, sized, direction, elapsed_s = self.known
+        return completion_probability(
+            knowledge, form, sized, direction, elapsed_s, duration_s, np.full(len(self.had), free), self.had
+        )
+
+
+def looks(
+    found: Pool, options: PredictorOptions, until_s: float, every_s: float, warm_up_s: float, compile: bool = True
+) -> Iterator[Look]:
+    """A pool at regular times, from the end of the time in which a predictor only learns."""
+    start_s = float(found.at_s[0])
+    learn = _compiled() if compile else follow
+    p = fresh(found.machines, start_s, options, MatchOptions(), 0.0, False)
+    s = _Machines(np.zeros((found.machines, len(MACHINE)), np.int64))
+    place = 0
+    for now_s in np.arange(start_s + warm_up_s, until_s, every_s).tolist():
+        place = learn(s, p, found.machine, found.at_s, found.cores, place, now_s)
+        cores = s.machines[:, MACHINE.cores]
+        there = (cores >= 1) & (p.rolling.direction != NONE)
+        direction, elapsed_s = p.rolling.direction[there], now_s - p.rolling.last_s[there]
+        form = form_now(p.knowledge, FORMS[options.form])
+        known = (p.knowledge, form, options.sized, direction, elapsed_s)
+        yield Look(now_s, there, cores[there].astype(np.float64), known)
+
+
 def calibrate(
     found: Pool,
     options: PredictorOptions,
     durations_s: Sequence[float] = DURATIONS_S,
     frees: Sequence[float] = FREE,
     every_s: float = 900.0,
-    warm_up_s: float = 1.25 * 86_400.0,
+    warm_up_s: float = WARM_UP_S,
     compile: bool = True,
 ) -> Calibration:
     """Predictions for all machines at regular times, and their outcomes.
@@ -74,26 +114,13 @@ def calibrate(
     :param compile: with numba.
     """
     calibration = Calibration()
-    start_s = float(found.at_s[0])
-    learn = _compiled() if compile else follow
-    p = fresh(found.machines, start_s, options, MatchOptions(), 0.0, False)
-    s = _Machines(np.zeros((found.machines, len(MACHINE)), np.int64))
     futures = Futures(found)
-    place = 0
-    for now_s in np.arange(start_s + warm_up_s, found.until_s - max(durations_s), every_s).tolist():
-        place = learn(s, p, found.machine, found.at_s, found.cores, place, now_s)
-        cores = s.machines[:, MACHINE.cores]
-        there = (cores >= 1) & (p.rolling.direction != NONE)
-        direction, elapsed_s = p.rolling.direction[there], now_s - p.rolling.last_s[there]
-        form, had = form_now(p.knowledge, FORMS[options.form]), cores[there].astype(np.float64)
+    for look in looks(found, options, found.until_s - max(durations_s), every_s, warm_up_s, compile):
         for duration_s in durations_s:
-            lost = futures.lost(now_s, duration_s)[there] if options.sized else None
+            lost = futures.lost(look.now_s, duration_s)[look.there] if options.sized else None
             for free in frees if options.sized else frees[:1]:
-                predicted = completion_probability(
-                    p.knowledge, form, options.sized, direction, elapsed_s, duration_s, np.full(len(had), free), had
-                )
-                kept = lost <= free if lost is not None else ~futures.shrinks(now_s, duration_s)[there]
-                calibration.add_all(np.clip(predicted, 0.0, 1.0), kept)
+                kept = lost <= free if lost is not None else ~futures.shrinks(look.now_s, duration_s)[look.there]
+                calibration.add_all(np.clip(look.predicted(duration_s, free), 0.0, 1.0), kept)
     return calibration
 
 

@@ -6,7 +6,7 @@ See docs/internals/matching.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +28,8 @@ from ebbtide.simulator.jobs.settings import REQUEUE
 from ebbtide.simulator.matching.acquiring import Acquisition, Removal
 from ebbtide.simulator.matching.calibrating import FIGURES, KINDS, calibrate, figure, figures, of_machines
 from ebbtide.simulator.matching.costs import Prices, VmKind
+from ebbtide.simulator.matching.foresight import METRICS as FORESIGHT
+from ebbtide.simulator.matching.foresight import foresight
 from ebbtide.simulator.matching.pools import Pool, PoolSettings, PowerSettings, Supply, pool
 from ebbtide.simulator.matching.running import LIVE_ORDER, WARM_UP_S, Order, run
 from ebbtide.simulator.matching.schemes import SCHEMES
@@ -61,6 +63,8 @@ class Case:
     rows: bool = False
     #: Hold what is predicted against what comes of it, of all machines at regular times, too.
     calibrate: bool = False
+    #: So many other draws of the same VMs say what could be known (`simulator.matching.foresight`).
+    other_draws: int = 0
 
 
 #: What a run gives: of an acquirer where there is one, of the pool, and of its power where that is a trace's.
@@ -76,6 +80,7 @@ METRICS: Final = (
     *("pool_power_least", "pool_power_most", "pool_vms_evicted", "pool_vms_deferred", "pool_vms_relaunched"),
     *(figure(kind, decile, what) for kind in KINDS for what in FIGURES for decile in range(CLASSES)),
     "calibration_brier",
+    *FORESIGHT,
 )
 
 
@@ -144,6 +149,7 @@ class MatchingModel:
             validate=g.flag("validate", False),
             rows=g.flag("rows", False),
             calibrate=g.flag("calibrate", False),
+            other_draws=g.whole("other_draws", 0, least=0, most=100),
         )
         g.end()
         return case
@@ -152,16 +158,23 @@ class MatchingModel:
         """The trace's VMs, and each pool once."""
         found: dict[str, SharedArrays] = {}
         columns: dict[str, Mapping[str, Any]] = {}
-        seeds = [(case, case.pool_seed + number) for case in settings for number in range(case.pools)]
-        cases = {_key(case, seed): (case, seed) for case, seed in seeds}
-        for number, (key, (case, seed)) in enumerate(cases.items()):
+        drawn = [
+            (case, case.pool_seed + number, draw)
+            for case in settings
+            for number in range(case.pools)
+            for draw in range(case.other_draws + 1)
+        ]
+        cases = {_key(case, seed, draw): (case, seed, draw) for case, seed, draw in drawn}
+        for number, (key, (case, seed, draw)) in enumerate(cases.items()):
 
-            def make(case: Case = case, seed: int = seed) -> dict[str, Any]:
+            def make(case: Case = case, seed: int = seed, draw: int = draw) -> dict[str, Any]:
                 path = str(case.vms.path)
                 if path not in columns:
                     columns[path] = vm_columns(case.vms.batches(VmBatch, "vms", from_first=True))
                 power = case.power.batches(SeriesBatch, "power", from_first=True) if case.power is not None else ()
-                made = pool(columns[path], case.pool, seed, power)
+                # Of another draw all servers are looked at.
+                given = replace(case.pool, machines=case.pool.servers) if draw else case.pool
+                made = pool(columns[path], given, seed, power, draw)
                 arrays = {
                     "machine": made.machine,
                     "at_s": made.at_s,
@@ -182,15 +195,9 @@ class MatchingModel:
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
         """One run. Raises InvalidParameter where the pool's changes are too short for the load."""
-        arrays = prepared[_key(settings, settings.pool_seed + (seed - 1) % settings.pools)]
-        found = Pool(
-            np.array(arrays["machine"]),
-            np.array(arrays["at_s"]),
-            np.array(arrays["cores"]),
-            settings.pool.machines,
-            settings.pool.until_s,
-            float(arrays["rejected"][0]),
-            _supply(arrays),
+        pool_seed = settings.pool_seed + (seed - 1) % settings.pools
+        found, *others = (
+            _made(settings, prepared[_key(settings, pool_seed, draw)], draw) for draw in range(settings.other_draws + 1)
         )
         span_s = found.until_s - float(found.at_s[0])
         done = run(
@@ -218,6 +225,8 @@ class MatchingModel:
         if settings.calibrate and done.calibration is not None:
             metrics |= figures("started", *done.calibration)
             metrics |= of_machines(calibrate(found, SCHEMES[settings.scheme].predicting))
+        if others:
+            metrics |= foresight(found, others, SCHEMES[settings.scheme].predicting)
         return Outcome(metrics, tables)
 
 
@@ -272,6 +281,19 @@ def _power(g: Given) -> PowerSettings:
     )
 
 
+def _made(case: Case, arrays: Mapping[str, Any], draw: int) -> Pool:
+    """A pool as `MatchingModel.prepare` left it."""
+    return Pool(
+        np.array(arrays["machine"]),
+        np.array(arrays["at_s"]),
+        np.array(arrays["cores"]),
+        case.pool.servers if draw else case.pool.machines,
+        case.pool.until_s,
+        float(arrays["rejected"][0]),
+        _supply(arrays),
+    )
+
+
 def _supply(arrays: Mapping[str, Any]) -> Supply | None:
     if "power_did" not in arrays:
         return None
@@ -279,7 +301,7 @@ def _supply(arrays: Mapping[str, Any]) -> Supply | None:
     return Supply(np.array(arrays["power_at_s"]), np.array(arrays["power_share"]), evicted, deferred, relaunched)
 
 
-def _key(case: Case, seed: int) -> str:
+def _key(case: Case, seed: int, draw: int) -> str:
     """What a pool depends on, but the trace's content."""
     power = "" if case.power is None else f"|{case.power.path}"
-    return f"{case.vms.path}|{case.pool}|{seed}{power}"
+    return f"{case.vms.path}|{case.pool}|{seed}{power}" + (f"|{draw}" if draw else "")

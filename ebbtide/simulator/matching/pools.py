@@ -172,11 +172,19 @@ class Pool:
         }
 
 
-def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int, power: Iterable[SeriesBatch] = ()) -> Pool:
+def pool(
+    vms: Mapping[str, NDArray[Any]],
+    settings: PoolSettings,
+    seed: int,
+    power: Iterable[SeriesBatch] = (),
+    draw: int = 0,
+) -> Pool:
     """The pool that a replay leaves.
 
     :param vms: columns as of `vm_columns`, in order.
     :param power: a power trace, where the settings have power.
+    :param draw: above 0: the same tenants' VMs come and go, and all else is drawn anew: where they are placed, and
+        which servers are the pool's.
     :raises InvalidParameter: the VMs end before ``until_s``, or power does.
     """
     generator = np.random.default_rng([seed, settings.servers])
@@ -189,6 +197,8 @@ def pool(vms: Mapping[str, NDArray[Any]], settings: PoolSettings, seed: int, pow
     if settings.least_lifetime_s:
         life_s = np.asarray(vms["departs_s"])[rows] - np.asarray(vms["arrives_s"])[rows]
         rows = rows[~(life_s < settings.least_lifetime_s)]
+    if draw:
+        generator = np.random.default_rng([seed, settings.servers, 2, draw])
     series = _series(settings, generator, seed, power)
     taken = np.full(settings.servers, -1, np.int64)
     taken[np.sort(generator.choice(settings.servers, settings.machines, replace=False))] = np.arange(settings.machines)
