@@ -422,6 +422,33 @@ def calibration() -> Iterator[str]:
                 )
 
 
+def foresight() -> Iterator[str]:
+    sweep = Sweep("foresight")
+    yield from ("## What could be known where servers are alike", "", sweep.command, "")
+    yield from (
+        "Every half hour a machine is picked for a task that leaves 0, 2 or 6 cores free, for 10 min to 2 h: how often it",
+        "keeps the room, per cent. Who knows the VMs to come knows each that will come and go, and not which server it",
+        "goes to: three other draws of the same VMs say how many servers with as many cores keep the room. Last columns:",
+        "the part of what who knows all is better than anyone, that the others have; mean squared errors.",
+        "",
+    )
+    cells = ("anyone", "`live`", "knows the VMs to come", "both", "knows all", "`live` has", "both have", "errors")
+    yield from head("pool", *cells)
+    for packing in sweep.values("packing"):
+        names = ("random", "predicted", "known", "both", "best")
+        picked = {name: 100 * sweep.mean(f"picked_{name}", packing=packing) for name in names}
+        parts = [
+            (picked[name] - picked["random"]) / (picked["best"] - picked["random"]) for name in ("predicted", "both")
+        ]
+        errors = (sweep.mean(f"picks_{name}_brier", packing=packing) for name in ("predicted", "known"))
+        yield row(
+            packing,
+            *(f"{value:.1f}" for value in picked.values()),
+            *(f"{value:.2f}" for value in parts),
+            ", ".join(f"{value:.3f}" for value in errors),
+        )
+
+
 RIVALS = {
     "checkpoint-1-min": "CapacityScheduler, checkpoints of 1 min every 10 (Fig. 20)",
     "checkpoint-2-min": "CapacityScheduler, checkpoints of 2 min every 10 (Fig. 20)",
@@ -572,6 +599,7 @@ SECTIONS = {
     "calm": calm,
     "wind": wind,
     "calibration": calibration,
+    "foresight": foresight,
 }
 
 

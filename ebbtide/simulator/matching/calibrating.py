@@ -73,9 +73,10 @@ class Look(NamedTuple):
     def predicted(self, duration_s: float, free: float) -> Floats:
         """How likely each keeps all its cores but the free ones for so long; (n,), NaN where nothing is known."""
         knowledge, form, sized, direction, elapsed_s = self.known
-        return completion_probability(
+        found: Floats = completion_probability(
             knowledge, form, sized, direction, elapsed_s, duration_s, np.full(len(self.had), free), self.had
         )
+        return found
 
 
 def looks(
