@@ -426,10 +426,11 @@ def foresight() -> Iterator[str]:
     sweep = Sweep("foresight")
     yield from ("## What could be known where servers are alike", "", sweep.command, "")
     yield from (
-        "Every half hour a machine is picked for a task that leaves 0, 2 or 6 cores free, for 10 min to 2 h: how often it",
-        "keeps the room, per cent. Who knows the VMs to come knows each that will come and go, and not which server it",
-        "goes to: three other draws of the same VMs say how many servers with as many cores keep the room. Last columns:",
-        "the part of what who knows all is better than anyone, that the others have; mean squared errors.",
+        "Every half hour a machine is picked for a task that leaves 0, 2 or 6 cores free, for 10 min to 2 h: how",
+        "often it keeps the room, per cent. Who knows the VMs to come knows each that will come and go, and not which",
+        "server it goes to: three other draws of the same VMs say how many servers with as many cores keep the room.",
+        "Last columns: the part of what who knows all is better than anyone, that the others have; mean squared",
+        "errors of the two predictions.",
         "",
     )
     cells = ("anyone", "`live`", "knows the VMs to come", "both", "knows all", "`live` has", "both have", "errors")
