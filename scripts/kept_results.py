@@ -21,6 +21,8 @@ BY_SEED += ("goodput", "wasted_share", "kills", "failure_rate", "wait_p50_s", "w
 BY_SEED += ("kills_under_1_h", "kills_under_5_h", "kills_under_30_h", "on_demand_cost", "wait_mean_h", "total_cost")
 BY_SEED += ("low_preempted_share", "low_rejected_share", "high_rejected_share")
 MEAN, P90, NJCT = BY_SEED[:3]
+#: Of a line.
+WIDTH = 120
 #: Where what is written into a page ends.
 END = "<!-- up to here -->"
 
@@ -119,7 +121,10 @@ class Sweep:
     @property
     def command(self) -> str:
         seeds = self.kept["seeds"]
-        return f"`{self.kept['command']}`,\nseeds {seeds[0]} to {seeds[-1]}, jobs and pool drawn anew by each."
+        command = f"`{self.kept['command']}`,"
+        if len(command) > WIDTH:
+            command = command.replace(" --input ", "\n--input ")
+        return f"{command}\nseeds {seeds[0]} to {seeds[-1]}, jobs and pool drawn anew by each."
 
 
 def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
