@@ -26,9 +26,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 #: Pages in which a number with a unit is a claim, unless it is marked as given.
 FRONT = [ROOT / "README.md", ROOT / "docs" / "index.md"]
-#: Pages on which no measured figure stands without a mark.
-COVERED = [*FRONT, ROOT / "docs" / "research" / "benchmarks.md", *sorted((ROOT / "docs" / "reference").rglob("*.md"))]
-
 MARK = re.compile(r"<!-- figures of ([\w-]+):\s(.*?)-->", re.DOTALL)
 GENERATED = re.compile(r"<!-- from here on: written by .*?<!-- up to here -->", re.DOTALL)
 QUOTE = re.compile(r"([\d.,]*\d) (1-)?(\w+)(?:\.(least|most))?(?:([*/])(\d+))?")
@@ -110,7 +107,7 @@ def test_figures_in_a_page_are_those_of_the_files(page: Path) -> None:
     assert not found
 
 
-@pytest.mark.parametrize("page", COVERED, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_tells_measured_figures_says_of_which_file(page: Path) -> None:
     bare = []
     for prose, marks in blocks(page.read_text()):
