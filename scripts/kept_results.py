@@ -28,7 +28,7 @@ END = "<!-- up to here -->"
 
 
 def keep(directory: Path, metrics: Collection[str] = ()) -> None:
-    """Keep a sweep, or these of its metrics."""
+    """Keep a sweep, or these of its metrics; of a case of which a run failed only that it did, and why."""
     from ebbtide.simulator.experiments import load
 
     results = load(directory)
@@ -36,8 +36,13 @@ def keep(directory: Path, metrics: Collection[str] = ()) -> None:
     kept = {name: meta[name] for name in ("name", "version", "commit", "seeds", "settings")}
     kept["command"] = without_places(str(meta["command"]))
     kept["inputs"] = {name: given["sha256"] for name, given in meta["inputs"].items()}
+    failed = {failure["run"].rpartition(", seed=")[0]: failure["error"] for failure in meta["failures"]}
+    if failed:
+        kept["failed"] = failed
     cases = []
     for case in results.cases():
+        if ", ".join(f"{name}={value}" for name, value in case.items()) in failed:
+            continue
         rows = np.ones(len(results.columns["seed"]), bool)
         for name, value in case.items():
             rows &= results.columns[name] == value
