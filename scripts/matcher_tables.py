@@ -459,7 +459,7 @@ def calibration() -> Iterator[str]:
                 "met" if worst <= 5 else "missed",
             )
     for run, why in sweep.kept.get("failed", {}).items():
-        yield from ("", f"Left out is {run}: of one seed {why}.")
+        yield from ("", f"Left out is `{run}`:", f"of one seed {why}.")
 
 
 def foresight() -> Iterator[str]:

@@ -72,6 +72,9 @@ SLOW_FILES = (
     "tests/unit/deflation/sharing/test_proportional.py",
 )
 MANAGER = "each_store"
+#: What is asked over HTTP, and by whom, does not differ by the kind of store: on PostgreSQL it is a deep test.
+#: The event stream reads the store's log, and stays.
+ONE_STORE, BOTH_STORES = "tests/manager/api/", ("tests/manager/api/test_event_stream.py",)
 
 #: A test with real parts that fails is tried once more, since four such tests share two cores. The first failure is
 #: printed whole and counted in the closing line. What was too slow for its time limit is not tried again.
@@ -107,6 +110,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if has_real_parts(item):
             item.add_marker(SECOND_TRY)
+        if item.nodeid.startswith(ONE_STORE) and not item.nodeid.startswith(BOTH_STORES) and on_postgresql(item):
+            item.add_marker(pytest.mark.deep)
+
+
+def on_postgresql(item: pytest.Item) -> bool:
+    """Whether a test of `each_store` is the one on PostgreSQL."""
+    call = getattr(item, "callspec", None)
+    return call is not None and call.params.get(MANAGER) == "postgresql"
 
 
 def is_slow(item: pytest.Item) -> bool:
