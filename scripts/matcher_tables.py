@@ -600,7 +600,8 @@ def claims() -> Iterator[str]:
     found = ", ".join(map(change, saved))
     yield row("Fig. 17: matcher and acquirer save (tasks to 60, 20 min)", "-14.2 %; aim: -10", found, word)
     faster = [paid.against(spot, NJCT, **case) for case in (plain, both)]
-    word = "met" if faster[0][0] <= -20 and faster[1][0] <= -33 else "missed"
+    more = 100 * (paid.mean("cores_paid_mean", **plain) / paid.mean("cores_paid_mean", **spot) - 1)
+    word = f"not comparable: harvest pools hold {more:.0f} % more cores"
     yield row("Fig. 18: JCT against Spot, and with the matcher", "-20, -33 %", ", ".join(map(change, faster)), word)
     wind = Sweep("wind")
     found = [

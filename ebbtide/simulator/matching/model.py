@@ -152,6 +152,10 @@ class MatchingModel:
             other_draws=g.whole("other_draws", 0, least=0, most=100),
         )
         g.end()
+        if case.other_draws and not SCHEMES[case.scheme].predicting.sized:
+            raise InvalidParameter(
+                "other_draws", f"needs a policy that predicts with sizes, such as live, not {case.scheme}"
+            )
         return case
 
     def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[str, SharedArrays]:

@@ -154,6 +154,12 @@ def test_a_bad_setting_names_its_field(vms: Input, field: str, value: Any) -> No
         MODEL.settings(given(vms, **{field: value}))
 
 
+def test_other_draws_are_refused_where_nothing_is_predicted_of_sizes(vms: Input) -> None:
+    with pytest.raises(InvalidParameter, match=r"other_draws.*needs a policy that predicts with sizes"):
+        MODEL.settings(given(vms, other_draws=3))
+    assert MODEL.settings(given(vms, other_draws=3, policy="live")).other_draws == 3
+
+
 def test_wrong_estimates_are_an_axis_like_others(vms: Input) -> None:
     experiment = read(ROOT / "experiments" / "estimates.toml", inputs={"vms": vms.path})
     workloads = [MODEL.settings(case.given).workload for case in experiment.cases()]
