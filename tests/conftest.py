@@ -19,7 +19,7 @@ from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
 from app_adapters import server
-from tests import left_behind
+from tests import left_behind, yielding
 from tests.room_times import RoomTimes, room_of
 
 HERE = Path(__file__).parent
@@ -46,7 +46,8 @@ FIRST = (
     "tests/manager/execution/test_migrations.py",
     "tests/manager/api/test_conformance.py",
 )
-#: How much the others yield to the longest chain and to the processes it starts (nice values; root only).
+#: How much the others yield to the longest chain and to the processes it starts (nice values; root only), beside what
+#: tests/yielding.py does.
 NICE = {GUESTS: 0, SERVICES: 5}
 NICE_OF_OTHERS = 10
 #: What `make check` leaves out beside guests and services: rooms, files, and tests that start a manager.
@@ -72,9 +73,22 @@ SLOW_FILES = (
     "tests/unit/deflation/sharing/test_proportional.py",
 )
 MANAGER = "each_store"
-#: What is asked over HTTP, and by whom, does not differ by the kind of store: on PostgreSQL it is a deep test.
-#: The event stream reads the store's log, and stays.
-ONE_STORE, BOTH_STORES = "tests/manager/api/", ("tests/manager/api/test_event_stream.py",)
+#: Above the store, what a manager does does not differ by its kind: on PostgreSQL the manager's tests are deep ones.
+#: But for these, which are of the store itself, of what stands in its queries, and of a manager that dies in the middle.
+ONE_STORE = "tests/manager/"
+BOTH_STORES = (
+    "tests/manager/api/test_event_stream.py",
+    "tests/manager/execution/test_crash.py::test_a_manager_killed_at_every_record",
+    "tests/manager/execution/test_crash.py::test_a_real_manager_killed_at_random",
+    "tests/manager/execution/test_lifecycle_crash.py::test_a_manager_killed_at_every_record",
+    "tests/manager/history/test_keeping.py",
+    "tests/manager/inventory/test_lists.py",
+    "tests/manager/plans/test_arrivals_together.py",
+    "tests/manager/plans/test_retention.py",
+    "tests/manager/store/",
+    "tests/manager/tasks/test_learning.py",
+    "tests/manager/test_backup.py",
+)
 
 #: A test with real parts that fails is tried once more, since four such tests share two cores. The first failure is
 #: printed whole and counted in the closing line. What was too slow for its time limit is not tried again.
@@ -164,6 +178,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(left_behind.Check(), "left-behind")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(RoomTimes(), "room-times")
+        if config.getoption("numprocesses", None) and os.geteuid() == 0:
+            config.pluginmanager.register(yielding.Group(), "yielding")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -244,7 +260,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if item.get_closest_marker("guest") is not None:
             ONE_SESSION.take(lambda sentence: warnings.warn(sentence, stacklevel=2))
         if hasattr(item.config, "workerinput"):
-            os.setpriority(os.PRIO_PROCESS, 0, NICE.get(scope_of(item.nodeid), NICE_OF_OTHERS))
+            scope = scope_of(item.nodeid)
+            os.setpriority(os.PRIO_PROCESS, 0, NICE.get(scope, NICE_OF_OTHERS))
+            yielding.enter(scope != GUESTS)
     return (yield)
 
 

@@ -1,11 +1,11 @@
 """The manager, the agents and the network between them fail at random under a random workload; nothing is lost.
 
-A hundred times the manager, a real process, is killed with -9: at random moments, when an agent has got its k-th
+Fifty times the manager, a real process, is killed with -9: at random moments, when an agent has got its k-th
 command, before it answers, during a long poll, before and after the k-th record of a plan. Agents are killed, requests
 and answers are lost, doubled and delayed beyond their senders, reports come late and out of order.
 
-EBB_CHAOS_SEED replays the choices of a run (which are printed), though not its timing. `make test-deep` kills ten
-times as often.
+EBB_CHAOS_SEED replays the choices of a run (which are printed), though not its timing. `make test-deep` kills
+twenty times as often.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tests.chaos.workload import Client
 pytestmark = [pytest.mark.service, pytest.mark.timeout(600)]
 
 DEEP = [pytest.mark.deep, pytest.mark.timeout(7200)]
-KILLS = pytest.mark.parametrize("kills", [60, pytest.param(600, marks=DEEP)])
+KILLS = pytest.mark.parametrize("kills", [30, pytest.param(600, marks=DEEP)])
 #: Where everything fails at once, each takes longer.
-KILLS_IN_BAD_WEATHER = pytest.mark.parametrize("kills", [40, pytest.param(400, marks=DEEP)])
+KILLS_IN_BAD_WEATHER = pytest.mark.parametrize("kills", [20, pytest.param(400, marks=DEEP)])
 #: Everything comes to rest, and is looked at, after so many kills.
 QUIET_EVERY = 10
 #: How long a moment that was aimed at is waited for.

@@ -18,7 +18,7 @@ from tests.hostagent.local_world import ROUNDING, Domain, LocalWorld
 
 STEPS_EACH: Final = 200
 #: Examples of a run, and the steps that these make at least; the deep run is `make test-deep`.
-RUN: Final = (80, 10_000)
+RUN: Final = (40, 5_000)
 DEEP_RUN: Final = (400, 66_000)
 
 HOST: Final = "host-a"

@@ -1,7 +1,7 @@
 """The same events through a real manager over REST and through the simulator: every decision is the same.
 
 An event costs the manager some 50 ms of a core, in eight transactions and several requests of its agents; the
-simulator's part is nothing beside it. So the default run compares 2,000 events, and `make test-deep` 10,000.
+simulator's part is nothing beside it. So the default run compares 1,000 events, and `make test-deep` 10,000.
 """
 
 from __future__ import annotations
