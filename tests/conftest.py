@@ -73,8 +73,8 @@ SLOW_FILES = (
     "tests/unit/deflation/sharing/test_proportional.py",
 )
 MANAGER = "each_store"
-#: Above the store, what a manager does does not differ by its kind: on PostgreSQL the manager's tests are deep ones.
-#: But for these, which are of the store itself, of what stands in its queries, and of a manager that dies in the middle.
+#: What a manager does does not differ by its kind of store: on PostgreSQL the manager's tests are deep ones.
+#: But for these: of the store itself, of what stands in its queries, of a manager that dies in the middle.
 ONE_STORE = "tests/manager/"
 BOTH_STORES = (
     "tests/manager/api/test_event_stream.py",
