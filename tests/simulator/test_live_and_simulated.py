@@ -1,7 +1,7 @@
 """The same events through a real manager over REST and through the simulator: every decision is the same.
 
 An event costs the manager some 50 ms of a core, in eight transactions and several requests of its agents; the
-simulator's part is nothing beside it. So the default run compares 1,000 events, and `make test-deep` 10,000.
+simulator's part is nothing beside it. So the default run compares 500 events, and `make test-deep` 10,000.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tests.simulator.two_worlds import Arrival, Size, Timeline, arrivals_of, liv
 #: Only against a hang: the loops are compiled first, and the events are many for a machine that has other work.
 pytestmark = [pytest.mark.service, pytest.mark.timeout(3600)]
 
-EVENTS = 1_000
+EVENTS = 500
 DEEP_EVENTS = 10_000
 HOSTS = 9
 #: So often all hosts are compared, not only the one at which something happened.
-WHOLE_LOOK = 500
+WHOLE_LOOK = 250
 
 
-async def test_a_thousand_events_are_decided_alike() -> None:
+async def test_five_hundred_events_are_decided_alike() -> None:
     await _compare(EVENTS, PlacementPolicy.BEST_FIT, seed=6)
 
 

@@ -194,11 +194,12 @@ def test_a_cluster_decides_for_the_vm_level_and_says_why(tmp_path: Path) -> None
         assert job.answer() == "right"
 
 
-def test_ten_cycles_leave_nothing_behind_and_a_new_adapter_finds_the_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cycles", [4, pytest.param(10, marks=pytest.mark.deep)])
+def test_cycles_leave_nothing_behind_and_a_new_adapter_finds_the_worker(tmp_path: Path, cycles: int) -> None:
     with cluster(tmp_path, window_s=0.3) as spark:
         vm = spark.add_vm(HOSTS[0], grace_s=1.0)
         sizes, descriptors = [], []
-        for i in range(10):
+        for i in range(cycles):
             assert size(vm, f"down{i}", "deflate", {"cpu_cores": 0.0, "memory_mib": 0.0}, "force")[0] == 202
             done = finished(vm, f"down{i}")
             assert done["released"]["memory_mib"] > 80, done
@@ -207,7 +208,7 @@ def test_ten_cycles_leave_nothing_behind_and_a_new_adapter_finds_the_worker(tmp_
             assert finished(vm, f"up{i}")["state"] == "released"
             sizes.append(vm.pss_mib())
             descriptors.append(len(list(Path("/proc/self/fd").iterdir())))
-        assert max(sizes[5:]) < 1.25 * max(sizes[:5]) + 10, sizes
+        assert max(sizes[cycles // 2 :]) < 1.25 * max(sizes[: cycles // 2]) + 10, sizes
         assert descriptors[-1] <= descriptors[1] + 5, descriptors
         from app_adapters.spark.worker_process import WorkerProcess
 

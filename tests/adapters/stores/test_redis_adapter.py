@@ -112,10 +112,11 @@ def test_a_deflated_redis_is_small_answers_all_the_time_and_grows_back(
         assert not (tmp_path / "state.json").exists()
 
 
-def test_ten_cycles_do_not_creep(tmp_path: Path, record_property: Any) -> None:
+@pytest.mark.parametrize("cycles", [4, pytest.param(10, marks=pytest.mark.deep)])
+def test_cycles_do_not_creep(tmp_path: Path, record_property: Any, cycles: int) -> None:
     sizes_mib = []
     with hooked(tmp_path, *CACHE, decay_s=0.0) as (server, rest), Load(server.port) as load:
-        for i in range(10):
+        for i in range(cycles):
             server.fill(120, None, start=i * 10**6)
             before_mib = server.rss_mib()
             ended = done(rest, f"down{i}", "deflate", 75)

@@ -29,6 +29,8 @@ from tests.manager.lifecycle import kill_at_every_record
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
 REPO = Path(__file__).resolve().parents[3]
+#: How often a real manager is killed at random; tests/chaos does it more often, and with everything else at once.
+ROUNDS = 5
 
 
 class Scenario:
@@ -260,9 +262,9 @@ async def test_a_real_manager_killed_at_random_moments_loses_and_doubles_nothing
 async def _workload(
     process: ManagerProcess, session: aiohttp.ClientSession, agents: tuple[FakeAgent, ...], chance: random.Random
 ) -> list[str]:
-    """Ten rounds: a few requests, then a kill at a random moment, then a start."""
+    """Rounds: a few requests, then a kill at a random moment, then a start."""
     requests = []
-    for turn in range(10):
+    for turn in range(ROUNDS):
         for agent in agents:
             agent.manager = process.url
             await agent.send_report()
@@ -286,7 +288,7 @@ async def _workload(
     for agent in agents:
         agent.manager = process.url
         await agent.send_report()
-    assert len(requests) > 20
+    assert len(requests) > 2 * ROUNDS
     return requests
 
 
