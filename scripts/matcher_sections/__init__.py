@@ -1,0 +1,1 @@
+"""Sections of docs/research/matching-simulated.md, a module for each group."""

@@ -1,0 +1,114 @@
+"""Sections on orders of kills, on heartbeats, on rivals, and on load and duration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kept_results import MEAN, NJCT, P90, Sweep, change, head, row
+
+from matcher_sections.compared import aim, compared, gains
+
+
+def orders() -> Iterator[str]:
+    sweep = Sweep("orders")
+    yield from ("## Like for like: the order of kills", "", sweep.command, "")
+    yield from (
+        "Each row against the same order of kills without prediction (random node); mean, p90 of completion times, per",
+        "cent. First column: that order itself against YARN's (the oldest goes, to the end of the queue).",
+        "",
+    )
+    yield from head(
+        "pool, order", "the order alone", "its waste, %", "`live`", "waste, %", "Oracle", "of its gain: mean", "p90", ""
+    )
+    words = {"oldest-tail": "oldest, to the end", "newest-tail": "newest, to the end"}
+    words |= {"newest-head": "newest, place kept", "least-lost-head": "least work lost, place kept"}
+    for packing in sweep.values("packing"):
+        yarn = {"packing": packing, "policy": "random-oldest-tail"}
+        for order, text in words.items():
+            base, live = ({"packing": packing, "policy": f"{who}-{order}"} for who in ("random", "live"))
+            # The Oracle loses no task: where killed ones wait is nothing to it.
+            best = {"packing": packing, "policy": "oracle-newest-head"}
+            shares, word = aim(sweep, base, live, best)
+            yield row(
+                f"{packing}: {text}",
+                ", ".join(change(sweep.against(yarn, metric, **base)) for metric in (MEAN, P90)),
+                f"{100 * sweep.mean('waste', **base):.1f}",
+                ", ".join(change(sweep.against(base, metric, **live)) for metric in (MEAN, P90)),
+                f"{100 * sweep.mean('waste', **live):.1f}",
+                ", ".join(change(sweep.against(base, metric, **best)) for metric in (MEAN, P90)),
+                *shares,
+                word,
+            )
+    yield ""
+    for packing in sweep.values("packing"):
+        base = {"packing": packing, "policy": "random-newest-head"}
+        sized = {"packing": packing, "policy": "sized-newest-head"}
+        found = [change(sweep.against(base, metric, **sized)) for metric in (MEAN, P90)]
+        yield f"* {packing}, newest, place kept, by Eq. 1 with sizes instead of landmarks: {', '.join(found)}."
+
+
+HEARTBEATS = {
+    "capacity-random": "CapacityScheduler, random node",
+    "capacity-filling": "CapacityScheduler, filling of the node that reports",
+    "algorithm-1": "Algorithm 1, completed intervals",
+    "oracle-no-shrink": "the paper's Oracle (no shrink at all)",
+} | {
+    f"{key}-{threshold}": f"Algorithm 3, {text}, threshold {threshold / 100:g}"
+    for key, text in (
+        ("algorithm-3", "completed intervals"),
+        ("censored-3", "running intervals"),
+        ("sized-3", "running intervals and sizes"),
+    )
+    for threshold in (30, 50, 70)
+}
+
+
+def heartbeats() -> Iterator[str]:
+    sweep = Sweep("heartbeats")
+    yield from ("## The paper's scheduler: Algorithm 3", "", sweep.command, "")
+    yield from ("Against CapacityScheduler with a random node in the same order; mean, p90, per cent; waste.", "")
+    pools = sweep.values("packing")
+    yield from head("scheme", *pools)
+    for policy in sweep.values("policy"):
+        cells = []
+        for packing in pools:
+            base = {"packing": packing, "policy": "capacity-random"}
+            cells.append(compared(sweep, base, packing=packing, policy=policy))
+        yield row(HEARTBEATS.get(policy, policy), *cells)
+
+
+RIVALS = {
+    "checkpoint-1-min": "CapacityScheduler, checkpoints of 1 min every 10 (Fig. 20)",
+    "checkpoint-2-min": "CapacityScheduler, checkpoints of 2 min every 10 (Fig. 20)",
+    "replicas-3": "CapacityScheduler, three replicas (Fig. 21)",
+    "paper": "Algorithm 1, Eq. 1, completed intervals",
+    "paper-no-delay": "the same without delay",
+    "paper-heartbeat": "Algorithm 3, Eq. 1, completed intervals, threshold .7",
+    "censored": "Algorithm 1, Eq. 1, running intervals too",
+    "promises": "and promises",
+    "equation-3": "the same by Eq. 3 (Fig. 22)",
+    "sized": "Eq. 1, and the size of shrinks",
+    "landmark": "landmarks",
+    "live": "`live`: landmarks, `escalation` and `spread`",
+}
+
+
+def rivals() -> Iterator[str]:
+    sweep = Sweep("rivals")
+    yield from ("## Switch by switch, and rivals", "", sweep.command, "")
+    yield from ("YARN's order of kills for all; against CapacityScheduler with a random node, per cent.", "")
+    yield from head("scheme", "mean", "p90", "nJCT (geometric mean)", "waste, %")
+    base = {"policy": "capacity-random"}
+    for policy, text in RIVALS.items():
+        found = (change(sweep.against(base, metric, policy=policy)) for metric in (MEAN, P90, NJCT))
+        yield row(text, *found, f"{100 * sweep.mean('waste', policy=policy):.1f}")
+
+
+def loads() -> Iterator[str]:
+    yield from ("## Load and duration (Fig. 12 and 14)", "")
+    yield from gains("matching-load", ("load", "most_task_s"), "load, tasks up to")
+
+
+def nine() -> Iterator[str]:
+    yield from ("## Nine pools (Fig. 9)", "")
+    yield from gains("matching", ("packing", "least_lifetime_s"), "pool, VMs of at least")
