@@ -22,7 +22,7 @@ from ebbtide.lab.errors import LabError
 from ebbtide.lab.guest_link import LabLink, value_digest
 from ebbtide.lab.readings import Gauge
 from ebbtide.lab.services import LIBVIRTD, active_domains
-from ebbtide.lab.state import LabState
+from ebbtide.lab.state import LabHost, LabState
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMSpec
@@ -76,6 +76,8 @@ class Moving:
         self.may_evict = False
         #: Why it was not reached when it was last tried.
         self.silence = ""
+        #: By host: how much of the guest's console, in bytes, is of boots before this one.
+        self._console_before: dict[str, int] = {}
 
     @property
     def state(self) -> LabState:
@@ -141,6 +143,7 @@ class Moving:
                     while len(self.answers) < answers:
                         if task.done():
                             await task
+                        self.fail_if_crashed()
                         await asyncio.sleep(0.05)
             except TimeoutError:
                 pytest.fail(f"{answers} answers were waited for, {len(self.answers)} came; {self.silence}")
@@ -171,31 +174,42 @@ class Moving:
 
     async def at_rest(self) -> None:
         """Wherever an earlier test, or try, has left it, with all its keys; one whose kernel has crashed boots anew."""
-        if crash := self.crash((await self.client.vm(CACHE.name)).host):
+        if crash := self.crash():
             print(f"booting {CACHE.name} anew: {crash}")
             await ended(self.client, await self.client.stop(CACHE.name, limit_s=1.0))
-            await ended(self.client, await self.client.start(CACHE.name))
+            self._console_before = {host.id: len(self._console(host)) for host in self.state.hosts}
+            started = await ended(self.client, await self.client.start(CACHE.name))
+            assert started.state is OperationState.DONE, started.sentence
         await self.settled()
         await self.fill()
         self.may_evict = False
 
-    def crash(self, host_id: str | None) -> str:
-        """What the guest's kernel says of its end since it booted; empty if it lives.
+    def crash(self) -> str:
+        """What the guest's kernel says of its end since it booted, and on which host; empty if it lives.
 
         QEMU before 9.0 loses writes of emulated guests that move: docs/reference/lifecycle.md.
         """
-        host = next(host for host in self.state.hosts if host.id == host_id)
+        for host in self.state.hosts:
+            text = self._console(host)[self._console_before.get(host.id, 0) :].decode(errors="replace")
+            for line in text.splitlines():
+                if any(word in line for word in CRASHES):
+                    return f"{host.id}: {line.strip()}"
+        return ""
+
+    def fail_if_crashed(self) -> None:
+        if crash := self.crash():
+            pytest.fail(f"the guest's kernel has crashed on {crash}")
+
+    def _console(self, host: LabHost) -> bytes:
         console = host.disk_dir / domain_name(host.id, CACHE.name) / "console.log"
-        text = console.read_text(errors="replace").rpartition("Linux version")[2] if console.exists() else ""
-        return next((line.strip() for line in text.splitlines() if any(word in line for word in CRASHES)), "")
+        return console.read_bytes() if console.exists() else b""
 
     async def settled(self) -> None:
         """One copy runs, where the manager says, and its guest agent answers there."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 vm = await self.client.vm(CACHE.name)
-                if crash := self.crash(vm.host):
-                    pytest.fail(f"the guest's kernel has crashed on {vm.host}: {crash}")
+                self.fail_if_crashed()
                 if vm.state == "running" and vm.guest_connected and vm.current == CACHE.nominal:
                     break
                 await asyncio.sleep(0.5)

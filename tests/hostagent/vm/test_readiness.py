@@ -58,7 +58,8 @@ async def test_the_manager_hears_of_a_hello_at_once_and_the_boot_is_learned(
     assert host.report().deflatable.memory_mib == 1024 - 320
     (seconds,) = host.journal.boots.seen["low-1"]
     assert 0 <= seconds < 20
-    assert Journal(tmp_path).boots.seen == host.journal.boots.seen, "an agent that is started again knows of it"
+    # An agent that is started again knows of it, once it is written.
+    await until(lambda: Journal(tmp_path).boots.seen == host.journal.boots.seen)
 
 
 async def test_a_guest_that_reboots_is_not_yet_deflatable_from_that_moment_on(
