@@ -40,10 +40,22 @@ class Group:
 
 
 def enter(yields: bool) -> None:
-    """Put this process, and what it starts from now on, among those that yield, or among the others."""
+    """Put this process, and what it starts from now on, among those that yield, or back where it was started."""
     group = os.environ.get(VARIABLE)
     if group is None:
         return
-    target = Path(group) if yields else CONTROLLER
+    target = Path(group) if yields else CONTROLLER / _STARTED_IN
     with contextlib.suppress(OSError):
         (target / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _started_in(groups: str) -> str:
+    """The group of a process in the hierarchy of ``cpu``, relative to its top.
+
+    :param groups: of ``/proc/self/cgroup``: https://man7.org/linux/man-pages/man7/cgroups.7.html
+    """
+    rows = (line.split(":", 2) for line in groups.splitlines())
+    return next((path.lstrip("/") for _, controllers, path in rows if "cpu" in controllers.split(",")), "")
+
+
+_STARTED_IN = _started_in(Path("/proc/self/cgroup").read_text())
