@@ -182,18 +182,10 @@ class Lifecycle:
             bandwidth_mib_s=rules.bandwidth_mib_s,
         )
 
-        async def prepare() -> Plan:
-            row = await self._free(move.vm, ANY_VERSION)
-            host = self._ready(row)
-            if host != move.source:
-                raise RequestError(
-                    409, f"{move.vm} is on {host}, no longer on {move.source}", "name", code=ProblemCode.WRONG_STATE
-                )
-            self._check_target(move.vm, host, move.target)
-            why = f"{move.sentence}, for {move.lasted_s:.0f} s"
-            return await self._live(new_id, row, host, request, why, shrinks=False)
-
-        return await self._operations.begin(new_id, new_id, prepare)
+        why = f"{move.sentence}, for {move.lasted_s:.0f} s"
+        return await self._operations.begin(
+            new_id, new_id, lambda: self._moved(request, move.vm, move.source, move.target, why, shrinks=False)
+        )
 
     async def move_away(self, request_id: str, move: MoveAway, arriving: str, wait_s: float) -> Operation:
         """Move a running VM so that none is preempted for another one; the operation at its end, or after ``wait_s``.
@@ -208,18 +200,22 @@ class Lifecycle:
             copy_storage=move.copy_storage,
         )
 
-        async def prepare() -> Plan:
-            row = await self._free(move.vm, ANY_VERSION)
-            host = self._ready(row)
-            if host != move.source:
-                raise RequestError(
-                    409, f"{move.vm} is on {host}, no longer on {move.source}", "name", code=ProblemCode.WRONG_STATE
-                )
-            self._check_target(move.vm, host, move.to)
-            return await self._live(request_id, row, host, request, f"so that nobody is preempted for {arriving}")
-
-        begun = await self._operations.begin(request_id, request_id, prepare)
+        why = f"so that nobody is preempted for {arriving}"
+        begun = await self._operations.begin(
+            request_id, request_id, lambda: self._moved(request, move.vm, move.source, move.to, why)
+        )
         return await self._operations.operation(request_id, wait_s) or begun
+
+    async def _moved(
+        self, request: MigrateRequest, vm: str, source: str, target: str, why: str, shrinks: bool = True
+    ) -> Plan:
+        """The plan of a move that was proposed; it has the request's id. Raises `RequestError`."""
+        row = await self._free(vm, ANY_VERSION)
+        host = self._ready(row)
+        if host != source:
+            raise RequestError(409, f"{vm} is on {host}, no longer on {source}", "name", code=ProblemCode.WRONG_STATE)
+        self._check_target(vm, host, target)
+        return await self._live(request.request_id, row, host, request, why, shrinks=shrinks)
 
     async def adopt(self, request: AdoptRequest) -> Operation:
         """Look after a domain that was made outside Ebbtide. Raises `RequestError`: 404, 409 name taken, 503."""
