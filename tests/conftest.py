@@ -262,7 +262,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         if hasattr(item.config, "workerinput"):
             scope = scope_of(item.nodeid)
             os.setpriority(os.PRIO_PROCESS, 0, NICE.get(scope, NICE_OF_OTHERS))
-            yielding.enter(scope != GUESTS)
+            yielding.enter(scope not in NICE)
     return (yield)
 
 

@@ -1,4 +1,5 @@
-"""What has no real guests yields to what has: the guests are the longest chain of a run, and they are emulated.
+"""What has no real guests and no services yields to what has: guests are the longest chain of a run, and they are
+emulated; services and their clients have time limits of their own.
 
 Nice values do not reach across sessions where the kernel groups tasks by session (autogroup), and a guest is in a group
 of libvirt's. So all other processes, with what they start, are in one group of the run's own with half the weight of
