@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from benchmarks.matching.slurm_cluster import SlurmCluster
 from tests.engines.dask_cluster import DaskCluster
-from tests.engines.engine_hosts import EngineHost, until
+from tests.engines.engine_hosts import EngineHost
 
 
 @pytest.fixture(scope="session")
@@ -26,22 +26,10 @@ def dask() -> Iterator[DaskCluster]:
 
 @pytest_asyncio.fixture(params=["slurm", "dask"])
 async def engine_host(request: pytest.FixtureRequest) -> AsyncIterator[EngineHost]:
-    """An engine whose machines n1 and n2 are free and have all of their cores."""
+    """An engine whose machines are free and have all of their cores."""
     made = EngineHost(request.getfixturevalue(request.param))
     await made.engine.start()
-
-    async def ready() -> bool:
-        machines = (await made.look()).machines
-        for name in ("n1", "n2"):
-            if name not in machines:
-                return False
-            if machines[name].drained:
-                await made.engine.undrain(name)
-            if machines[name].usable_cores != 4:
-                await made.engine.set_usable_cores(name, 4)
-        return all(machines[name].up and not machines[name].drained for name in ("n1", "n2"))
-
-    await until(ready)
+    await made.ready()
     yield made
     for attempt, seen in (await made.look()).attempts.items():
         if seen.lives:

@@ -16,6 +16,8 @@ from ebbtide.matcher.match.tasks import TaskOrder
 from tests.engines.dask_cluster import DaskCluster
 
 LIMIT_S = 60.0
+#: Of each machine of both kinds of cluster.
+CORES = 4
 _NUMBERS = itertools.count(1)
 
 
@@ -110,6 +112,35 @@ class EngineHost:
 
         await until(is_there)
         return found[-1]
+
+    async def ready(self) -> None:
+        """All machines are there, free of drains, with all of their cores.
+
+        Those of whose registration Slurm took no notice in time are started again, more than once.
+        """
+        away = list(self.cluster.names)
+
+        async def so() -> bool:
+            machines = (await self.look()).machines
+            away[:] = [name for name in self.cluster.names if name not in machines or not machines[name].up]
+            found = [machines[name] for name in self.cluster.names if name in machines]
+            for name in set(self.cluster.names) & set(machines):
+                if machines[name].drained:
+                    await self.engine.undrain(name)
+                if machines[name].usable_cores != CORES:
+                    await self.engine.set_usable_cores(name, CORES)
+            return not away and not any(machine.drained for machine in found)
+
+        for left in reversed(range(3)):
+            try:
+                return await until(so, 30.0)
+            except TimeoutError:
+                if not left:
+                    raise
+                print(f"started again: {', '.join(away)}")
+                for name in away:
+                    self.kill_machine(name)
+                    self.start_machine(name)
 
     async def quiet(self, attempts: int = 4) -> None:
         """Time in which an engine that begins something would do so."""

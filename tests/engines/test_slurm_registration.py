@@ -30,6 +30,7 @@ async def test_the_drain_that_slurm_leaves_behind_counts_as_ours_when_the_node_i
 ) -> None:
     engine_host = EngineHost(slurm)
     await engine_host.engine.start()
+    await engine_host.ready()
 
     async def drained() -> bool:
         return "count changed and jobs are using them" in (await engine_host.look()).machines["n3"].drained
