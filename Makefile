@@ -5,6 +5,8 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 # Variables that a command under sudo must still see.
 comma := ,
 KEEP := $(if $(SUDO),--preserve-env=EBB_STATE_DIR$(comma)EBB_CACHE_DIR$(comma)EBB_DEBIAN_MIRROR)
+# Tests start Python again and again: what it compiles is kept, whatever the caller's environment says.
+unexport PYTHONDONTWRITEBYTECODE
 AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))
 CACHE := $(or $(EBB_CACHE_DIR),/var/cache/ebbtide)
 
@@ -43,12 +45,12 @@ lint: install-test ## ruff, mypy, import-linter
 	@PYTHONPATH=. $(BIN)/lint-imports
 
 # Lint and types are tests, too (tests/lint): they run beside the others. A fixed order of sets, so that what fails once
-# fails again. Modules are kept compiled, whatever the caller's environment says: a run starts a thousand processes.
+# fails again.
 test: install-test ## All checks and all tests, with real guests (root)
-	@$(AS_ROOT) env -u PYTHONDONTWRITEBYTECODE PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 4 --dist loadfile
+	@$(AS_ROOT) env PYTHONHASHSEED=1 $(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: install-test ## The quick tests and lint: no root, no guests, no services
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package and not system and not vagrant"
+	@$(BIN)/python -m pytest -n 4 --dist loadfile -m "not guest and not service and not slow and not deep and not package and not system and not vagrant"
 
 test-deep: install-test ## The long forms of the random searches (root)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 2 --dist loadfile -m deep

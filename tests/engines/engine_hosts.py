@@ -121,15 +121,15 @@ class EngineHost:
         away = list(self.cluster.names)
 
         async def so() -> bool:
-            machines = (await self.look()).machines
+            seen = (await self.look()).machines
+            machines = {name: seen[name] for name in self.cluster.names if name in seen}
             away[:] = [name for name in self.cluster.names if name not in machines or not machines[name].up]
-            found = [machines[name] for name in self.cluster.names if name in machines]
-            for name in set(self.cluster.names) & set(machines):
-                if machines[name].drained:
+            for name, machine in machines.items():
+                if machine.drained:
                     await self.engine.undrain(name)
-                if machines[name].usable_cores != CORES:
+                if machine.usable_cores != CORES:
                     await self.engine.set_usable_cores(name, CORES)
-            return not away and not any(machine.drained for machine in found)
+            return not away and not any(machine.drained for machine in machines.values())
 
         for left in reversed(range(3)):
             try:

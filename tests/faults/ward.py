@@ -293,14 +293,16 @@ class Ward:
     async def cores_used(self, window_s: float, name: str = LOW) -> float:
         """CPU time of a domain's process, its emulator's threads included, by the host's clock."""
 
-        def used_s() -> tuple[float, float]:
+        def used_s() -> float:
             fields = Path(f"/proc/{qemu_pid(self.domain(name))}/stat").read_text().rpartition(")")[2].split()
-            return time.monotonic(), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-        began, before = await asyncio.to_thread(used_s)
+        # What was used between both readings was used within this time, however long a busy machine takes to read.
+        began = time.monotonic()
+        before = await asyncio.to_thread(used_s)
         await asyncio.sleep(window_s)
-        ended, after = await asyncio.to_thread(used_s)
-        return round((after - before) / (ended - began), 3)
+        after = await asyncio.to_thread(used_s)
+        return round((after - before) / (time.monotonic() - began), 3)
 
     async def picture(self) -> Picture:
         return Picture(CAPACITY, {name: await self.seen(name) for name in self.host.vms})

@@ -101,6 +101,7 @@ class Moving:
                         return await gauge.link()
                 except (LabError, TimeoutError) as error:
                     self.silence = f"{host.id}: {error or type(error).__name__}"
+            self.fail_if_crashed()
             await asyncio.sleep(0.05)
 
     async def ask(self, link: LabLink, number: int) -> None:
@@ -143,7 +144,6 @@ class Moving:
                     while len(self.answers) < answers:
                         if task.done():
                             await task
-                        self.fail_if_crashed()
                         await asyncio.sleep(0.05)
             except TimeoutError:
                 pytest.fail(f"{answers} answers were waited for, {len(self.answers)} came; {self.silence}")
