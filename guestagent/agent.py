@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import asdict
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from guestagent import __version__
 from guestagent.applications import Applications
@@ -55,10 +55,15 @@ CAPABILITIES = ("cpu", "memory", "application")
 REQUESTS_AT_ONCE = 8
 CPU_NUMBER_LIMIT = 4096
 PORT_RETRY_S = 1.0
+# A question may wait for its answer to change: for so long at most, looked at so often meanwhile.
+LONGEST_WAIT_S = 5.0
+MEMORY_LOOK_S = 0.05
+APPLICATION_LOOK_S = 0.2
 # The host's end is closed: reads end at once and poll() reports it for ever, so look again only now and then.
 HOST_GONE_S = 0.25
 
 Method = Callable[[Params], Any]
+T = TypeVar("T")
 
 
 class Agent:
@@ -106,7 +111,7 @@ class Agent:
             "cold.stop": lambda _: self._cold.stop(),
             "application.capabilities": lambda _: self._applications.capabilities(),
             "application.deflate": self._deflate,
-            "application.status": lambda params: self._applications.status(text_param(params, "request_id")),
+            "application.status": self._application_status,
             "application.reinflate": self._reinflate,
             "preemption": self._preempted,
             "preemption.withdrawn": self._withdrawn,
@@ -295,7 +300,10 @@ class Agent:
             raise GuestFailure(f"cannot write the token: {error}") from None
 
     def _status(self, params: Params) -> StatusResult:
-        brief = flag_param(params, "brief")
+        brief, wait_s = flag_param(params, "brief"), _wait_s(params)
+        if wait_s > 0:
+            enough_mib = amount_param(params, "until_total_mib")
+            waited(lambda: self._memory.total_mib() <= enough_mib, bool, wait_s, MEMORY_LOOK_S)
         return StatusResult(
             boot_id=self._boot_id(),
             uptime_s=self._uptime_s(),
@@ -303,6 +311,16 @@ class Agent:
             applications=[] if brief else self._applications.sizes(),
             cold_blocked=self._cold.blocked(),
             **memory_state(self._memory),
+        )
+
+    def _application_status(self, params: Params) -> Any:
+        request_id, wait_s = text_param(params, "request_id"), _wait_s(params)
+        enough_mib = amount_param(params, "until_released_mib") if wait_s > 0 else 0.0
+        return waited(
+            lambda: self._applications.status(request_id),
+            lambda found: found.state != "running" or found.released.get("memory_mib", 0.0) >= enough_mib,
+            wait_s,
+            APPLICATION_LOOK_S,
         )
 
     def _cpus_set(self, params: Params) -> Any:
@@ -403,6 +421,22 @@ class Agent:
                 return
             select.select([self._wake_read], [], [], left_s)
             self._drain_wake()
+
+
+def waited(look: Callable[[], T], enough: Callable[[T], bool], wait_s: float, look_s: float) -> T:
+    """What is found when it is enough, or after `wait_s` at the most; looked for every `look_s`."""
+    end = time.monotonic() + wait_s
+    while True:
+        found = look()
+        left_s = end - time.monotonic()
+        if enough(found) or left_s <= 0:
+            return found
+        time.sleep(min(look_s, left_s))
+
+
+def _wait_s(params: Params) -> float:
+    """For how long the host has its question wait for its answer to change; seconds."""
+    return min(amount_param(params, "wait_s"), LONGEST_WAIT_S) if "wait_s" in params else 0.0
 
 
 def _bound_mib(params: Params, target: dict[str, float]) -> float:

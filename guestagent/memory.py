@@ -41,6 +41,10 @@ class Memory:
             free_mib=free_mib,
         )
 
+    def total_mib(self) -> float:
+        """MemTotal. Raises: GuestFailure."""
+        return self._meminfo()[0]
+
     def pressure(self) -> Pressure | None:
         """Pressure stall information, None where the kernel has none."""
         memory, cpu = self._psi("memory"), self._psi("cpu")

@@ -23,10 +23,10 @@ from ebbtide.deflation.cascade.cascade import POLL_S
 from ebbtide.deflation.cascade.memory_lane import SLACK_MIB
 from ebbtide.lab.guest_link import channel_path
 from ebbtide.lab.services import open_libvirt
-from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, CpusSet, GuestStatus
+from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, CpusSet
 from hostagent.libvirt.libvirt_hypervisor import GUEST_CHANNEL
 from hostagent.libvirt.libvirt_readings import limit_cpu
-from hostagent.vm.executor import SAID_LOOK_GROWTH, SAID_LOOK_S, SAID_MOST_LOOK_S
+from hostagent.vm.executor import guest_status
 from hostagent.vm.guest_link import GuestLink
 
 LOOK_S = 0.02
@@ -76,11 +76,15 @@ class Bare:
             await self._link.call(step.name, params, ApplicationPromise, GUEST_LIMIT_S)
 
     async def _released(self, params: dict[str, Any]) -> None:
+        # The agent asks again when so much more is released; the first step to ask for is what was recorded.
+        step_mib = params.get("until_released_mib", 0.0)
         while True:
+            asked_s = time.monotonic()
             report = await self._link.call("application.status", params, ApplicationRelease, GUEST_LIMIT_S)
             if report.state != "running":
                 return
-            await asyncio.sleep(POLL_S)
+            params["until_released_mib"] = (report.released.memory_mib or 0.0) + step_mib
+            await asyncio.sleep(asked_s + POLL_S - time.monotonic())
 
     async def _given(self, goal_mib: float) -> None:
         """A step of plugged memory that the agent took the guest's word for."""
@@ -88,19 +92,20 @@ class Bare:
             self._plugged_at_mib = await asyncio.to_thread(self._plugged_mib)
         until_mib = await self._total_mib() - (self._plugged_at_mib - goal_mib) + SLACK_MIB
         await asyncio.to_thread(self._plug, goal_mib)
-        moved_s, least_mib, pause_s = time.monotonic(), float("inf"), SAID_LOOK_S
-        await asyncio.sleep(pause_s)
-        while (total_mib := await self._total_mib()) > until_mib:
+        moved_s, least_mib = time.monotonic(), float("inf")
+        while (total_mib := await self._total_mib(until_mib)) > until_mib:
             if total_mib < least_mib:
                 moved_s, least_mib = time.monotonic(), total_mib
             elif time.monotonic() - moved_s > STALLED_S:
                 raise Stalled(f"the guest did not say that it has given all but {goal_mib:g} MiB")
-            pause_s = min(pause_s * SAID_LOOK_GROWTH, SAID_MOST_LOOK_S)
-            await asyncio.sleep(pause_s)
         self._plugged_at_mib = goal_mib
 
-    async def _total_mib(self) -> float:
-        return (await self._link.call("status", {"brief": True}, GuestStatus, GUEST_LIMIT_S)).memory.total_mib
+    async def _total_mib(self, until_mib: float | None = None) -> float:
+        """The guest's own word; it answers once it has no more than ``until_mib``, or after a while."""
+        status = await guest_status(self._link, True, GUEST_LIMIT_S, until_mib)
+        if status is None:
+            raise Stalled("the guest does not answer")
+        return status.memory.total_mib
 
     def _plug(self, size_mib: float) -> None:
         import libvirt

@@ -42,6 +42,9 @@ async def settled(
     """
     began, pause_s = time.monotonic(), FIRST_LOOK_S if told is None else TOLD_LOOK_S
     stalled_s = STALLED_S * await asyncio.to_thread(load_factor)
+    if told is None:
+        # It has just been asked to move.
+        await asyncio.sleep(pause_s)
     size = await size_of() if from_mib is None else from_mib
     # From the first reading on: one that takes long says nothing of the device.
     moved_at = time.monotonic()
@@ -53,7 +56,7 @@ async def settled(
             return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
         if told is None:
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, LOOK_S)
+            pause_s = min(pause_s * 2.0, LOOK_S)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause_s, max(began + limit_s - now, LOOK_S))):

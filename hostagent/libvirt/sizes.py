@@ -64,7 +64,7 @@ class LibvirtSizes:
         def find(connection: Any) -> tuple[Finding, ...]:
             versions = self._versions = self._versions or host_facts.Versions.of(connection)
             facts = host_facts.host_facts(versions, self._settings.acpi_verdict, cold_first=self._settings.cold_first)
-            found = host_facts.findings_of(connection.lookupByName(domain), facts)
+            found: tuple[Finding, ...] = connection.read(domain, lambda d: host_facts.findings_of(d, facts))
             if domain.startswith("ebb-"):
                 return found
             # Limits are looked after by our domains' names.

@@ -57,11 +57,11 @@ KERNEL_SPEAKS_S = 1.6
 KERNEL_LOOK_S = 0.1
 #: For so long a balloon driver is waited for that is to say what came of a step, in seconds.
 DRIVER_SPEAKS_S = 4.0
-#: How often a guest that gives memory is asked how much it has left, in seconds: at first soon, then less often; and
-#: after how long without progress, on an idle machine, the host is waited for instead.
-SAID_LOOK_S = 0.1
-SAID_LOOK_GROWTH = 1.5
-SAID_MOST_LOOK_S = 0.5
+#: So long a guest waits with its answer for what it is asked about to come about, in seconds. One whose agent knows of
+#: no waiting is asked again no sooner than after `SAID_LOOK_S`.
+GUEST_WAITS_S = 1.0
+SAID_LOOK_S = 0.5
+#: After how long without progress, on an idle machine, in seconds, the host is waited for instead of the guest's word.
 SAID_STALLED_S = 2.0
 #: After this, in seconds, a call of the hypervisor that failed is tried once more.
 RETRY_S = 1.0
@@ -244,13 +244,15 @@ class Executor:
         return ApplicationAnswered(_now(), instruction.step, promised, answer.expected_s, refused or answer.reason)
 
     async def _poll(self, instruction: PollApplication) -> Event:
-        await asyncio.sleep(instruction.delay_s)
+        wait_s = min(GUEST_WAITS_S, instruction.limit_s)
+        params = {"request_id": self._request_id, "wait_s": wait_s, "until_released_mib": instruction.until_mib}
+        asked_at = _now()
         try:
-            report = await self._link.call(
-                "application.status", {"request_id": self._request_id}, ApplicationRelease, STATUS_LIMIT_S
-            )
+            report = await self._link.call("application.status", params, ApplicationRelease, STATUS_LIMIT_S + wait_s)
         except (GuestUnreachable, GuestRefused) as error:
             return ApplicationReported(_now(), instruction.step, done=True, reason=str(error))
+        if report.state == "running":
+            await asyncio.sleep(asked_at + instruction.delay_s - _now())
         reason = report.reason or (f"measured by {report.measured_by}" if report.measured_by else "")
         return ApplicationReported(
             _now(), instruction.step, _vector(report.released), done=report.state != "running", reason=reason
@@ -325,20 +327,22 @@ class Executor:
             return False
         self.asked_for_more = True
         stalled_s = SAID_STALLED_S * await asyncio.to_thread(load_factor)
-        least_mib, moved_at, pause_s = math.inf, _now(), SAID_LOOK_S
+        enough_mib, least_mib, moved_at = total_mib + SLACK_MIB, math.inf, _now()
         try:
             await self._sizes.ask_plugged(self._domain, plugged_mib)
             while _now() < until and _now() - moved_at <= stalled_s:
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * SAID_LOOK_GROWTH, SAID_MOST_LOOK_S)
-                status = await guest_status(self._link, brief=True, limit_s=self._status_limit_s)
+                asked_at = _now()
+                status = await guest_status(
+                    self._link, brief=True, limit_s=self._status_limit_s + GUEST_WAITS_S, until_total_mib=enough_mib
+                )
                 if status is None:
                     return False
-                if status.memory.total_mib <= total_mib + SLACK_MIB:
+                if status.memory.total_mib <= enough_mib:
                     self._status = status
                     return True
                 if status.memory.total_mib < least_mib:
                     least_mib, moved_at = status.memory.total_mib, _now()
+                await asyncio.sleep(asked_at + SAID_LOOK_S - _now())
         except asyncio.CancelledError:
             await self.call_off()
             raise
@@ -448,13 +452,19 @@ async def twice(attempt: Callable[[], Awaitable[T]]) -> T:
     return await attempt()
 
 
-async def guest_status(link: GuestLink, brief: bool = False, limit_s: float = STATUS_LIMIT_S) -> GuestStatus | None:
+async def guest_status(
+    link: GuestLink, brief: bool = False, limit_s: float = STATUS_LIMIT_S, until_total_mib: float | None = None
+) -> GuestStatus | None:
     """The guest's own figures, fresh; None if it does not say.
 
     :param brief: without what costs the guest a look at all its tasks: which CPUs could be taken.
+    :param until_total_mib: the guest answers once it has no more than this, MiB, or after `GUEST_WAITS_S`.
     """
+    params: dict[str, Any] = {"brief": True} if brief else {}
+    if until_total_mib is not None:
+        params |= {"until_total_mib": until_total_mib, "wait_s": GUEST_WAITS_S}
     with contextlib.suppress(GuestUnreachable, GuestRefused):
-        return await link.call("status", {"brief": True} if brief else {}, GuestStatus, limit_s)
+        return await link.call("status", params, GuestStatus, limit_s)
     return None
 
 

@@ -48,7 +48,10 @@ class GuestTree:
     @staticmethod
     def write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        # Whole at any moment, as the kernel's are: the agent may be looking.
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(text)
+        new.replace(path)
 
     def meminfo(self, total_mib: int, available_mib: int) -> None:
         text = f"MemTotal: {total_mib * 1024} kB\nMemFree: 1024 kB\nMemAvailable: {available_mib * 1024} kB\n"

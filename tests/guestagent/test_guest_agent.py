@@ -104,6 +104,21 @@ def test_a_brief_status_looks_at_no_task_and_asks_no_application(guest: Bench, h
     assert host.result("status", brief=False)["cpus"]["unpluggable"] == [3, 2, 1]
 
 
+def test_a_question_waits_until_memory_is_given(guest: Bench, host: Host) -> None:
+    guest.tree.meminfo(1024, 600)
+    asked = host.ask("status", brief=True, until_total_mib=900, wait_s=5)
+    assert host.result("status", brief=True)["memory"]["total_mib"] == 1024, "others are answered meanwhile"
+    guest.tree.meminfo(896, 472)
+    answer = host.receive()
+    assert (answer["id"], answer["result"]["memory"]["total_mib"]) == (asked, 896)
+
+
+def test_a_question_waits_no_longer_than_it_says(guest: Bench, host: Host) -> None:
+    guest.tree.meminfo(1024, 600)
+    assert host.result("status", brief=True, until_total_mib=900, wait_s=0.1)["memory"]["total_mib"] == 1024
+    assert host.result("application.status", request_id="r", until_released_mib=1, wait_s=0.1)["state"] == "unknown"
+
+
 def test_cpus_are_set_and_read_back(guest: Bench, host: Host) -> None:
     assert host.result("cpus.set", online=[0, 1]) == {"online": [0, 1], "failed": []}
     assert guest.tree.online() == [0, 1]
@@ -117,6 +132,9 @@ def test_cpus_are_set_and_read_back(guest: Bench, host: Host) -> None:
         ("hello", {"protocol": 1, "nonce": "n", "vm": 5, "token": "t"}, "vm"),
         ("hello", {"protocol": 1, "nonce": "n", "vm": "v", "token": "a\nb"}, "token"),
         ("status", {"brief": 1}, "brief"),
+        ("status", {"wait_s": -1}, "wait_s"),
+        ("status", {"wait_s": 1}, "until_total_mib"),
+        ("application.status", {"request_id": "r", "wait_s": 1}, "until_released_mib"),
         ("cpus.set", {}, "online"),
         ("cpus.set", {"online": [1]}, "online"),
         ("cpus.set", {"online": [0, 0]}, "online"),

@@ -59,6 +59,19 @@ def test_a_deflation_reaches_the_application_with_its_part_and_comes_back_measur
     assert status["released"]["memory_mib"] == pytest.approx(300 - 224.8)
 
 
+def test_a_question_waits_until_the_application_has_done(host: Host, serve: Serve) -> None:
+    app = Elastic(300)
+    serve("app", app)
+    app.go.clear()
+    deflate(host, target_mib=400)
+    over = host.result("application.status", request_id="r1", until_released_mib=1, wait_s=0.1)
+    assert over["state"] == "running", "its time is over"
+    asked = host.ask("application.status", request_id="r1", until_released_mib=1, wait_s=5)
+    app.go.set()
+    answer = host.receive()
+    assert (answer["id"], answer["result"]["state"]) == (asked, "released")
+
+
 def test_the_same_request_again_starts_nothing_and_another_under_its_id_is_refused(host: Host, serve: Serve) -> None:
     app = Elastic(300)
     serve("app", app)

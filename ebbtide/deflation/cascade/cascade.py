@@ -52,7 +52,7 @@ from ebbtide.deflation.errors import InvalidField, ProtocolViolation
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.resources import COMPONENTS, TOLERANCE, ZERO, ResourceVector
 
-#: How often a promise of the application is looked up.
+#: How often a promise of the application is looked up at the most.
 POLL_S: Final = 0.2
 
 
@@ -247,7 +247,8 @@ class Cascade:
         if left <= POLL_S:
             why = "promised, but not released within its share of the deadline"
             return self._done_with_the_application(now, why)
-        return self._issue([(Lane.APPLICATION, PollApplication(0, left, delay_s=POLL_S))])
+        until_mib = self.relinquished.memory_mib + self._memory.worth_mib
+        return self._issue([(Lane.APPLICATION, PollApplication(0, left, delay_s=POLL_S, until_mib=until_mib))])
 
     def _done_with_the_application(self, now: float, why: str = "") -> list[Instruction]:
         account = self._job.accounts[Layer.APPLICATION]

@@ -80,9 +80,12 @@ class AskApplication(Instruction):
 
 @dataclass(frozen=True, slots=True)
 class PollApplication(Instruction):
-    """After ``delay_s``, look up what became of the promise. Answer: `ApplicationReported`."""
+    """Look up what became of the promise, when ``until_mib`` are released or it is over, or after a while; answered no
+    sooner than after ``delay_s``. Answer: `ApplicationReported`.
+    """
 
     delay_s: float
+    until_mib: float
 
 
 @dataclass(frozen=True, slots=True)

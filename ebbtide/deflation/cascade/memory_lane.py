@@ -167,7 +167,7 @@ class MemoryLane(ResourceLane):
         plugged = self._plugged_to_keep(self._may_take_mib())
         taken = 0.0 if plugged is None else self._bound.plugged_mib - plugged
         pipelined = self._release is not None or self._parts is not None
-        if plugged is None or (pipelined and taken < self._worth_mib):
+        if plugged is None or (pipelined and taken < self.worth_mib):
             self._wait()
             return None
         self._account.promise(ResourceVector(memory_mib=taken))
@@ -176,7 +176,8 @@ class MemoryLane(ResourceLane):
         return Unplug(0, left, None, plugged, until_total_mib=until_mib)
 
     @property
-    def _worth_mib(self) -> float:
+    def worth_mib(self) -> float:
+        """The least step while the application or the guest's cold pages go on, MiB."""
         return max(PIPELINED_STEP_MIB, PIPELINED_STEP_SHARE * self._wanted_mib)
 
     def _wait(self) -> None:
@@ -190,7 +191,7 @@ class MemoryLane(ResourceLane):
             return self._parts == self._waits_since_part
         if self._release is None or self._waits_since_mib is None:
             return False
-        return self._release.relinquished_mib < self._waits_since_mib + self._worth_mib
+        return self._release.relinquished_mib < self._waits_since_mib + self.worth_mib
 
     def _may_take_mib(self) -> float:
         """While the application goes on: what it has released so far, and what it is not going to release. While cold

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from ebbtide.deflation.cascade.instructions import ColdReclaimed, Measured, ReclaimCold, Unplug
-from ebbtide.messages.guest import ColdFreed, Cpus, GuestStatus, Memory
+from ebbtide.deflation.cascade.instructions import (
+    ApplicationReported,
+    ColdReclaimed,
+    Measured,
+    PollApplication,
+    ReclaimCold,
+    Unplug,
+)
+from ebbtide.messages.guest import ApplicationRelease, ColdFreed, Cpus, GuestStatus, Memory
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.vm import executor as module
@@ -202,6 +209,27 @@ async def test_a_guests_word_is_enough_where_it_may_be_and_comes_in_time(
     if executor.asked_for_more:
         assert event.guest is not None
         assert event.guest.total_mib == until_mib, "the reading is what the guest said when it had given it"
+
+
+class Releasing:
+    """A guest agent that knows of no waiting, and says at once that its application goes on."""
+
+    def __init__(self) -> None:
+        self.params: list[Any] = []
+
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> ApplicationRelease:
+        self.params.append(params)
+        return ApplicationRelease(request_id="request", state="running")
+
+
+async def test_a_guest_that_does_not_wait_with_its_answer_is_not_asked_the_faster() -> None:
+    link = Releasing()
+    executor = Executor("domain", Statistics((500, 1)), link, "request")  # type: ignore[arg-type]
+    began_at = asyncio.get_running_loop().time()
+    event = await executor.carry_out(PollApplication(1, 0.5, delay_s=0.05, until_mib=64.0))
+    assert isinstance(event, ApplicationReported)
+    assert event.now - began_at >= 0.05
+    assert link.params == [{"request_id": "request", "wait_s": 0.5, "until_released_mib": 64.0}], "within its time"
 
 
 async def test_what_the_guest_is_giving_is_called_off_with_the_step() -> None:

@@ -50,7 +50,12 @@ def test_all_three_layers_give_their_part() -> None:
             Row(
                 ReadGuest, {"limit_s": 47, "cpus": True}, Measured, measured(FULL, **ALL_CPUS, spare_mib=400), takes_s=1
             ),
-            Row(PollApplication, {"delay_s": 0.2, "limit_s": 29}, ApplicationReported, reported(60, done=False)),
+            Row(
+                PollApplication,
+                {"delay_s": 0.2, "until_mib": 64, "limit_s": 29},
+                ApplicationReported,
+                reported(60, done=False),
+            ),
             Row(
                 Unplug,
                 {"plugged_mib": 362, "limit_s": 46},
@@ -59,7 +64,7 @@ def test_all_three_layers_give_their_part() -> None:
                 takes_s=1,
             ),
             Row(Unplug, {"online": (0, 1, 2)}, Measured, measured(off, (0, 1, 2), (2, 1))),
-            Row(PollApplication, {"limit_s": 28}, ApplicationReported, reported(150)),
+            Row(PollApplication, {"until_mib": 60 + 64, "limit_s": 28}, ApplicationReported, reported(150)),
             Row(ReadGuest, {"limit_s": 45}, Measured, measured(off, (0, 1, 2), (2, 1), spare_mib=200)),
             Row(Unplug, {"plugged_mib": 262}, Measured, measured(unplugged, (0, 1, 2), spare_mib=250), takes_s=2),
             Row(
