@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Collection
@@ -17,6 +18,8 @@ from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.running import Interrupt, run
 
 DEADLINE_S = 600.0
+#: How often a guest that was hardly running is looked at whether it answers again, and after how many seconds.
+BACK_LOOKS, BACK_LOOK_S = 600, 0.2
 LEFT_OUT = "left out by the benchmark"
 
 
@@ -39,6 +42,11 @@ class VMDriver:
     async def give_back(self) -> None:
         """Bring the VM back to its nominal size. Raises BenchmarkFailed where it does not get there."""
         nominal = self.vm.intent.spec.nominal.vector()
+        # A guest that was mostly in swap may have been given up as silent, and says hello again.
+        for _ in range(BACK_LOOKS):
+            if self.vm.link.connected:
+                break
+            await asyncio.sleep(BACK_LOOK_S)
         executor = self.executor()
         before, _ = await executor.measure()
         if nominal.fits_in(before.size):
