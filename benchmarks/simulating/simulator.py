@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.passes import Pass
+from benchmarks.simulating import peers
 from benchmarks.simulating.simulator_run import CORES, MACHINES, YEAR_JOBS
 
 SIZES: Final = (10_000, 100_000, 1_000_000, YEAR_JOBS)
@@ -87,7 +88,7 @@ def run(how: Pass) -> Figures:
             f"time per event with {many} jobs to that with {few}; linear growth would be 1",
         )
     where = f"{nodes_jobs} jobs on {nodes} machines of {CORES} cores, best fit; CPU time without making the jobs"
-    return figures | _speed(f"nodes_{nodes}", large, where)
+    return figures | _speed(f"nodes_{nodes}", large, where) | peers.measure(how)
 
 
 def _started(cold: dict[str, list[Run]], warm: dict[str, list[Run]]) -> Figures:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from hypothesis import given
@@ -32,10 +33,14 @@ from benchmarks.host.recorder import (
     spent,
 )
 from benchmarks.host.slow_libvirt import Moving, Slowness
+from benchmarks.passes import Pass
 from benchmarks.runner import ALL
+from benchmarks.simulating import peers, simulator_run
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.simulator.inputs.batches import JobBatch
+from ebbtide.simulator.inputs.traces import Trace
 
 
 def step(name: str, began_s: float = 0.0, seconds: float = 0.0, *arguments: Any) -> Step:
@@ -330,3 +335,27 @@ def test_a_host_that_cannot_have_swap_is_measured_without(tmp_path: Path, monkey
         assert present_mib == 0
     assert "no swap could be made" in said[0]
     assert not (tmp_path / "ours").exists()
+
+
+def test_the_wait_of_a_guest_that_answers_when_it_has_given_memory_is_the_devices() -> None:
+    waits = step("status", 0.0, 2.0, {"brief": True, "until_total_mib": 900.0, "wait_s": 1.0})
+    found = spent([waits, step("status", 2.0, 0.5, {"brief": True})], 3.0)
+    assert found == {"devices": 2.0, "readings": 0.5, "rest": 0.5}
+
+
+def test_a_peer_reads_the_same_jobs_as_we_do(tmp_path: Path) -> None:
+    log = tmp_path / "log.swf"
+    log.write_text(peers.swf(500, 1))
+    jobs = [batch for batch in Trace(log) if isinstance(batch, JobBatch)]
+    assert sum(len(batch.submit_s) for batch in jobs) == 500
+    runtime_s, cores = (np.concatenate([getattr(b, name) for b in jobs]) for name in ("runtime_s", "cpu_cores"))
+    assert np.all(runtime_s >= 1), "AccaSim counts whole seconds"
+    assert np.all(runtime_s == np.floor(runtime_s))
+    assert set(cores) == set(simulator_run.JOB_CORES)
+
+
+def test_where_no_peer_is_installed_there_is_no_figure_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert peers.measure(Pass(report=said.append)) == {}
+    assert "AccaSim is not installed" in said[0]
