@@ -66,12 +66,12 @@ class Fleet:
         self.promised_mib: Floats = np.zeros(0)
         #: 1: the machine's cores cannot be taken.
         self.lasting: Floats = np.zeros(0)
-        #: When the first of what runs should end; the moment of the last question, and that of each machine's table:
-        #: tasks that overrun end ever later.
+        #: When the first of what runs should end; the moment of the last question, and that of each machine's table (NaN:
+        #: it is stale): tasks that overrun end ever later.
         self._first_end: Floats = np.zeros(0)
         self._now = predictor.now
         self._filled_at: Floats = np.zeros(0)
-        #: Rows to fill again. Rows that changed, one after another; and how many of the first have been forgotten.
+        #: Rows to count again. Rows that changed, one after another; and how many of the first have been forgotten.
         self._stale: set[int] = set()
         self._touched: list[int] = []
         self._untold = 0
@@ -176,12 +176,12 @@ class Fleet:
         return self._touched[mark - self._untold :] if mark >= self._untold else None
 
     def advance(self, now: float) -> None:
-        """What has changed is brought up to date; what else tasks that overrun change, as it is asked for."""
+        """What has changed is counted; tables of when machines have room are filled as they are asked for."""
         self._fit()
         self._now = now
         if self._stale:
             for row in self._stale:
-                self._fill(row)
+                self._count(row)
             self._stale.clear()
 
     def waits_s(self, cores: float, memory_mib: float, now: float, rows: Integers | None = None) -> Floats:
@@ -203,9 +203,9 @@ class Fleet:
         free = (self.cores[of] - self.used_cores[of] - self.promised_cores[of] >= cores - _EPSILON) & (
             self.memory_mib[of] - self.used_mib[of] - self.promised_mib[of] >= memory_mib - _EPSILON
         )
-        # Of a machine that has no room it matters when the tasks end that should have ended.
+        # Of a machine that has no room it matters when its tasks end; that changes if some should have ended.
         filled_at = self._filled_at[of]
-        late = np.flatnonzero((self._first_end[of] <= np.maximum(filled_at, now)) & (filled_at != now) & ~free)
+        late = np.flatnonzero(~(self._first_end[of] > np.maximum(filled_at, now)) & (filled_at != now) & ~free)
         for row in (late if rows is None else rows[late]).tolist():
             self._fill(row)
         at = np.maximum(
@@ -214,9 +214,19 @@ class Fleet:
         )
         return np.where(free, -np.inf, at)
 
-    def overrun(self, rows: Integers, now: float) -> bool:
-        """Whether tasks of some rows overrun their estimates, so that `room_at` is another than it was before."""
-        return bool((self._first_end[rows] <= now).any())
+    def room_of(self, row: int, cores: float, memory_mib: float, now: float) -> float:
+        """`room_at` of one row."""
+        self.advance(now)
+        free = self.cores.item(row) - self.used_cores.item(row) - self.promised_cores.item(row) >= cores - _EPSILON
+        if free and self.memory_mib.item(row) - self.used_mib.item(row) - self.promised_mib.item(row) >= (
+            memory_mib - _EPSILON
+        ):
+            return -math.inf
+        return self.room_at(cores, memory_mib, now, np.array([row])).item()
+
+    def overrun(self, rows: Integers, now: float) -> Integers:
+        """Places of the rows with tasks that overrun their estimates: `room_at` is another than it was before."""
+        return (self._first_end[rows] <= now).nonzero()[0]
 
     def _fit(self) -> None:
         """As many columns as the predictor has rows."""
@@ -252,24 +262,28 @@ class Fleet:
         self._untold += len(self._touched) + 1
         self._touched.clear()
 
-    def _fill(self, row: int) -> None:
-        """The table's columns of one machine: when there will be how much room."""
+    def _count(self, row: int) -> None:
+        """What is in use on one machine; its columns of the table are stale."""
         running, promised = self._running.get(row, ()), self._promised.get(row, ())
         self.used_cores[row] = math.fsum([task.cores for task in running])
         self.used_mib[row] = math.fsum([task.memory_mib for task in running])
         self.promised_cores[row] = math.fsum([task.cores for task in promised])
         self.promised_mib[row] = math.fsum([task.memory_mib for task in promised])
         self._first_end[row] = min([task.ends_at for task in running], default=math.inf)
-        self._filled_at[row] = self._now
+        self._filled_at[row] = math.nan
+
+    def _fill(self, row: int) -> None:
+        """The table's columns of one machine: when there will be how much room."""
+        now = self._filled_at[row] = self._now
         cores, memory = self._cores_at[:, row], self._memory_at[:, row]
         if row not in self._names:
             cores[:] = memory[:] = np.inf
             return
-        now = self._now
         ends = [
-            (task.ends_at if task.ends_at > now else self._end(task), task.cores, task.memory_mib) for task in running
+            (task.ends_at if task.ends_at > now else self._end(task), task.cores, task.memory_mib)
+            for task in self._running.get(row, ())
         ]
-        ends += [(task.ends_at, task.cores, task.memory_mib) for task in promised]
+        ends += [(task.ends_at, task.cores, task.memory_mib) for task in self._promised.get(row, ())]
         ends.sort()
         self._column(cores, float(self.cores[row]), 1.0, [(at, held) for at, held, _ in ends])
         has_mib = float(self.memory_mib[row])

@@ -2,8 +2,8 @@
 
 Machines are weighed class by class: tasks that want the same cores and memory at the same moment find the same waits,
 the same ages then, and the same room left. What has changed since the last decision (a round gives room away task by
-task) is brought up to date machine by machine. At another moment, if nothing else has changed, those that had room have
-it still and are older. Everything else (what is known of changes) is looked up again.
+task) is brought up to date machine by machine. At another moment those that had room have it still and are older.
+Where more has changed (what is known of changes) everything is looked up again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ebbtide.matcher.match.fleet import Fleet
-from ebbtide.matcher.predict.ages import Floats
-from ebbtide.matcher.predict.completion_probability import Aged, Outlook
+from ebbtide.matcher.predict.ages import Floats, Value
+from ebbtide.matcher.predict.completion_probability import Outlook
 from ebbtide.matcher.predict.landmarks import ANY_CORES
 from ebbtide.matcher.predict.rolling import GROWTH, Integers
 
@@ -65,6 +65,8 @@ class Band:
     at: Floats
     busy: Integers
     stand: Stand
+    #: By row: its place; -1: it is not among them.
+    places: Integers
 
     @property
     def reach_s(self) -> float:
@@ -76,15 +78,13 @@ class Band:
 class _Class:
     """Tasks that want the same."""
 
-    #: By row: shape (rows,). None: it is another moment than that of the bands.
-    waits: Floats | None
+    #: `Fleet.room_at` by row, shape (rows,). None: it is another moment than when that was asked for.
+    at: Floats | None
     #: Machines that cost hardly more to weigh than those with room now.
     enough: float
     #: Up to where the fleet's changes are known.
     mark: int
     bands: list[Band]
-    #: Whether the fleet has changed since the bands were made.
-    refreshed: bool = False
 
 
 class MatchCache:
@@ -112,9 +112,9 @@ class MatchCache:
         if found is None or (found.mark != fleet.touched() and not self._refresh(found, cores, memory_mib, now)):
             if len(self._classes) >= CLASSES:
                 del self._classes[next(iter(self._classes))]
-            waits = fleet.waits_s(cores, memory_mib, now)
-            enough = 1.2 * np.count_nonzero(waits == 0.0) + 100.0
-            found = self._classes[cores, memory_mib] = _Class(waits, enough, fleet.touched(), [])
+            at = fleet.room_at(cores, memory_mib, now)
+            enough = 1.2 * np.count_nonzero(at <= now) + 100.0
+            found = self._classes[cores, memory_mib] = _Class(at, enough, fleet.touched(), [])
         # A little more than is wanted costs less than a look of its own.
         wanted_s = REACHES_S[bisect_left(REACHES_S, reach_s)]
         for band in found.bands:
@@ -123,12 +123,12 @@ class MatchCache:
                 if band.moment != moment:
                     self._age(band, cores, memory_mib, moment)
                 return band
-        if found.waits is None:
-            found.waits = fleet.waits_s(cores, memory_mib, now)
+        if found.at is None:
+            found.at = fleet.room_at(cores, memory_mib, now)
         # This one is asked for in place of those of before that reach no further.
         found.bands = [band for band in found.bands if band.moment == moment or band.reach_at > now + wanted_s]
-        rows = np.flatnonzero(found.waits <= wanted_s)
-        band = self.of(rows, fleet.room_at(cores, memory_mib, now, rows), cores, now, wanted_s)
+        rows = np.flatnonzero(found.at - now <= wanted_s)
+        band = self.of(rows, found.at[rows], cores, now, wanted_s)
         insort(found.bands, band, key=lambda one: one.reach_at)
         return band
 
@@ -141,27 +141,30 @@ class MatchCache:
         waits = np.maximum(all_at - now, 0.0)
         stand = self._stand(rows, cores)
         outlook = self._outlook(waits, stand)
-        busy = np.flatnonzero(at > -np.inf)
         moment = (now, self._predictor.now, self._predictor.version)
-        return Band(all_rows, waits, outlook, _silent(outlook), now + reach_s, moment, all_at, busy, stand)
+        places: Integers = np.full(len(self._fleet.cores), -1)
+        places[rows] = np.arange(count)
+        return Band(
+            all_rows, waits, outlook, _silent(outlook), now + reach_s, moment, all_at, _busy(all_at), stand, places
+        )
 
     def _go_on(self, moment: tuple[float, float, int]) -> None:
-        """To another moment. Bands of which nothing else has changed are kept: their machines are older, and others do
-        not have room sooner than it was known, whatever overruns its estimate.
+        """To another moment. Bands are kept if nothing else is known: their machines are older, and others do not have
+        room sooner than it was known, whatever overruns its estimate.
         """
         before, self._moment = self._moment, moment
         if before[2] != moment[2] or not moment[0] >= before[0]:
             self._classes.clear()
-        self._classes = {wanted: found for wanted, found in self._classes.items() if not found.refreshed}
         for found in self._classes.values():
-            found.waits = None
+            found.at = None
 
     def _age(self, band: Band, cores: float, memory_mib: float, moment: tuple[float, float, int]) -> None:
         """Bring a band to a later moment."""
-        now, rows = moment[0], band.rows[:-1]
-        busy = rows[band.busy]
-        if self._fleet.overrun(busy, now):
-            band.at[band.busy] = self._fleet.room_at(cores, memory_mib, now, busy)
+        now = moment[0]
+        rows = band.rows[band.busy]
+        late = self._fleet.overrun(rows, now)
+        if len(late):
+            band.at[band.busy[late]] = self._fleet.room_at(cores, memory_mib, now, rows[late])
         band.moment = moment
         band.waits = np.maximum(band.at - now, 0.0)
         band.outlook = self._outlook(band.waits, band.stand)
@@ -190,46 +193,55 @@ class MatchCache:
 
     def _refresh(self, found: _Class, cores: float, memory_mib: float, now: float) -> bool:
         """Bring a class up to date with the fleet; False: it is better made again."""
-        touched = self._fleet.touched_since(found.mark)
-        if found.waits is None or touched is None or len(touched) > max(_SHARE * len(found.waits), 1.0):
+        fleet = self._fleet
+        touched = fleet.touched_since(found.mark)
+        if touched is None or len(touched) > max(_SHARE * len(fleet.cores), 1.0):
             return False
-        rows = np.array(sorted(set(touched)), np.int64)
-        waits = self._fleet.waits_s(cores, memory_mib, now, rows)
-        # Who has room sooner may belong to other bands; who has it later does no harm where it is.
-        before = found.waits[rows]
-        if (waits < before).any():
-            return False
-        moved = waits > before
-        found.refreshed = True
-        found.bands = [band for band in found.bands if band.moment == self._moment]
-        found.mark = self._fleet.touched()
-        if not self._sized:
-            # What is left free counts for nothing else.
-            rows, waits = rows[moved], waits[moved]
-        if len(rows):
-            found.waits[rows] = waits
-            fresh = self._outlook(np.append(waits, np.inf), self._stand(rows, cores))
-            for band in found.bands:
-                places = np.searchsorted(band.rows[:-1], rows)
-                here = np.flatnonzero(band.rows[places] == rows)
-                if len(here):
-                    places = places[here]
-                    band.waits[places] = waits[here]
-                    _put(band.outlook, places, fresh, here)
-                    if len(band.silent) or np.isnan(fresh.fatal).any():
-                        band.silent = _silent(band.outlook)
+        found.mark = fleet.touched()
+        for row in set(touched):
+            at = fleet.room_of(row, cores, memory_mib, now)
+            if found.at is not None:
+                found.at[row] = at
+            # A band without a machine that has room in its time now is none.
+            found.bands = [
+                band
+                for band in found.bands
+                if (at > band.reach_at if band.places.item(row) < 0 else self._put(band, row, at, cores))
+            ]
+        return True
+
+    def _put(self, band: Band, row: int, at: float, cores: float) -> bool:
+        """One of a band's machines as it stands now. Returns True."""
+        fleet, predictor, stand, place = self._fleet, self._predictor, band.stand, band.places.item(row)
+        held = fleet.cores.item(row)
+        free = held - fleet.used_cores.item(row) - cores if self._sized else stand.free.item(place)
+        before = band.at.item(place)
+        if (at, held, free) == (before, stand.held.item(place), stand.free.item(place)):
+            return True
+        band.at[place], stand.held[place], stand.free[place] = at, held, free
+        if (at == -np.inf) != (before == -np.inf):
+            band.busy = _busy(band.at)
+        if band.moment == self._moment:
+            wait_s = band.waits[place] = max(at - self._moment[0], 0.0)
+            then_s = max(predictor.now - stand.since.item(place), 0.0) + wait_s
+            fresh = predictor.outlook(stand.directions.item(place), then_s, free, held)
+            for old, new in zip(_arrays(band.outlook), _arrays(fresh), strict=True):
+                old[place] = new
+            if fleet.lasts(row):
+                band.outlook.fatal[place] = 0.0
+            if len(band.silent) or np.isnan(fresh.fatal):
+                band.silent = _silent(band.outlook)
         return True
 
 
 def _silent(outlook: Outlook) -> Integers:
-    return np.flatnonzero(np.isnan(outlook.fatal))
+    return np.isnan(outlook.fatal).nonzero()[0]
 
 
-def _put(outlook: Outlook, places: Integers, fresh: Outlook, here: Integers) -> None:
-    for old, new in zip(_arrays(outlook), _arrays(fresh), strict=True):
-        old[places] = new[here]
+def _busy(at: Floats) -> Integers:
+    """Places, but for the last, of machines without room now."""
+    return (at[:-1] > -np.inf).nonzero()[0]
 
 
-def _arrays(outlook: Outlook) -> tuple[Floats, ...]:
-    aged: Aged = outlook.aged
-    return (*aged, outlook.place, outlook.along, outlook.fatal)
+def _arrays(outlook: Outlook) -> tuple[Value, ...]:
+    return (*outlook.aged, outlook.place, outlook.along, outlook.fatal)
