@@ -16,7 +16,7 @@ import numpy as np
 
 from ebbtide.matcher.match.fleet import Fleet
 from ebbtide.matcher.predict.ages import Floats, Value
-from ebbtide.matcher.predict.completion_probability import Outlook
+from ebbtide.matcher.predict.completion_probability import Outlook, Standing
 from ebbtide.matcher.predict.landmarks import ANY_CORES
 from ebbtide.matcher.predict.rolling import GROWTH, Integers
 
@@ -31,7 +31,7 @@ _SHARE: Final = 0.05
 
 
 class Stand(NamedTuple):
-    """What an outlook is made of, whatever the moment. Arrays of shape (n + 1,) as in `Band`, but for the last."""
+    """What an outlook is made of, whatever the moment. Arrays of shape (n + 1,) as in `Band`, but for the places."""
 
     #: Of the last changes.
     directions: Integers
@@ -41,9 +41,10 @@ class Stand(NamedTuple):
     held: Floats
     #: Places of machines whose cores cannot be taken.
     lasting: Integers
+    standing: Standing
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Band:
     """Machines that have room in time, in the order of their rows. Arrays of shape (n + 1,).
 
@@ -109,7 +110,7 @@ class MatchCache:
         if moment != self._moment:
             self._go_on(moment)
         found = self._classes.get((cores, memory_mib))
-        if found is None or (found.mark != fleet.touched() and not self._refresh(found, cores, memory_mib, now)):
+        if found is None or (found.mark != fleet.touched() and not self._refresh(found, cores, memory_mib)):
             if len(self._classes) >= CLASSES:
                 del self._classes[next(iter(self._classes))]
             at = fleet.room_at(cores, memory_mib, now)
@@ -160,11 +161,10 @@ class MatchCache:
 
     def _age(self, band: Band, cores: float, memory_mib: float, moment: tuple[float, float, int]) -> None:
         """Bring a band to a later moment."""
-        now = moment[0]
-        rows = band.rows[band.busy]
-        late = self._fleet.overrun(rows, now)
+        fleet, now, rows = self._fleet, moment[0], band.rows[band.busy]
+        late = fleet.overrun(rows, now)
         if len(late):
-            band.at[band.busy[late]] = self._fleet.room_at(cores, memory_mib, now, rows[late])
+            band.at[band.busy[late]] = [fleet.room_of(row, cores, memory_mib) for row in rows[late].tolist()]
         band.moment = moment
         band.waits = np.maximum(band.at - now, 0.0)
         band.outlook = self._outlook(band.waits, band.stand)
@@ -180,18 +180,19 @@ class MatchCache:
         since[:count] = predictor.state.last_s[rows]
         free[:count] = fleet.free_cores(rows) - cores
         held[:count] = fleet.cores[rows]
-        return Stand(states, since, free, held, np.flatnonzero(fleet.lasting[rows] > 0.0))
+        lasting = np.flatnonzero(fleet.lasting[rows] > 0.0)
+        return Stand(states, since, free, held, lasting, predictor.standing(states, free, held))
 
     def _outlook(self, waits: Floats, stand: Stand) -> Outlook:
         """Of machines when they have room."""
         elapsed_s = np.maximum(self._predictor.now - stand.since, 0.0)
         elapsed_s[:-1] += waits[:-1]
-        outlook = self._predictor.outlook(stand.directions, elapsed_s, stand.free, stand.held)
+        outlook = self._predictor.outlook_then(stand.standing, elapsed_s)
         if len(stand.lasting):
             outlook.fatal[stand.lasting] = 0.0
         return outlook
 
-    def _refresh(self, found: _Class, cores: float, memory_mib: float, now: float) -> bool:
+    def _refresh(self, found: _Class, cores: float, memory_mib: float) -> bool:
         """Bring a class up to date with the fleet; False: it is better made again."""
         fleet = self._fleet
         touched = fleet.touched_since(found.mark)
@@ -199,43 +200,46 @@ class MatchCache:
             return False
         found.mark = fleet.touched()
         for row in set(touched):
-            at = fleet.room_of(row, cores, memory_mib, now)
+            at = fleet.room_of(row, cores, memory_mib)
             if found.at is not None:
                 found.at[row] = at
-            # A band without a machine that has room in its time now is none.
-            found.bands = [
-                band
-                for band in found.bands
-                if (at > band.reach_at if band.places.item(row) < 0 else self._put(band, row, at, cores))
-            ]
+            for band in found.bands[:]:
+                place = band.places.item(row)
+                if place >= 0:
+                    self._put(band, place, row, at, cores)
+                elif at <= band.reach_at:
+                    # It has room sooner than it was known: the band is none without it.
+                    found.bands.remove(band)
         return True
 
-    def _put(self, band: Band, row: int, at: float, cores: float) -> bool:
-        """One of a band's machines as it stands now. Returns True."""
-        fleet, predictor, stand, place = self._fleet, self._predictor, band.stand, band.places.item(row)
-        held = fleet.cores.item(row)
-        free = held - fleet.used_cores.item(row) - cores if self._sized else stand.free.item(place)
-        before = band.at.item(place)
-        if (at, held, free) == (before, stand.held.item(place), stand.free.item(place)):
-            return True
+    def _put(self, band: Band, place: int, row: int, at: float, cores: float) -> None:
+        """One of a band's machines as it stands now."""
+        fleet, stand = self._fleet, band.stand
+        before, held, free = band.at.item(place), fleet.cores.item(row), stand.free.item(place)
+        if self._sized:
+            free = held - fleet.used_cores.item(row) - cores
+        if at == before and held == stand.held.item(place) and free == stand.free.item(place):
+            return
         band.at[place], stand.held[place], stand.free[place] = at, held, free
         if (at == -np.inf) != (before == -np.inf):
             band.busy = _busy(band.at)
+        stands = self._predictor.standing(stand.directions.item(place), free, held)
+        stand.standing.likely[place], stand.standing.place[place] = stands
         if band.moment == self._moment:
             wait_s = band.waits[place] = max(at - self._moment[0], 0.0)
-            then_s = max(predictor.now - stand.since.item(place), 0.0) + wait_s
-            fresh = predictor.outlook(stand.directions.item(place), then_s, free, held)
+            then_s = max(self._predictor.now - stand.since.item(place), 0.0) + wait_s
+            fresh = self._predictor.outlook_then(stands, then_s)
             for old, new in zip(_arrays(band.outlook), _arrays(fresh), strict=True):
                 old[place] = new
             if fleet.lasts(row):
                 band.outlook.fatal[place] = 0.0
             if len(band.silent) or np.isnan(fresh.fatal):
                 band.silent = _silent(band.outlook)
-        return True
 
 
 def _silent(outlook: Outlook) -> Integers:
-    return np.isnan(outlook.fatal).nonzero()[0]
+    silent: Integers = np.isnan(outlook.fatal).nonzero()[0]
+    return silent
 
 
 def _busy(at: Floats) -> Integers:

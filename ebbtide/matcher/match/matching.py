@@ -191,11 +191,12 @@ class MatchMaker:
         shortest task goes where Algorithm 1 sends it, if there is room.
         """
         self.predictor.advance(now)
+        self.fleet.advance(now)
         best: Decision | None = None
         row = self.predictor.rows.get(machine, -1)
         rows = np.array([row], np.int64)
         for demand in demands if row >= 0 else ():
-            room_at = self.fleet.room_of(row, demand.cores, demand.memory_mib, now)
+            room_at = self.fleet.room_of(row, demand.cores, demand.memory_mib)
             if room_at > now:
                 continue
             duration_s = self.duration_s(demand)
