@@ -26,8 +26,9 @@ REACHES_S: Final = (0.0, 30.0, 120.0, 480.0, 1920.0, 7680.0, 1e300)
 EVER_S: Final = REACHES_S[-1]
 #: Classes of tasks that are kept.
 CLASSES: Final = 16
-#: With more machines changed than this share of all, all are looked at again.
+#: With more machines changed than this share of all, and than so many, all are looked at again.
 _SHARE: Final = 0.05
+_FEW: Final = 12
 
 
 class Stand(NamedTuple):
@@ -196,44 +197,53 @@ class MatchCache:
         """Bring a class up to date with the fleet; False: it is better made again."""
         fleet = self._fleet
         touched = fleet.touched_since(found.mark)
-        if touched is None or len(touched) > max(_SHARE * len(fleet.cores), 1.0):
+        if touched is None or len(touched) > max(_SHARE * len(fleet.cores), _FEW):
             return False
         found.mark = fleet.touched()
         for row in set(touched):
             at = fleet.room_of(row, cores, memory_mib)
             if found.at is not None:
                 found.at[row] = at
+            held = fleet.cores.item(row)
+            # What is left free counts for nothing else than the size of shrinks.
+            free = held - fleet.used_cores.item(row) - cores if self._sized else 0.0
+            fresh: tuple[Standing, Outlook] | None = None
             for band in found.bands[:]:
-                place = band.places.item(row)
-                if place >= 0:
-                    self._put(band, place, row, at, cores)
-                elif at <= band.reach_at:
-                    # It has room sooner than it was known: the band is none without it.
-                    found.bands.remove(band)
+                place, stand = band.places.item(row), band.stand
+                if place < 0:
+                    if at <= band.reach_at:
+                        # It has room sooner than it was known: the band is none without it.
+                        found.bands.remove(band)
+                elif (
+                    at != band.at.item(place)
+                    or held != stand.held.item(place)
+                    or (self._sized and free != stand.free.item(place))
+                ):
+                    fresh = fresh or self._fresh(row, at, free, held)
+                    stand.held[place], stand.free[place] = held, free
+                    self._put(band, place, at, *fresh)
         return True
 
-    def _put(self, band: Band, place: int, row: int, at: float, cores: float) -> None:
+    def _fresh(self, row: int, at: float, free: float, held: float) -> tuple[Standing, Outlook]:
+        """A machine as it stands, and its outlook when it has room."""
+        predictor, state = self._predictor, self._predictor.state
+        then_s = max(predictor.now - state.last_s.item(row), 0.0) + max(at - self._moment[0], 0.0)
+        stands = predictor.standing(state.direction.item(row), free, held)
+        outlook = predictor.outlook_then(stands, then_s)
+        return stands, outlook._replace(fatal=0.0) if self._fleet.lasts(row) else outlook
+
+    def _put(self, band: Band, place: int, at: float, stands: Standing, outlook: Outlook) -> None:
         """One of a band's machines as it stands now."""
-        fleet, stand = self._fleet, band.stand
-        before, held, free = band.at.item(place), fleet.cores.item(row), stand.free.item(place)
-        if self._sized:
-            free = held - fleet.used_cores.item(row) - cores
-        if at == before and held == stand.held.item(place) and free == stand.free.item(place):
-            return
-        band.at[place], stand.held[place], stand.free[place] = at, held, free
+        before = band.at.item(place)
+        band.at[place] = at
         if (at == -np.inf) != (before == -np.inf):
             band.busy = _busy(band.at)
-        stands = self._predictor.standing(stand.directions.item(place), free, held)
-        stand.standing.likely[place], stand.standing.place[place] = stands
+        band.stand.standing.likely[place], band.stand.standing.place[place] = stands
         if band.moment == self._moment:
-            wait_s = band.waits[place] = max(at - self._moment[0], 0.0)
-            then_s = max(self._predictor.now - stand.since.item(place), 0.0) + wait_s
-            fresh = self._predictor.outlook_then(stands, then_s)
-            for old, new in zip(_arrays(band.outlook), _arrays(fresh), strict=True):
+            band.waits[place] = max(at - self._moment[0], 0.0)
+            for old, new in zip(_arrays(band.outlook), _arrays(outlook), strict=True):
                 old[place] = new
-            if fleet.lasts(row):
-                band.outlook.fatal[place] = 0.0
-            if len(band.silent) or np.isnan(fresh.fatal):
+            if len(band.silent) or np.isnan(outlook.fatal):
                 band.silent = _silent(band.outlook)
 
 
