@@ -101,12 +101,16 @@ def run(how: Pass) -> Figures:
                 "us",
                 f"{where}, at another moment than the decision before: nothing that was kept is right",
             ),
+            f"plain_{size}_to_moved": Figure.over(ratios(plain[size], [us / 1e6 for us in moved[size]]), "ratio", of),
             f"learn_{size}_us": Figure.over(learning[size], "us", f"one core change learned, {size} machines known"),
         }
         for tasks in waiting:
-            key = f"round_{size}_{tasks}_per_s"
-            figures[key] = Figure.over(
-                rounds[size, tasks], "1/s", f"decisions in a round over {tasks} waiting tasks, {size} machines"
+            per_s = rounds[size, tasks]
+            figures[f"round_{size}_{tasks}_per_s"] = Figure.over(
+                per_s, "1/s", f"decisions in a round over {tasks} waiting tasks, {size} machines"
+            )
+            figures[f"plain_{size}_to_round_{tasks}"] = Figure.over(
+                ratios(plain[size], [1.0 / value for value in per_s]), "ratio", of
             )
     few, many = sizes[0], sizes[-1]
     figures[f"growth_{few}_to_{many}"] = Figure.over(

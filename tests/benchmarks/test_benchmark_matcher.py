@@ -22,5 +22,7 @@ def test_a_short_pass_measures_decisions_rounds_and_the_plain_form() -> None:
         assert figures[f"decisions_{size}_per_s"].value > 0
         assert figures[f"decision_{size}_p99_ms"].value > 0
         assert figures[f"plain_{size}_to_decision"].value > 1
+        assert figures[f"plain_{size}_to_moved"].value > 1
         assert figures[f"round_{size}_100_per_s"].value > 0
+        assert figures[f"plain_{size}_to_round_100"].value > 0
     assert figures["growth_100_to_1000"].value > 0

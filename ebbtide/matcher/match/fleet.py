@@ -8,9 +8,9 @@ taken: without, all that wait wait for the same machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,8 @@ MEMORY_STEPS: Final = 64
 _EPSILON: Final = 1e-9
 #: Changes that are kept to be told.
 _TOLD: Final = 10_000
+#: When so much becomes free.
+_Ends: TypeAlias = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,11 @@ class Fleet:
         #: 1: the machine's cores cannot be taken.
         self.lasting: Floats = np.zeros(0)
         #: When the first of what runs should end; the moment of the last question, and that of each machine's table:
-        #: tasks that overrun end ever later.
+        #: tasks that overrun end ever later. NaN: it is stale.
         self._first_end: Floats = np.zeros(0)
         self._now = predictor.now
         self._filled_at: Floats = np.zeros(0)
-        #: Rows to fill again. Rows that changed, one after another; and how many of the first have been forgotten.
+        #: Rows to count again. Rows that changed, one after another; and how many of the first have been forgotten.
         self._stale: set[int] = set()
         self._touched: list[int] = []
         self._untold = 0
@@ -176,12 +178,12 @@ class Fleet:
         return self._touched[mark - self._untold :] if mark >= self._untold else None
 
     def advance(self, now: float) -> None:
-        """What has changed is brought up to date; what else tasks that overrun change, as it is asked for."""
+        """What has changed is counted; tables of when machines have room are filled as they are asked for."""
         self._fit()
         self._now = now
         if self._stale:
             for row in self._stale:
-                self._fill(row)
+                self._count(row)
             self._stale.clear()
 
     def waits_s(self, cores: float, memory_mib: float, now: float, rows: Integers | None = None) -> Floats:
@@ -197,15 +199,14 @@ class Fleet:
         share of its age.
         """
         self.advance(now)
-        whole = math.ceil(cores - _EPSILON)
-        steps = math.ceil(memory_mib / self._step_mib - _EPSILON)
+        whole, steps = self._whole(cores, memory_mib)
         of = slice(None) if rows is None else rows
         free = (self.cores[of] - self.used_cores[of] - self.promised_cores[of] >= cores - _EPSILON) & (
             self.memory_mib[of] - self.used_mib[of] - self.promised_mib[of] >= memory_mib - _EPSILON
         )
-        # Of a machine that has no room it matters when the tasks end that should have ended.
+        # Of a machine that has no room it matters when its tasks end; that changes if some should have ended.
         filled_at = self._filled_at[of]
-        late = np.flatnonzero((self._first_end[of] <= np.maximum(filled_at, now)) & (filled_at != now) & ~free)
+        late = np.flatnonzero(~(self._first_end[of] > np.maximum(filled_at, now)) & (filled_at != now) & ~free)
         for row in (late if rows is None else rows[late]).tolist():
             self._fill(row)
         at = np.maximum(
@@ -214,9 +215,26 @@ class Fleet:
         )
         return np.where(free, -np.inf, at)
 
-    def overrun(self, rows: Integers, now: float) -> bool:
-        """Whether tasks of some rows overrun their estimates, so that `room_at` is another than it was before."""
-        return bool((self._first_end[rows] <= now).any())
+    def room_of(self, row: int, cores: float, memory_mib: float) -> float:
+        """`room_at` of one row, at the moment of the last `advance`."""
+        has, has_mib = self.cores.item(row), self.memory_mib.item(row)
+        if (
+            has - self.used_cores.item(row) - self.promised_cores.item(row) >= cores - _EPSILON
+            and has_mib - self.used_mib.item(row) - self.promised_mib.item(row) >= memory_mib - _EPSILON
+        ):
+            return -math.inf
+        whole, steps = self._whole(cores, memory_mib)
+        if row not in self._names or whole > self._most_cores or steps > MEMORY_STEPS:
+            return math.inf
+        held, held_mib = self._held(row)
+        at = next((at for at, free in _growing(has, 1.0, held) if free >= whole), math.inf)
+        return max(
+            at, next((at for at, free in _growing(has_mib, self._step_mib, held_mib) if free >= steps), math.inf)
+        )
+
+    def overrun(self, rows: Integers, now: float) -> Integers:
+        """Places of the rows with tasks that overrun their estimates: `room_at` is another than it was before."""
+        return (self._first_end[rows] <= now).nonzero()[0]
 
     def _fit(self) -> None:
         """As many columns as the predictor has rows."""
@@ -252,50 +270,68 @@ class Fleet:
         self._untold += len(self._touched) + 1
         self._touched.clear()
 
-    def _fill(self, row: int) -> None:
-        """The table's columns of one machine: when there will be how much room."""
+    def _count(self, row: int) -> None:
+        """What is in use on one machine; its columns of the table are stale."""
         running, promised = self._running.get(row, ()), self._promised.get(row, ())
         self.used_cores[row] = math.fsum([task.cores for task in running])
         self.used_mib[row] = math.fsum([task.memory_mib for task in running])
         self.promised_cores[row] = math.fsum([task.cores for task in promised])
         self.promised_mib[row] = math.fsum([task.memory_mib for task in promised])
         self._first_end[row] = min([task.ends_at for task in running], default=math.inf)
+        self._filled_at[row] = math.nan
+
+    def _fill(self, row: int) -> None:
+        """The table's columns of one machine: when there will be how much room."""
         self._filled_at[row] = self._now
         cores, memory = self._cores_at[:, row], self._memory_at[:, row]
         if row not in self._names:
             cores[:] = memory[:] = np.inf
             return
+        held, held_mib = self._held(row)
+        _fill_column(cores, self.cores.item(row), 1.0, held)
+        _fill_column(memory, self.memory_mib.item(row), self._step_mib, held_mib)
+
+    def _whole(self, cores: float, memory_mib: float) -> tuple[int, int]:
+        """What a task wants, in steps of the table."""
+        return math.ceil(cores - _EPSILON), math.ceil(memory_mib / self._step_mib - _EPSILON)
+
+    def _held(self, row: int) -> tuple[_Ends, _Ends]:
+        """Cores and memory that tasks hold on a machine, in the order in which they are expected to end now."""
         now = self._now
         ends = [
-            (task.ends_at if task.ends_at > now else self._end(task), task.cores, task.memory_mib) for task in running
+            (
+                task.ends_at if task.ends_at > now else now + float(remaining_s(task.ends_at, task.started_at, now)),
+                task.cores,
+                task.memory_mib,
+            )
+            for task in self._running.get(row, ())
         ]
-        ends += [(task.ends_at, task.cores, task.memory_mib) for task in promised]
+        ends += [(task.ends_at, task.cores, task.memory_mib) for task in self._promised.get(row, ())]
         ends.sort()
-        self._column(cores, float(self.cores[row]), 1.0, [(at, held) for at, held, _ in ends])
-        has_mib = float(self.memory_mib[row])
-        self._column(memory, has_mib, self._step_mib, [(at, held) for at, _, held in ends])
+        return [(at, held) for at, held, _ in ends], [(at, held) for at, _, held in ends]
 
-    def _end(self, task: Running) -> float:
-        """When a task that overruns its estimate is expected to end, as it looks now."""
-        return self._now + float(remaining_s(task.ends_at, task.started_at, self._now))
 
-    @staticmethod
-    def _column(column: Floats, has: float, step: float, tasks: list[tuple[float, float]]) -> None:
-        """When so many steps are free: as the tasks end, one after another."""
-        most = len(column) - 1
-        if math.isinf(has):
-            # As it mostly was.
-            if column[most] != -math.inf:
-                column[:] = -math.inf
-            return
-        free = has - math.fsum([amount for _, amount in tasks])
-        filled = 0
-        at = -math.inf
-        for ends_at, amount in (*tasks, (math.inf, 0.0)):
-            until = min(max(math.floor(free / step + _EPSILON), -1), most) + 1
-            if until > filled:
-                column[filled:until] = at
-                filled = until
-            free += amount
-            at = ends_at
-        column[filled:] = math.inf
+def _growing(has: float, step: float, tasks: _Ends) -> Iterator[tuple[float, float]]:
+    """When how many steps become free: as the tasks end, one after another."""
+    if math.isinf(has):
+        yield -math.inf, math.inf
+        return
+    free = has - math.fsum([amount for _, amount in tasks])
+    yield -math.inf, math.floor(free / step + _EPSILON)
+    for at, amount in tasks:
+        free += amount
+        yield at, math.floor(free / step + _EPSILON)
+
+
+def _fill_column(column: Floats, has: float, step: float, tasks: _Ends) -> None:
+    """When so many steps are free."""
+    if math.isinf(has) and column[-1] == -math.inf:
+        # As it mostly was.
+        return
+    filled = 0
+    for at, free in _growing(has, step, tasks):
+        until = int(min(max(free, -1), len(column) - 1)) + 1
+        if until > filled:
+            column[filled:until] = at
+            filled = until
+    column[filled:] = math.inf

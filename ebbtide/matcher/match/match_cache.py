@@ -2,8 +2,8 @@
 
 Machines are weighed class by class: tasks that want the same cores and memory at the same moment find the same waits,
 the same ages then, and the same room left. What has changed since the last decision (a round gives room away task by
-task) is brought up to date machine by machine. At another moment, if nothing else has changed, those that had room have
-it still and are older. Everything else (what is known of changes) is looked up again.
+task) is brought up to date machine by machine. At another moment those that had room have it still and are older.
+Where more has changed (what is known of changes) everything is looked up again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ebbtide.matcher.match.fleet import Fleet
-from ebbtide.matcher.predict.ages import Floats
-from ebbtide.matcher.predict.completion_probability import Aged, Outlook
+from ebbtide.matcher.predict.ages import Floats, Value
+from ebbtide.matcher.predict.completion_probability import Outlook, Standing
 from ebbtide.matcher.predict.landmarks import ANY_CORES
 from ebbtide.matcher.predict.rolling import GROWTH, Integers
 
@@ -26,12 +26,13 @@ REACHES_S: Final = (0.0, 30.0, 120.0, 480.0, 1920.0, 7680.0, 1e300)
 EVER_S: Final = REACHES_S[-1]
 #: Classes of tasks that are kept.
 CLASSES: Final = 16
-#: With more machines changed than this share of all, all are looked at again.
+#: With more machines changed than this share of all, and than so many, all are looked at again.
 _SHARE: Final = 0.05
+_FEW: Final = 12
 
 
 class Stand(NamedTuple):
-    """What an outlook is made of, whatever the moment. Arrays of shape (n + 1,) as in `Band`, but for the last."""
+    """What an outlook is made of, whatever the moment. Arrays of shape (n + 1,) as in `Band`, but for the places."""
 
     #: Of the last changes.
     directions: Integers
@@ -41,9 +42,10 @@ class Stand(NamedTuple):
     held: Floats
     #: Places of machines whose cores cannot be taken.
     lasting: Integers
+    standing: Standing
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Band:
     """Machines that have room in time, in the order of their rows. Arrays of shape (n + 1,).
 
@@ -65,6 +67,8 @@ class Band:
     at: Floats
     busy: Integers
     stand: Stand
+    #: By row: its place; -1: it is not among them.
+    places: Integers
 
     @property
     def reach_s(self) -> float:
@@ -76,15 +80,13 @@ class Band:
 class _Class:
     """Tasks that want the same."""
 
-    #: By row: shape (rows,). None: it is another moment than that of the bands.
-    waits: Floats | None
+    #: `Fleet.room_at` by row, shape (rows,). None: it is another moment than when that was asked for.
+    at: Floats | None
     #: Machines that cost hardly more to weigh than those with room now.
     enough: float
     #: Up to where the fleet's changes are known.
     mark: int
     bands: list[Band]
-    #: Whether the fleet has changed since the bands were made.
-    refreshed: bool = False
 
 
 class MatchCache:
@@ -109,12 +111,12 @@ class MatchCache:
         if moment != self._moment:
             self._go_on(moment)
         found = self._classes.get((cores, memory_mib))
-        if found is None or (found.mark != fleet.touched() and not self._refresh(found, cores, memory_mib, now)):
+        if found is None or (found.mark != fleet.touched() and not self._refresh(found, cores, memory_mib)):
             if len(self._classes) >= CLASSES:
                 del self._classes[next(iter(self._classes))]
-            waits = fleet.waits_s(cores, memory_mib, now)
-            enough = 1.2 * np.count_nonzero(waits == 0.0) + 100.0
-            found = self._classes[cores, memory_mib] = _Class(waits, enough, fleet.touched(), [])
+            at = fleet.room_at(cores, memory_mib, now)
+            enough = 1.2 * np.count_nonzero(at <= now) + 100.0
+            found = self._classes[cores, memory_mib] = _Class(at, enough, fleet.touched(), [])
         # A little more than is wanted costs less than a look of its own.
         wanted_s = REACHES_S[bisect_left(REACHES_S, reach_s)]
         for band in found.bands:
@@ -123,12 +125,12 @@ class MatchCache:
                 if band.moment != moment:
                     self._age(band, cores, memory_mib, moment)
                 return band
-        if found.waits is None:
-            found.waits = fleet.waits_s(cores, memory_mib, now)
+        if found.at is None:
+            found.at = fleet.room_at(cores, memory_mib, now)
         # This one is asked for in place of those of before that reach no further.
         found.bands = [band for band in found.bands if band.moment == moment or band.reach_at > now + wanted_s]
-        rows = np.flatnonzero(found.waits <= wanted_s)
-        band = self.of(rows, fleet.room_at(cores, memory_mib, now, rows), cores, now, wanted_s)
+        rows = np.flatnonzero(found.at - now <= wanted_s)
+        band = self.of(rows, found.at[rows], cores, now, wanted_s)
         insort(found.bands, band, key=lambda one: one.reach_at)
         return band
 
@@ -141,27 +143,29 @@ class MatchCache:
         waits = np.maximum(all_at - now, 0.0)
         stand = self._stand(rows, cores)
         outlook = self._outlook(waits, stand)
-        busy = np.flatnonzero(at > -np.inf)
         moment = (now, self._predictor.now, self._predictor.version)
-        return Band(all_rows, waits, outlook, _silent(outlook), now + reach_s, moment, all_at, busy, stand)
+        places: Integers = np.full(len(self._fleet.cores), -1)
+        places[rows] = np.arange(count)
+        return Band(
+            all_rows, waits, outlook, _silent(outlook), now + reach_s, moment, all_at, _busy(all_at), stand, places
+        )
 
     def _go_on(self, moment: tuple[float, float, int]) -> None:
-        """To another moment. Bands of which nothing else has changed are kept: their machines are older, and others do
-        not have room sooner than it was known, whatever overruns its estimate.
+        """To another moment. Bands are kept if nothing else is known: their machines are older, and others do not have
+        room sooner than it was known, whatever overruns its estimate.
         """
         before, self._moment = self._moment, moment
         if before[2] != moment[2] or not moment[0] >= before[0]:
             self._classes.clear()
-        self._classes = {wanted: found for wanted, found in self._classes.items() if not found.refreshed}
         for found in self._classes.values():
-            found.waits = None
+            found.at = None
 
     def _age(self, band: Band, cores: float, memory_mib: float, moment: tuple[float, float, int]) -> None:
         """Bring a band to a later moment."""
-        now, rows = moment[0], band.rows[:-1]
-        busy = rows[band.busy]
-        if self._fleet.overrun(busy, now):
-            band.at[band.busy] = self._fleet.room_at(cores, memory_mib, now, busy)
+        fleet, now, rows = self._fleet, moment[0], band.rows[band.busy]
+        late = fleet.overrun(rows, now)
+        if len(late):
+            band.at[band.busy[late]] = [fleet.room_of(row, cores, memory_mib) for row in rows[late].tolist()]
         band.moment = moment
         band.waits = np.maximum(band.at - now, 0.0)
         band.outlook = self._outlook(band.waits, band.stand)
@@ -177,59 +181,81 @@ class MatchCache:
         since[:count] = predictor.state.last_s[rows]
         free[:count] = fleet.free_cores(rows) - cores
         held[:count] = fleet.cores[rows]
-        return Stand(states, since, free, held, np.flatnonzero(fleet.lasting[rows] > 0.0))
+        lasting = np.flatnonzero(fleet.lasting[rows] > 0.0)
+        return Stand(states, since, free, held, lasting, predictor.standing(states, free, held))
 
     def _outlook(self, waits: Floats, stand: Stand) -> Outlook:
         """Of machines when they have room."""
         elapsed_s = np.maximum(self._predictor.now - stand.since, 0.0)
         elapsed_s[:-1] += waits[:-1]
-        outlook = self._predictor.outlook(stand.directions, elapsed_s, stand.free, stand.held)
+        outlook = self._predictor.outlook_then(stand.standing, elapsed_s)
         if len(stand.lasting):
             outlook.fatal[stand.lasting] = 0.0
         return outlook
 
-    def _refresh(self, found: _Class, cores: float, memory_mib: float, now: float) -> bool:
+    def _refresh(self, found: _Class, cores: float, memory_mib: float) -> bool:
         """Bring a class up to date with the fleet; False: it is better made again."""
-        touched = self._fleet.touched_since(found.mark)
-        if found.waits is None or touched is None or len(touched) > max(_SHARE * len(found.waits), 1.0):
+        fleet = self._fleet
+        touched = fleet.touched_since(found.mark)
+        if touched is None or len(touched) > max(_SHARE * len(fleet.cores), _FEW):
             return False
-        rows = np.array(sorted(set(touched)), np.int64)
-        waits = self._fleet.waits_s(cores, memory_mib, now, rows)
-        # Who has room sooner may belong to other bands; who has it later does no harm where it is.
-        before = found.waits[rows]
-        if (waits < before).any():
-            return False
-        moved = waits > before
-        found.refreshed = True
-        found.bands = [band for band in found.bands if band.moment == self._moment]
-        found.mark = self._fleet.touched()
-        if not self._sized:
-            # What is left free counts for nothing else.
-            rows, waits = rows[moved], waits[moved]
-        if len(rows):
-            found.waits[rows] = waits
-            fresh = self._outlook(np.append(waits, np.inf), self._stand(rows, cores))
-            for band in found.bands:
-                places = np.searchsorted(band.rows[:-1], rows)
-                here = np.flatnonzero(band.rows[places] == rows)
-                if len(here):
-                    places = places[here]
-                    band.waits[places] = waits[here]
-                    _put(band.outlook, places, fresh, here)
-                    if len(band.silent) or np.isnan(fresh.fatal).any():
-                        band.silent = _silent(band.outlook)
+        found.mark = fleet.touched()
+        for row in set(touched):
+            at = fleet.room_of(row, cores, memory_mib)
+            if found.at is not None:
+                found.at[row] = at
+            held = fleet.cores.item(row)
+            # What is left free counts for nothing else than the size of shrinks.
+            free = held - fleet.used_cores.item(row) - cores if self._sized else 0.0
+            fresh: tuple[Standing, Outlook] | None = None
+            for band in found.bands[:]:
+                place, stand = band.places.item(row), band.stand
+                if place < 0:
+                    if at <= band.reach_at:
+                        # It has room sooner than it was known: the band is none without it.
+                        found.bands.remove(band)
+                elif (
+                    at != band.at.item(place)
+                    or held != stand.held.item(place)
+                    or (self._sized and free != stand.free.item(place))
+                ):
+                    fresh = fresh or self._fresh(row, at, free, held)
+                    stand.held[place], stand.free[place] = held, free
+                    self._put(band, place, at, *fresh)
         return True
+
+    def _fresh(self, row: int, at: float, free: float, held: float) -> tuple[Standing, Outlook]:
+        """A machine as it stands, and its outlook when it has room."""
+        predictor, state = self._predictor, self._predictor.state
+        then_s = max(predictor.now - state.last_s.item(row), 0.0) + max(at - self._moment[0], 0.0)
+        stands = predictor.standing(state.direction.item(row), free, held)
+        outlook = predictor.outlook_then(stands, then_s)
+        return stands, outlook._replace(fatal=0.0) if self._fleet.lasts(row) else outlook
+
+    def _put(self, band: Band, place: int, at: float, stands: Standing, outlook: Outlook) -> None:
+        """One of a band's machines as it stands now."""
+        before = band.at.item(place)
+        band.at[place] = at
+        if (at == -np.inf) != (before == -np.inf):
+            band.busy = _busy(band.at)
+        band.stand.standing.likely[place], band.stand.standing.place[place] = stands
+        if band.moment == self._moment:
+            band.waits[place] = max(at - self._moment[0], 0.0)
+            for old, new in zip(_arrays(band.outlook), _arrays(outlook), strict=True):
+                old[place] = new
+            if len(band.silent) or np.isnan(outlook.fatal):
+                band.silent = _silent(band.outlook)
 
 
 def _silent(outlook: Outlook) -> Integers:
-    return np.flatnonzero(np.isnan(outlook.fatal))
+    silent: Integers = np.isnan(outlook.fatal).nonzero()[0]
+    return silent
 
 
-def _put(outlook: Outlook, places: Integers, fresh: Outlook, here: Integers) -> None:
-    for old, new in zip(_arrays(outlook), _arrays(fresh), strict=True):
-        old[places] = new[here]
+def _busy(at: Floats) -> Integers:
+    """Places, but for the last, of machines without room now."""
+    return (at[:-1] > -np.inf).nonzero()[0]
 
 
-def _arrays(outlook: Outlook) -> tuple[Floats, ...]:
-    aged: Aged = outlook.aged
-    return (*aged, outlook.place, outlook.along, outlook.fatal)
+def _arrays(outlook: Outlook) -> tuple[Value, ...]:
+    return (*outlook.aged, outlook.place, outlook.along, outlook.fatal)

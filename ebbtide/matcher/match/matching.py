@@ -191,15 +191,17 @@ class MatchMaker:
         shortest task goes where Algorithm 1 sends it, if there is room.
         """
         self.predictor.advance(now)
+        self.fleet.advance(now)
         best: Decision | None = None
-        row = self.predictor.rows.get(machine)
-        rows = np.array([-1 if row is None else row], np.int64)
-        for demand in demands if row is not None else ():
-            room_at = self.fleet.room_at(demand.cores, demand.memory_mib, now, rows)
-            if room_at[0] > now:
+        row = self.predictor.rows.get(machine, -1)
+        rows = np.array([row], np.int64)
+        for demand in demands if row >= 0 else ():
+            room_at = self.fleet.room_of(row, demand.cores, demand.memory_mib)
+            if room_at > now:
                 continue
             duration_s = self.duration_s(demand)
-            weighed = self._weigh(demand, duration_s, self._match_cache.of(rows, room_at, demand.cores, now), False)
+            band = self._match_cache.of(rows, np.array([room_at]), demand.cores, now)
+            weighed = self._weigh(demand, duration_s, band, False)
             found = weighed.probability(0)
             so_far, so_far_s = (-1.0, math.inf) if best is None else (best.completion_probability, best.duration_s)
             if found is not None and better_on_heartbeat(

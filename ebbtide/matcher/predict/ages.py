@@ -24,12 +24,12 @@ BINS: Final = 320
 
 def position(age_s: Value) -> Value:
     """Where on the grid an age lies, from 0 to below BINS. Below 0 and NaN count as 0."""
-    return located(stretched(age_s))
+    return located(stretched(np.fmax(age_s, 0.0)))
 
 
 def stretched(age_s: Value) -> Value:
-    """What grows with an age as `located` wants it: ``d / FIRST_S`` more is the age ``d`` later."""
-    return 1.0 + np.fmax(age_s, 0.0) / FIRST_S
+    """What grows with an age, not below 0, as `located` wants it: ``d / FIRST_S`` more is the age ``d`` later."""
+    return 1.0 + age_s / FIRST_S
 
 
 def located(age: Value) -> Value:

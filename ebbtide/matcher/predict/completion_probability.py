@@ -16,7 +16,8 @@ import numpy as np
 
 from ebbtide.matcher.predict.ages import FIRST_S, Value, located, stretched
 from ebbtide.matcher.predict.knowledge import Knowledge, Lines
-from ebbtide.matcher.predict.landmarks import LEAST, room_lasts, standing
+from ebbtide.matcher.predict.landmarks import LEAST, beyond, room_lasts
+from ebbtide.matcher.predict.landmarks import standing as beginning
 from ebbtide.matcher.predict.rolling import MOST_CORES
 
 #: Forms of P_c. Eq. 1: the next change is no shrink, or comes after the task.
@@ -25,6 +26,15 @@ NEXT_CHANGE: Final = 0
 NEXT_SHRINK: Final = 1
 #: Beyond the paper: machines that stood as this one kept the room (`matcher.predict.landmarks`).
 LANDMARK: Final = 2
+
+
+class Standing(NamedTuple):
+    """What is known of machines for tasks that leave them so many cores free, whatever their age and the duration."""
+
+    #: How likely it is that what the form asks for, if it comes, takes the room; NaN where nothing has ever followed.
+    likely: Value
+    #: Of the landmarks: where in the table they begin; else it says nothing.
+    place: Value
 
 
 class Aged(NamedTuple):
@@ -42,7 +52,7 @@ class Aged(NamedTuple):
 class Outlook(NamedTuple):
     """What is known of machines for tasks that leave them so many cores free, whatever their duration.
 
-    One machine, or arrays of them; what the form of P_c does not use is 0.
+    One machine, or arrays of them; what the form of P_c does not use says nothing.
     """
 
     #: Of the curve that the form goes by.
@@ -87,18 +97,31 @@ def outlook(
 
     :param cores: that the machine has; only landmarks look at it. `landmarks.ANY_CORES`: it is not known.
     """
+    return outlook_then(knowledge, form, standing(knowledge, form, sized, direction, free, cores), elapsed_s)
+
+
+def standing(knowledge: Knowledge, form: int, sized: bool, direction: Value, free: Value, cores: Value) -> Standing:
+    """The part of `outlook` that time has nothing to do with, to be asked once for many moments."""
     if form == LANDMARK:
-        room = free if sized else free * 0.0
-        place, along = standing(knowledge.classes, elapsed_s, room, cores)
-        # Every form has the same fields: kernels are of one type.
-        nothing = along * 0.0
-        return Outlook(Aged(nothing, nothing, nothing, nothing), place, along, knowledge.certain[direction] + nothing)
-    machines, known = aged(knowledge.open_lines if form == NEXT_SHRINK else knowledge.lines, elapsed_s)
+        place = beginning(knowledge.classes, free if sized else free * 0.0, cores)
+        return Standing(knowledge.certain[direction], place)
     # Eq. 1: the next change is a shrink; certain by Eq. 3.
     likely = knowledge.certain[direction] if form == NEXT_SHRINK else knowledge.shrink[direction]
     if sized:
         likely = likely * knowledge.larger[np.int64(np.minimum(np.maximum(free, 0.0), MOST_CORES + 0.0))]
-    return Outlook(machines, direction * 0, machines.area * 0.0, likely + known)
+    return Standing(likely, direction)
+
+
+def outlook_then(knowledge: Knowledge, form: int, machines: Standing, elapsed_s: Value) -> Outlook:
+    """`outlook` of machines that stand so, when their last change is ``elapsed_s`` ago."""
+    if form == LANDMARK:
+        further, along = beyond(elapsed_s)
+        # Every form has the same fields: kernels are of one type.
+        nothing = along * 0.0
+        older = Aged(nothing, nothing, nothing, nothing)
+        return Outlook(older, machines.place + further, along, machines.likely + nothing)
+    older, known = aged(knowledge.open_lines if form == NEXT_SHRINK else knowledge.lines, elapsed_s)
+    return Outlook(older, machines.place, older.area, machines.likely + known)
 
 
 def failure_and_loss(knowledge: Knowledge, form: int, machines: Outlook, duration_s: Value) -> tuple[Value, Value]:
@@ -149,14 +172,16 @@ def survival_and_loss(lines: Lines, machines: Aged, duration_s: Value) -> tuple[
     lived += lines.hazard[last]
     lives = np.exp(machines.lived - lived)
     # ( area(e + d) - area(e) ) / survival(e) - d * lives, and a little of one half of d: where hardly any change can
-    # come, the difference of nearly equal numbers says nothing.
+    # come, the difference of nearly equal numbers says nothing. Of what is to be divided d times the divisor is taken
+    # off beforehand.
     wasted = lines.area_rises[last]
     wasted *= end
     wasted += lines.area[last]
     wasted -= machines.area
     wasted *= machines.scale
-    wasted -= duration_s * (lives - 0.5e-3)
+    wasted -= 1.0005 * duration_s
     wasted /= 1.001 - lives
+    wasted += duration_s
     return lives, np.minimum(np.maximum(wasted, 0.0), duration_s)
 
 

@@ -58,16 +58,21 @@ def size_class(cores: Value) -> Value:
     return found
 
 
-def standing(classes: Integers, elapsed_s: Value, free: Value, cores: Value) -> tuple[Value, Value]:
-    """The part of `room_lasts` that the task's duration has nothing to do with: where to look, and how far along.
+def standing(classes: Integers, free: Value, cores: Value) -> Value:
+    """Where in the table of `room_lasts` machines begin of their cores that leave so many free.
 
     :param free: cores that are left free when the task runs; below 0 counts as 0.
     :param cores: that the machine has, or `ANY_CORES`.
     """
+    f = classes[np.int64(np.minimum(np.maximum(free, 0.0), FREE[-1] + 0.0))]
+    return (size_class(cores) * (AGES * len(FREE)) + f) * (STEPS + 1)
+
+
+def beyond(elapsed_s: Value) -> tuple[Value, Value]:
+    """How much further in the table those stand that have not changed for so long, and how far along to the next."""
     age = np.minimum(np.maximum(position(elapsed_s) / PER_AGE - 0.5, 0.0), AGES - 1.001)
     low = np.int64(age)
-    f = classes[np.int64(np.minimum(np.maximum(free, 0.0), FREE[-1] + 0.0))]
-    return ((size_class(cores) * AGES + low) * len(FREE) + f) * (STEPS + 1), age - low
+    return low * (len(FREE) * (STEPS + 1)), age - low
 
 
 def room_lasts(table: Floats, horizon_s: float, place: Value, along: Value, duration_s: Value) -> Value:
@@ -75,7 +80,7 @@ def room_lasts(table: Floats, horizon_s: float, place: Value, along: Value, dura
 
     Beyond the horizon failures go on at their rate within it.
 
-    :param place: of `standing`, as is ``along``.
+    :param place: of `standing` and `beyond`, as is ``along``.
     """
     step = position(np.minimum(duration_s, horizon_s)) / PER_STEP
     below = np.int64(step)

@@ -273,9 +273,18 @@ class Predictor:
 
     def outlook(self, direction: Value, elapsed_s: Value, free: Value, cores: Value) -> completion.Outlook:
         """What P_c goes by, whatever the duration; good for as long as `version` stays and the clock."""
+        return self.outlook_then(self.standing(direction, free, cores), elapsed_s)
+
+    def standing(self, direction: Value, free: Value, cores: Value) -> completion.Standing:
+        """The part of `outlook` that is good for as long as `version` stays."""
         knowledge = self.known()
         form = completion.form_now(knowledge, self._form)
-        return completion.outlook(knowledge, form, self.options.sized, direction, elapsed_s, free, cores)
+        return completion.standing(knowledge, form, self.options.sized, direction, free, cores)
+
+    def outlook_then(self, machines: completion.Standing, elapsed_s: Value) -> completion.Outlook:
+        """The rest of `outlook`, at once or later."""
+        knowledge = self._knowledge
+        return completion.outlook_then(knowledge, completion.form_now(knowledge, self._form), machines, elapsed_s)
 
     def failure_and_loss(self, machines: completion.Outlook, duration_s: Value) -> tuple[Value, Value]:
         """Of what `outlook` has said: ``1 - P_c``, NaN where history is silent, and w of Eq. 2 in seconds."""

@@ -383,11 +383,14 @@ def test_the_same_question_is_answered_with_what_was_kept_and_another_anew() -> 
     fleet, match_cache = kept_of(100)
     kept = match_cache.within(2.0, 0.0, 10.0, 0.0)
     assert match_cache.within(2.0, 0.0, 10.0, 0.0) is kept
-    # Room that is taken is brought up to date in what was kept, room that is given is not.
+    # Of machines that were looked at room that is taken or given is brought up to date, of others it is looked at anew.
     fleet.start("m0", Running("more", 8.0, 0.0, 10.0, 500.0))
     assert match_cache.within(2.0, 0.0, 10.0, 0.0) is kept
     assert kept.waits[kept.rows == fleet.predictor.rows["m0"]].tolist() == [490.0]
     fleet.end("more")
+    assert match_cache.within(2.0, 0.0, 10.0, 0.0) is kept
+    assert kept.waits[kept.rows == fleet.predictor.rows["m0"]].tolist() == [0.0]
+    fleet.end("t1")
     assert match_cache.within(2.0, 0.0, 10.0, 0.0) is not kept
     kept = match_cache.within(2.0, 0.0, 10.0, 0.0)
     fleet.put("m0", 8.0, lasting=True)
