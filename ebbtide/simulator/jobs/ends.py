@@ -55,12 +55,11 @@ def remove(ends_at: Floats, ends_task: Ints, tasks: Ints, task: int) -> None:
     while place > 0 and ends_task[place] == task:
         ends_at[place] = best_s
         ends_task[place] = best
-        # Which of two is earlier is chance: so numbers and no branches.
+        # Which of two is earlier is chance: so its number says where to read, and there is no branch.
         other_s = ends_at[place ^ 1]
-        other = ends_task[place ^ 1]
         earlier = int(other_s < best_s)
         if other_s == best_s and best_s < math.inf:
-            earlier = int(tasks[other, TASK.start] < tasks[best, TASK.start])
-        best += earlier * (other - best)
+            earlier = int(tasks[ends_task[place ^ 1], TASK.start] < tasks[best, TASK.start])
+        best = ends_task[place ^ earlier]
         best_s = min(best_s, other_s)
         place >>= 1
