@@ -308,10 +308,15 @@ def ask(s: State, p: Intervals, now_s: float, every: bool) -> None:
         queue = s.active[i]
         task = -1
         if every:
-            other = s.queues[queue, QUEUE.last]
-            while other >= 0 and s.tasks[other, TASK.order] >= asked:
+            other = s.queues[queue, QUEUE.first]
+            # All of a queue, as where all are asked again, or its last few.
+            if s.tasks[other, TASK.order] >= asked:
                 task = other
-                other = s.tasks[other, TASK.before]
+            else:
+                other = s.queues[queue, QUEUE.last]
+                while s.tasks[other, TASK.order] >= asked:
+                    task = other
+                    other = s.tasks[other, TASK.before]
         elif s.queues[queue, QUEUE.cores] <= most:
             task = s.queues[queue, QUEUE.first]
         if task >= 0:

@@ -306,10 +306,9 @@ class State(NamedTuple):
     #: Shapes (capacity, TASK_INTS), (capacity, TASK_FLOATS).
     tasks: Ints
     times: Floats
-    #: The heap of ends (each above four): times, and rows of `tasks`; where each task stands in it. As long as `tasks`.
-    heap_at: Floats
-    heap_task: Ints
-    heap_place: Ints
+    #: The tree of ends (`ends`): the earliest below each node, and whose it is; leaves know that by their places.
+    ends_at: Floats
+    ends_task: Ints
     #: Shapes (capacity, JOB_INTS), (capacity, JOB_FLOATS).
     jobs: Ints
     job_times: Floats

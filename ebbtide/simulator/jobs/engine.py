@@ -32,7 +32,7 @@ _EVENTS: Final = 1 << 18
 #: Tasks taken in at a time: what a processor's cache holds.
 _PORTION: Final = 1 << 13
 #: Of files with a saved engine.
-_VERSION: Final = 8
+_VERSION: Final = 9
 
 
 @dataclass(frozen=True, slots=True)

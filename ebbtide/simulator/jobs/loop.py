@@ -103,7 +103,7 @@ def admit(s: State, row: int, now_s: float) -> bool:
 
 def next_event(s: State) -> float:
     """When something happens next, by what is at hand; infinite if nothing does."""
-    at_s = s.heap_at[0] if s.counts[COUNT.running] > 0 else math.inf
+    at_s = s.ends_at[1]
     if s.counts[COUNT.next_job] < len(s.in_at):
         at_s = min(at_s, s.in_at[s.counts[COUNT.next_job]])
     if s.counts[COUNT.next_change] < len(s.change_at):
@@ -150,8 +150,8 @@ def happens(s: State, p: Any, at_s: float) -> bool:
     """The next event, at its time; False: a job has no room in the arrays, and nothing has happened."""
     counts = s.counts
     due = 1
-    if counts[COUNT.running] > 0 and s.heap_at[0] <= at_s:
-        finish(s, p, s.heap_task[0], at_s)
+    if s.ends_at[1] <= at_s:
+        finish(s, p, s.ends_task[1], at_s)
         due += s.options[OPTION.looks]
     elif counts[COUNT.next_change] < len(s.change_at) and s.change_at[counts[COUNT.next_change]] <= at_s:
         row = counts[COUNT.next_change]

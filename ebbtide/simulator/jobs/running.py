@@ -24,7 +24,7 @@ from ebbtide.simulator.jobs.columns import (
     WAIT,
     State,
 )
-from ebbtide.simulator.jobs.heap import push, remove
+from ebbtide.simulator.jobs.ends import push, remove
 from ebbtide.simulator.jobs.lists import dequeue, enqueue, enqueue_by_submission, put_on, take_off
 from ebbtide.simulator.jobs.measures import add, note, overlap
 from ebbtide.simulator.jobs.policy import changed, ended, moved, started, withdrawn
@@ -75,7 +75,7 @@ def start(s: State, p: Any, task: int, machine: int, now_s: float) -> None:
     job = s.tasks[task, TASK.job]
     if math.isnan(s.job_times[job, JOB_TIME.started]):
         s.job_times[job, JOB_TIME.started] = now_s
-    push(s.heap_at, s.heap_task, s.heap_place, s.tasks, s.counts[COUNT.running], task, ends_s)
+    push(s.ends_at, s.ends_task, s.tasks, task, ends_s)
     s.counts[COUNT.running] += 1
     moved(s, p, machine)
     started(s, p, task, machine, now_s)
@@ -83,7 +83,7 @@ def start(s: State, p: Any, task: int, machine: int, now_s: float) -> None:
 
 def stop(s: State, task: int, machine: int) -> None:
     """A task runs no more."""
-    remove(s.heap_at, s.heap_task, s.heap_place, s.tasks, s.counts[COUNT.running], task)
+    remove(s.ends_at, s.ends_task, s.tasks, task)
     s.counts[COUNT.running] -= 1
     take_off(s, task)
     cores = s.tasks[task, TASK.cores]

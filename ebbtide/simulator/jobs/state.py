@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ebbtide.simulator.jobs import columns as c
 from ebbtide.simulator.jobs.columns import Ints, State
+from ebbtide.simulator.jobs.ends import widened
 from ebbtide.simulator.jobs.measures import fresh
 
 #: Rows to begin with.
@@ -25,9 +26,8 @@ def empty_state() -> State:
     s = State(
         tasks=np.empty((0, c.TASK_INTS), np.int64),
         times=np.empty((0, c.TASK_FLOATS)),
-        heap_at=np.empty(0),
-        heap_task=np.empty(0, np.int64),
-        heap_place=np.empty(0, np.int64),
+        ends_at=np.empty(0),
+        ends_task=np.empty(0, np.int64),
         jobs=np.empty((0, c.JOB_INTS), np.int64),
         job_times=np.empty((0, c.JOB_FLOATS)),
         machines=np.empty((0, c.MACHINE_INTS), np.int64),
@@ -68,12 +68,12 @@ def with_tasks(s: State, rows: int) -> State:
     tasks[before:, c.TASK.machine] = -2
     s.counts[c.COUNT.free_task] = before
     s.counts[c.COUNT.task_room] += rows - before
+    ends_at, ends_task = widened(s.ends_at, s.ends_task, rows)
     return s._replace(
         tasks=tasks,
         times=_longer(s.times, rows),
-        heap_at=_longer(s.heap_at, rows),
-        heap_task=_longer(s.heap_task, rows),
-        heap_place=_longer(s.heap_place, rows),
+        ends_at=ends_at,
+        ends_task=ends_task,
         scratch=_longer(s.scratch, rows),
         scratch_times=_longer(s.scratch_times, rows),
         scratch_more=_longer(s.scratch_more, rows),

@@ -5,6 +5,7 @@ With ``validate=True`` it looks at the whole state after every event; at the end
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from ebbtide.simulator.jobs.columns import COUNT, JOB, LEAVING, MACHINE, QUEUE, SUM, TASK, TIME, State
@@ -14,7 +15,7 @@ RULES: Final = (
     "all is well",
     "a machine has more in use than it has",
     "what a machine has in use is not what runs on it",
-    "the heap of ends does not hold what runs, in its order",
+    "the tree of ends does not hold what runs, in its order",
     "a queue does not hold what waits, in its order",
     "a task is neither waiting, running nor done, or it is twice",
     "a job's tasks are not those that are left of it",
@@ -29,7 +30,7 @@ def check(s: State) -> int:
     """The first rule that does not hold, a place in `RULES`; 0 if all do."""
     found = check_machines(s)
     if found == 0:
-        found = check_heap(s)
+        found = check_ends(s)
     if found == 0:
         found = check_queues(s)
     if found == 0:
@@ -75,20 +76,27 @@ def check_machines(s: State) -> int:
     return 0 if running == s.counts[COUNT.running] else 3
 
 
-def check_heap(s: State) -> int:
-    for place in range(s.counts[COUNT.running]):
-        task = s.heap_task[place]
-        if s.heap_place[task] != place or s.tasks[task, TASK.machine] < 0:
-            return 3
-        if s.heap_at[place] != s.times[task, TIME.ends] or s.heap_at[place] < s.sums[SUM.now]:
-            return 3
-        if place > 0:
-            above = (place - 1) >> 2
-            if s.heap_at[above] > s.heap_at[place]:
+def check_ends(s: State) -> int:
+    leaves = len(s.ends_task)
+    running = 0
+    for task in range(len(s.tasks)):
+        at_s = s.ends_at[leaves + task]
+        if at_s < math.inf:
+            running += 1
+            if s.tasks[task, TASK.machine] < 0 or at_s != s.times[task, TIME.ends] or at_s < s.sums[SUM.now]:
                 return 3
-            tied = s.heap_at[above] == s.heap_at[place]
-            if tied and s.tasks[s.heap_task[above], TASK.start] >= s.tasks[task, TASK.start]:
-                return 3
+    if running != s.counts[COUNT.running]:
+        return 3
+    for place in range(leaves - 1, 0, -1):
+        one, other = 2 * place, 2 * place + 1
+        first = s.ends_task[one] if one < leaves else one - leaves
+        second = s.ends_task[other] if other < leaves else other - leaves
+        at_s = min(s.ends_at[one], s.ends_at[other])
+        tied = s.ends_at[one] == at_s < math.inf and s.ends_at[other] == at_s
+        if s.ends_at[other] < s.ends_at[one] or (tied and s.tasks[second, TASK.start] < s.tasks[first, TASK.start]):
+            first = second
+        if s.ends_at[place] != at_s or (at_s < math.inf and s.ends_task[place] != first):
+            return 3
     return 0
 
 

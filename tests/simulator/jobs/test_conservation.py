@@ -86,8 +86,8 @@ def _forgotten(s: State) -> None:
     s.machines[int(s.machines[:, c.MACHINE.running].argmax()), c.MACHINE.used] -= 1
 
 
-def _heap(s: State) -> None:
-    s.heap_at[0] = s.heap_at[: s.counts[c.COUNT.running]].max() + 1
+def _ends(s: State) -> None:
+    s.ends_at[1] += 1
 
 
 def _queue(s: State) -> None:
@@ -99,7 +99,7 @@ def _lost(s: State) -> None:
 
 
 def _job(s: State) -> None:
-    s.jobs[s.tasks[s.heap_task[0], c.TASK.job], c.JOB.left] += 1
+    s.jobs[s.tasks[s.ends_task[1], c.TASK.job], c.JOB.left] += 1
 
 
 def _cores(s: State) -> None:
@@ -123,7 +123,7 @@ def _held(s: State) -> None:
     [
         (_used, 1),
         (_forgotten, 2),
-        (_heap, 3),
+        (_ends, 3),
         (_queue, 4),
         (_lost, 5),
         (_job, 6),
