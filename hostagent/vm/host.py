@@ -106,6 +106,8 @@ class Host:
     _last_report: HostReport | None = None
     #: What all VMs are charged with, and the rows that it is the sum of.
     _charged: tuple[list[Allocation], ResourceVector] = ([], ZERO)
+    #: What all VMs can still give, and the rows that it is the sum of.
+    _deflatable: tuple[list[Allocation], ResourceVector] = ([], ZERO)
     #: Set whenever the manager should hear of something at once.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     #: Fields of a report that the manager, of an earlier version, does not know (`hostagent.vm.earlier_manager`).
@@ -148,6 +150,9 @@ class Host:
 
     def report(self) -> HostReport:
         """What the manager hears of this host: the same object as before where nothing has changed."""
+        rows = [vm.row() for vm in self.vms.values()]
+        if rows != self._deflatable[0]:
+            self._deflatable = rows, deflatable_capacity(rows)
         report = HostReport(
             id=self.slice.host_id,
             url=self.slice.url,
@@ -155,7 +160,7 @@ class Host:
             sequence=self._last_report.sequence if self._last_report is not None else 1,
             capacity=Vector.of(self.slice.capacity),
             free=Vector.of(self.free()),
-            deflatable=Vector.of(deflatable_capacity(vm.row() for vm in self.vms.values())),
+            deflatable=Vector.of(self._deflatable[1]),
             vm_overhead_mib=self.slice.vm_overhead_mib,
             accelerator=self.slice.accelerator,
             mode=self.modes.mode,

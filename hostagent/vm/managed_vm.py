@@ -82,6 +82,8 @@ class ManagedVM:
         self.drift_repair = DriftRepair(self.resizer)
         #: What was said of it last, and what that was made of.
         self._told: tuple[dict[str, Any], VMStatus | None] = {}, None
+        #: The last row, and what it was made of.
+        self._row: tuple[tuple[Allocation, float | None], Allocation] | None = None
         self._hello = asyncio.Event()
         self._readiness = Readiness()
         self._telling: asyncio.Task[None] | None = None
@@ -126,10 +128,16 @@ class ManagedVM:
     def row(self) -> Allocation:
         """The row by which a need is split: as its minimum counts what cannot be taken now."""
         allocation = self.allocation()
-        if self._gives_nothing:
-            return allocation.keeping(allocation.current)
-        kept_mib = allocation.minimum.memory_mib + (self._not_yet_mib() if self._not_yet() else 0.0)
-        return allocation.keeping(allocation.minimum.with_component("memory_mib", kept_mib))
+        not_yet_mib = None if self._gives_nothing else self._not_yet_mib() if self._not_yet() else 0.0
+        # Asked for all VMs with each report: made anew only where it is another one.
+        made_of = allocation, not_yet_mib
+        if self._row is None or self._row[0] != made_of:
+            kept = allocation.current
+            if not_yet_mib is not None:
+                minimum = allocation.minimum
+                kept = minimum.with_component("memory_mib", minimum.memory_mib + not_yet_mib)
+            self._row = made_of, allocation.keeping(kept)
+        return self._row[1]
 
     def guest_boots(self, why: Silence = Silence.BOOTING) -> None:
         """Its guest begins to boot: until its agent says hello, no memory can be taken from it."""
