@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import threading
 import time
 import uuid
@@ -28,6 +29,7 @@ from hostagent.libvirt.libvirt_hypervisor import GUEST_CHANNEL
 VCPUS = 3
 BOOT_MIB = 512.0
 DEVICE_MIB = 512.0
+BLOCK_MIB = 2
 #: What the guest needs besides its cache, what the cache holds, and what of it is left when it was asked.
 USED_MIB = 80.0
 CACHE_MIB = 340.0
@@ -53,7 +55,7 @@ class Slowness:
 
 @dataclass
 class Moving:
-    """A size in MiB that takes several looks to move."""
+    """A size in MiB that takes several looks to move, by whole blocks as a real device: no rest is less than one."""
 
     size_mib: float
     goal_mib: float
@@ -64,8 +66,9 @@ class Moving:
 
     def look(self) -> float:
         if self.looks > 0:
-            self.size_mib += (self.goal_mib - self.size_mib) / self.looks
             self.looks -= 1
+            left_mib = (self.size_mib - self.goal_mib) * self.looks / (self.looks + 1)
+            self.size_mib = self.goal_mib + math.trunc(left_mib / BLOCK_MIB) * BLOCK_MIB
         return self.size_mib
 
 
@@ -125,7 +128,8 @@ class SlowDomain:
           <memballoon model='virtio' autodeflate='off' freePageReporting='on'><stats period='{self.stats_period_s}'/>
             </memballoon>
           <memory model='virtio-mem'><target><size unit='KiB'>{DEVICE_MIB * 1024:.0f}</size><node>0</node>
-            <block unit='KiB'>2048</block><requested unit='KiB'>{self.plugged.goal_mib * 1024:.0f}</requested>
+            <block unit='KiB'>{BLOCK_MIB * 1024}</block>
+            <requested unit='KiB'>{self.plugged.goal_mib * 1024:.0f}</requested>
             <current unit='KiB'>{current_mib * 1024:.0f}</current></target><alias name='ua-ebbtide-memory'/></memory>
           </devices></domain>"""
 

@@ -56,7 +56,7 @@ async def settled(
             return f"{device} was at {size:g} MiB instead of {goal_mib:g} when its time was up"
         if told is None:
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2.0, LOOK_S)
+            pause_s = min(pause_s * 1.5, LOOK_S)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(pause_s, max(began + limit_s - now, LOOK_S))):
