@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NoReturn, cast
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
 
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import Given, read_options
-from ebbtide.rest.settings import AccessSettings
 from hostagent.errors import HostAgentError
 from hostagent.options import HostAgentOptions, access_of
 
@@ -32,8 +30,6 @@ example:
 The agent manages only domains that it made itself or was told to adopt; it knows them by the intent in their libvirt
 metadata. Ended or killed, it leaves them as they are, and resumes what was unfinished when it is started again.
 """
-#: Where OpenSSL looks for the CAs that a machine trusts (SSL_CTX_load_verify_locations(3)).
-_CA_VARIABLES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 def main() -> None:
@@ -60,29 +56,12 @@ def main() -> None:
         access = access_of(given.options)
     except AccessError as error:
         _refuse(given.said(str(error)), 2)
-    with _without_system_cas(given.options, access):
-        from hostagent.running import run
+    from hostagent.running import run
 
     try:
         run(given, access, releases)
     except (HostAgentError, AccessError, OSError, ValueError) as error:
         _refuse(given.said(str(error)), 1)
-
-
-@contextlib.contextmanager
-def _without_system_cas(options: HostAgentOptions, access: AccessSettings) -> Iterator[None]:
-    """While it is imported aiohttp reads all CAs that this machine trusts, 2 MiB; they are for a manager beyond
-    https:// without a CA of its own."""
-    own = access.server_ca or access.client_ca or access.caller
-    names = () if own is None and any(url.startswith("https:") for url in options.manager) else _CA_VARIABLES
-    before = {name: os.environ[name] for name in names if name in os.environ}
-    os.environ.update(dict.fromkeys(names, os.devnull))
-    try:
-        yield
-    finally:
-        for name in names:
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def _join(words: Sequence[str]) -> None:

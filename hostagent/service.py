@@ -7,7 +7,7 @@ import gc
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
@@ -32,11 +32,7 @@ from hostagent.control.reporter import Reporter
 from hostagent.errors import HostAgentError
 from hostagent.operations.agent import Agent
 from hostagent.options import MANAGER_NAME
-from hostagent.resident import forget_start
 from hostagent.supervised_task import guarded
-
-#: After so long what belongs to the start has been done: the first looks, the first reports.
-START_S: Final = 30.0
 
 log = structlog.get_logger()
 
@@ -108,7 +104,6 @@ async def serve(
                 # What is there now stays: it is not to be gone through with each full collection.
                 gc.collect()
                 gc.freeze()
-                asyncio.get_running_loop().call_later(START_S, forget_start)
                 log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
                 async with (
                     app[metrics.LOOP].watching(),
