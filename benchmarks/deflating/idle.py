@@ -80,17 +80,22 @@ async def _measure(ground: BenchHost, count: int, how: Pass) -> Figures:
     window_s = 5.0 if how.quick else WINDOW_S
     how.report(f"{count} VMs run; waiting for them to settle")
     await asyncio.sleep(2.0 if how.quick else SETTLE_S)
-    cpu, resident = [], []
+    cpu, resident, share = [], [], []
     for number in range(how.runs):
         how.report(f"looking at the agent for {window_s:g} s ({number + 1} of {how.runs})")
         before_s, began = cpu_s(process), time.monotonic()
         await asyncio.sleep(window_s)
         cpu.append(100 * (cpu_s(process) - before_s) / (time.monotonic() - began))
-        resident.append(process.memory_info().rss / 2**20)
+        memory = process.memory_full_info()
+        resident.append(memory.rss / 2**20)
+        share.append(memory.pss / 2**20)
     conditions = f"{count} settled VMs, windows of {window_s:g} s, a manager listens"
     return {
         f"agent_cpu_{count}_vms": Figure.over(cpu, "% of one core", conditions),
         f"agent_resident_{count}_vms": Figure.over(resident, "MiB", conditions),
+        f"agent_share_{count}_vms": Figure.over(
+            share, "MiB", f"pages that processes share counted in parts; {conditions}"
+        ),
     }
 
 
