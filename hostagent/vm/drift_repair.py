@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ebbtide.deflation.allocations import cpu_shares
 from ebbtide.deflation.cascade.contention import Contention
@@ -93,43 +92,6 @@ class DriftRepair:
         resizer, record = self._resizer, self._resizer.record
         if record.uncertain:
             await record.persist()
-        sight, limited = await self._look(leave)
-        spec, committed = record.intent.spec, record.intent.committed.vector()
-        nominal, shares = spec.nominal.vector(), cpu_shares(spec.priority, spec.nominal.cpu_cores)
-        await self._read_throttling(limited)
-        # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.
-        wanted = committed.smaller(record.intent.target.vector()) if resizer.host.is_overcommitted() else committed
-        resizer.bound = sight.bound
-        needed = repairs(wanted, nominal, sight, shares)
-        now = _now()
-        self.looks += 1
-        self._watch_minimum(held_below(record.allocation().minimum.cpu_cores, sight))
-        if needed and leave:
-            self._note(f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}")
-            return ()
-        fought = bool(self.contention.sentence)
-        kinds = frozenset(map(type, needed))
-        self.contention.looked(now, wanted, kinds)
-        if self.contention.sentence and not fought:
-            self._note(self.contention.sentence)
-        if not needed:
-            self.pace.held()
-        elif self.pace.due(now):
-            self.pace.tried(now)
-            self.drift_total += 1
-            for repair in needed:
-                self._note(repair.why)
-                await self._put_right(repair, committed, wanted)
-            # Read at once: by the next look it may have been undone. Here nothing excuses what is missing.
-            sight = replace((await self._look(leave))[0], young=False, memory_known=True)
-            left = frozenset(map(type, repairs(wanted, nominal, sight, shares)))
-            self.contention.repaired(wanted, kinds - left)
-            return needed
-        return ()
-
-    async def _look(self, leave: str) -> tuple[Sight, bool]:
-        """What the VM has, and whether it has a quota."""
-        resizer = self._resizer
         status = await guest_status(resizer.link, brief=True)
         if status is not None:
             resizer.pressure.observe(status)
@@ -137,10 +99,12 @@ class DriftRepair:
         if not leave:
             await ask_statistics(resizer.host.hypervisor.sizes, resizer.domain, reading)
         resizer.ordinary.observe(reading.read_at, reading.statement, reading.qemu_agent)
-        intent = resizer.record.intent
-        online = len(status.cpus.online) if status else await self._lacks_cpus(reading, intent.committed.cpu_cores)
+        spec, committed = record.intent.spec, record.intent.committed.vector()
+        online = len(status.cpus.online) if status is not None else await self._lacks_cpus(reading, committed.cpu_cores)
+        nominal = spec.nominal.vector()
+        await self._read_throttling(reading.quota_per_cpu is not None)
         sight = Sight(
-            reading.bound(online, intent.spec.nominal.vector()),
+            reading.bound(online, nominal),
             reading.vcpus,
             online is not None,
             len(resizer.link.online) if resizer.link.online is not None else None,
@@ -150,7 +114,30 @@ class DriftRepair:
             memory_known=not resizer.link.has_channel and resizer.ordinary.fresh,
             young=status is not None and (status.uptime_s < YOUNG_S or resizer.late.expected),
         )
-        return sight, reading.quota_per_cpu is not None
+        # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.
+        wanted = committed.smaller(record.intent.target.vector()) if resizer.host.is_overcommitted() else committed
+        resizer.bound = sight.bound
+        needed = repairs(wanted, nominal, sight, cpu_shares(spec.priority, spec.nominal.cpu_cores))
+        now = _now()
+        self.looks += 1
+        self._watch_minimum(held_below(record.allocation().minimum.cpu_cores, sight))
+        if not needed:
+            self.pace.held()
+            self.contention.looked(now)
+        elif leave:
+            self._note(f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}")
+        elif self.pace.due(now):
+            self.pace.tried(now)
+            self.drift_total += 1
+            fought = bool(self.contention.sentence)
+            self.contention.repaired(now)
+            if self.contention.sentence and not fought:
+                self._note(self.contention.sentence)
+            for repair in needed:
+                self._note(repair.why)
+                await self._put_right(repair, committed, wanted)
+            return needed
+        return ()
 
     async def _lacks_cpus(self, reading: HostSideReading, cores: float) -> int | None:
         """How many CPUs a guest has on line that runs qemu-guest-agent only, where they were too few when it said so
