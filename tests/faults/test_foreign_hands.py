@@ -67,8 +67,9 @@ async def test_a_quota_that_is_lifted_ten_times_a_second_is_told_of_and_the_cap_
             ward.until("the contention is told", lambda: vm.status().contention is not None),
         )
     print(f"{used:g} cores used of {committed:g} committed, over {window_s:g} s; lifted {lifted()} times")
-    # A window may begin and end within a period of the quota.
-    assert used <= committed * (1.05 + PERIOD_S / window_s)
+    # A window may begin and end within a period of the quota. The cap is 3 % more, and 4 % over that were seen on a
+    # slow machine (.535 of .5); without a cap it would be twice as much.
+    assert used <= committed * (1.08 + PERIOD_S / window_s)
     # However little a busy host leaves it: an idle guest uses a tenth of that.
     assert used >= committed * 0.2
     assert lifted() >= 3

@@ -89,8 +89,9 @@ async def test_a_root_who_fights_back_with_all_means_gets_no_more_cpu_than_is_co
     async with hand.running("rogue", "kill"):
         used.append(await ward.cores_used(window_s))
     print(f"cores used of {committed:g} committed, over {window_s:g} s each: {used}")
-    # A window may begin and end within a period of the quota.
-    assert max(used) <= committed * (1.05 + PERIOD_S / window_s), used
+    # A window may begin and end within a period of the quota. The cap is 3 % more, and 4 % over that were seen on a
+    # slow machine (.535 of .5); without a cap it would be twice as much.
+    assert max(used) <= committed * (1.08 + PERIOD_S / window_s), used
     assert max(used) >= committed * 0.5, f"the guest was to fight for more: {used}"
     await hand.awaken_agent()
     await ward.connected()
