@@ -83,7 +83,7 @@ class Bare:
             report = await self._link.call("application.status", params, ApplicationRelease, GUEST_LIMIT_S)
             if report.state != "running":
                 return
-            params["until_released_mib"] = (report.released.memory_mib or 0.0) + step_mib
+            params["until_released_mib"] = report.released.memory_mib + step_mib
             await asyncio.sleep(asked_s + POLL_S - time.monotonic())
 
     async def _given(self, goal_mib: float) -> None:

@@ -19,6 +19,7 @@ MEMORY_KIB: Final = 10**12
 
 
 def run(log: Path, cores: int, directory: Path) -> dict[str, Any]:
+    """Mean wait and time of the run, in s. Raises ValueError where AccaSim tells neither."""
     # It was written for Python before 3.10, which had them here, too.
     collections.Mapping = collections.abc.Mapping  # type: ignore[attr-defined]
     from accasim.base.allocator_class import FirstFit

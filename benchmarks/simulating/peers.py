@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import resource
 import subprocess
 import sys
@@ -107,7 +106,7 @@ def _cpu_s(command: list[str]) -> tuple[str, float]:
     """What a command printed, and the CPU seconds that it and its children took."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True, env=os.environ)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=True)
     except subprocess.CalledProcessError as error:
         raise BenchmarkFailed(f"{' '.join(command[1:4])} failed: {error.stderr.strip()[-500:]}") from error
     except subprocess.TimeoutExpired as error:
