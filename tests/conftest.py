@@ -21,6 +21,7 @@ from xdist.workermanage import WorkerController
 from app_adapters import server
 from tests import left_behind, yielding
 from tests.room_times import RoomTimes, room_of
+from tests.waiting import tasks_under_way
 
 HERE = Path(__file__).parent
 #: Rooms with real guests, one test after another: they want a core, and there is one libvirtd.
@@ -264,6 +265,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             os.setpriority(os.PRIO_PROCESS, 0, NICE.get(scope, NICE_OF_OTHERS))
             yielding.enter(scope not in NICE)
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.excinfo is not None and "Timeout (>" in str(call.excinfo.value) and (tasks := tasks_under_way()):
+        report.sections.append(("tasks of asyncio that were under way", tasks))
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
 """The operations of a deflation without an agent: plain libvirt-python and guest calls, and the same waits.
 
 What the agent's own time is held against: no intent is written, nothing is read before or after a step; a device is
-looked at often enough that the wait is the device's own time. Where the agent took the guest's word that it has given a
-step, so does this. A guest is asked no more often than the agent asks it: under emulation each answer takes time from
+looked at often enough that the wait is the device's own time. Steps overlap as the agent's did: each begins when those
+have ended that had ended before it began there. Where the agent took the guest's word that it has given a step, so does
+this. A guest is asked no more often than the agent asks it: under emulation each answer takes time from
 what the guest has to do.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import BenchmarkFailed
-from benchmarks.host.recorder import Step
+from benchmarks.host.recorder import Replayable, Step
 from ebbtide.deflation.cascade.cascade import POLL_S
 from ebbtide.deflation.cascade.memory_lane import SLACK_MIB
 from ebbtide.lab.guest_link import channel_path
@@ -48,21 +49,38 @@ class Bare:
         #: What is plugged by the guest's word; None: as libvirt says.
         self._plugged_at_mib: float | None = None
 
-    async def replay(self, steps: Sequence[Step]) -> float:
-        """Carry out what was recorded, in its order; returns the seconds it took.
+    async def replay(self, steps: Sequence[Replayable]) -> float:
+        """Carry out what was recorded, each step once those before it have ended; returns the seconds it took.
 
         Raises Stalled, LabError or an error of the guest link.
         """
         request_id = f"bare-{uuid.uuid4().hex[:12]}"
+        ended = [asyncio.Event() for _ in steps]
+
+        async def in_turn(one: Replayable, end: asyncio.Event) -> None:
+            for before in one.after:
+                await ended[before].wait()
+            await self._carry_out(one.step, request_id)
+            end.set()
+
         began_s = time.perf_counter()
-        for step in steps:
-            if "." in step.name:
-                await self._in_guest(step, request_id)
-            elif step.name == "ask_plugged":
-                await self._given(step.arguments[0])
-            else:
-                await asyncio.to_thread(self._resize, step)
+        pairs = zip(steps, ended, strict=True)
+        tasks = [asyncio.create_task(in_turn(one, end), name=f"bare:{one.step.name}") for one, end in pairs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return time.perf_counter() - began_s
+
+    async def _carry_out(self, step: Step, request_id: str) -> None:
+        if "." in step.name:
+            await self._in_guest(step, request_id)
+        elif step.name == "ask_plugged":
+            await self._given(step.arguments[0])
+        else:
+            await asyncio.to_thread(self._resize, step)
 
     async def _in_guest(self, step: Step, request_id: str) -> None:
         params = dict(step.arguments[0])
@@ -76,14 +94,13 @@ class Bare:
             await self._link.call(step.name, params, ApplicationPromise, GUEST_LIMIT_S)
 
     async def _released(self, params: dict[str, Any]) -> None:
-        # The agent asks again when so much more is released; the first step to ask for is what was recorded.
-        step_mib = params.get("until_released_mib", 0.0)
+        """Until so much is released as the agent had found, or the application has done what it can."""
+        until_mib = params["until_released_mib"]
         while True:
             asked_s = time.monotonic()
             report = await self._link.call("application.status", params, ApplicationRelease, GUEST_LIMIT_S)
-            if report.state != "running":
+            if report.state != "running" or report.released.memory_mib >= until_mib:
                 return
-            params["until_released_mib"] = report.released.memory_mib + step_mib
             await asyncio.sleep(asked_s + POLL_S - time.monotonic())
 
     async def _given(self, goal_mib: float) -> None:

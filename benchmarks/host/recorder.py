@@ -18,7 +18,7 @@ from typing import Any, Self
 RESIZING = frozenset({"set_quota", "set_balloon", "set_plugged", "ask_plugged", "set_disk", "set_network", "set_limit"})
 #: Calls of the guest that change something or wait for it to change.
 IN_GUEST = frozenset({"cpus.set", "application.deflate", "application.status", "application.reinflate"})
-APPLICATION_WAIT = "application.status"
+MEMORY_DEVICES = frozenset({"ask_plugged", "set_plugged", "set_balloon"})
 
 
 @dataclass(frozen=True)
@@ -75,35 +75,64 @@ class RecordingHypervisor:
 
 
 def record_guest(link: Any, recorder: Recorder) -> None:
-    """Record the calls that go through a guest link from now on."""
+    """Record the calls that go through a guest link from now on.
+
+    A look at what an application has released is kept with what it found, which is what the next step was built on.
+    """
     real = link.call
 
     async def recorded(method: str, params: Mapping[str, Any], *rest: Any) -> Any:
-        with recorder.span(method, (dict(params),)):
-            return await real(method, params, *rest)
+        kept = dict(params)
+        with recorder.span(method, (kept,)):
+            found = await real(method, params, *rest)
+            if method == "application.status":
+                kept["until_released_mib"] = found.released.memory_mib
+            return found
 
     link.call = recorded
 
 
-def replayable(steps: Sequence[Step]) -> list[Step]:
-    """What has to be done again to move the VM as the agent did. Looks at one promise are one wait."""
+@dataclass(frozen=True)
+class Replayable:
+    """A step to do again, and the positions of the steps that had come to their ends before it began."""
+
+    step: Step
+    after: tuple[int, ...]
+
+
+def replayable(steps: Sequence[Step]) -> list[Replayable]:
+    """What has to be done again to move the VM as the agent did, overlapping as the agent's calls did.
+
+    :param steps: of one operation, by their beginnings.
+    """
     kept: list[Step] = []
+    ends_s: list[float] = []
+    asked: int | None = None
     for step in steps:
-        if step.name not in RESIZING | IN_GUEST:
-            continue
-        if step.name == APPLICATION_WAIT and kept and kept[-1].name == APPLICATION_WAIT:
-            continue
-        kept.append(step)
-    return kept
+        if step.name in RESIZING | IN_GUEST:
+            kept.append(step)
+            ends_s.append(step.began_s + step.seconds)
+            if step.name in MEMORY_DEVICES:
+                asked = len(kept) - 1 if step.name == "ask_plugged" else None
+        elif asked is not None and waits_for_the_guest(step):
+            # The device is asked at once; it has got there when the guest says so.
+            ends_s[asked] = step.began_s + step.seconds
+    return [
+        Replayable(step, tuple(before for before in range(at) if ends_s[before] <= step.began_s))
+        for at, step in enumerate(kept)
+    ]
+
+
+def waits_for_the_guest(step: Step) -> bool:
+    """Whether the guest answers when it has given what it was asked for."""
+    return step.name == "status" and any("until_total_mib" in one for one in step.arguments)
 
 
 def spent(steps: Sequence[Step], total_s: float) -> dict[str, float]:
     """Seconds by kind of call; what no call took (pauses, files, the loop itself) is ``rest``."""
     kinds: dict[str, float] = {}
     for step in steps:
-        # The guest answers such a question when it has given what it was asked for.
-        waits = step.name == "status" and any("until_total_mib" in one for one in step.arguments)
-        kind = "devices" if waits else kind_of(step.name)
+        kind = "devices" if waits_for_the_guest(step) else kind_of(step.name)
         kinds[kind] = kinds.get(kind, 0.0) + step.seconds
     # Calls that overlap would be counted twice: what is left over is never less than nothing.
     kinds["rest"] = max(total_s - sum(kinds.values()), 0.0)

@@ -26,6 +26,7 @@ from benchmarks.host.recorder import (
     CallCounter,
     Recorder,
     RecordingHypervisor,
+    Replayable,
     StallMonitor,
     Step,
     record_guest,
@@ -39,6 +40,7 @@ from benchmarks.simulating import peers, simulator_run
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.guest import ApplicationRelease, GuestAmounts
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.inputs.traces import Trace
 
@@ -147,20 +149,65 @@ async def test_calls_of_a_guest_are_recorded_and_still_answered() -> None:
     assert (found.name, found.arguments) == ("cpus.set", ({"online": [0]},))
 
 
-def test_what_is_replayed_are_changes_in_their_order_and_one_wait_for_each_promise() -> None:
-    names = "write_intent status read application.deflate application.status application.status status cpus.set"
-    names += " set_plugged read set_plugged set_quota set_balloon write_intent application.status"
-    kept = replayable([step(name) for name in names.split()])
-    assert [one.name for one in kept] == [
-        "application.deflate",
-        "application.status",
-        "cpus.set",
-        "set_plugged",
-        "set_plugged",
-        "set_quota",
-        "set_balloon",
-        "application.status",
+async def test_a_look_at_a_release_is_recorded_with_what_it_found() -> None:
+    async def call(method: str, params: Any, answer: type, limit_s: float) -> ApplicationRelease:
+        return ApplicationRelease(request_id="r", state="running", released=GuestAmounts(memory_mib=70.0))
+
+    link, recorder = SimpleNamespace(call=call), Recorder()
+    record_guest(link, recorder)
+    await link.call("application.status", {"request_id": "r", "until_released_mib": 100.0}, ApplicationRelease, 5.0)
+    assert recorder.take()[0].arguments == ({"request_id": "r", "until_released_mib": 70.0},)
+
+
+def test_what_is_replayed_are_changes_each_after_those_that_had_ended_before_it_began() -> None:
+    waits = {"until_total_mib": 700.0}
+    kept = replayable(
+        [
+            step("status", 0.0, 0.1),
+            step("application.deflate", 0.1, 0.2),
+            step("application.status", 0.35, 1.0),
+            step("cpus.set", 0.35, 2.0),
+            step("ask_plugged", 0.4, 0.1, 300.0),
+            step("status", 0.5, 1.0, waits),
+            step("write_intent", 1.4, 0.1),
+            step("application.status", 1.4, 1.0),
+            step("status", 1.5, 0.5, waits),
+            step("ask_plugged", 2.1, 0.1, 200.0),
+            step("set_quota", 2.25, 0.1),
+            step("set_balloon", 2.5, 0.5),
+        ]
+    )
+    assert [(one.step.name, one.after) for one in kept] == [
+        ("application.deflate", ()),
+        ("application.status", (0,)),
+        ("cpus.set", (0,)),
+        ("ask_plugged", (0,)),
+        ("application.status", (0, 1)),
+        # The first step of plugged memory came to its end when the guest said so.
+        ("ask_plugged", (0, 1, 3)),
+        ("set_quota", (0, 1, 3, 5)),
+        ("set_balloon", (0, 1, 2, 3, 4, 5, 6)),
     ]
+
+
+async def test_what_is_done_bare_overlaps_as_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = bare.Bare(None, None, SimpleNamespace())  # type: ignore[arg-type]
+    came: list[str] = []
+    second = asyncio.Event()
+
+    async def carry_out(step: Step, request_id: str) -> None:
+        came.append(f"{step.name} begins")
+        if step.name == "first":
+            await second.wait()
+        elif step.name == "second":
+            second.set()
+        came.append(f"{step.name} ends")
+
+    monkeypatch.setattr(hand, "_carry_out", carry_out)
+    await hand.replay(
+        [Replayable(step("first"), ()), Replayable(step("second"), ()), Replayable(step("third"), (0, 1))]
+    )
+    assert came == ["first begins", "second begins", "second ends", "first ends", "third begins", "third ends"]
 
 
 def test_the_time_of_a_deflation_is_split_among_its_calls_and_the_rest() -> None:
@@ -221,7 +268,7 @@ async def test_a_stall_of_the_loop_is_seen() -> None:
 async def test_what_cannot_be_done_bare_is_said() -> None:
     hand = bare.Bare(None, None, SimpleNamespace())  # type: ignore[arg-type]
     with pytest.raises(bare.Stalled, match="set_network cannot be done bare"):
-        await hand.replay([step("set_network", 0.0, 0.0, 5.0)])
+        await hand.replay([Replayable(step("set_network", 0.0, 0.0, 5.0), ())])
 
 
 # --- the fake libvirt ------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from cluster_manager.store.database import Database
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.descriptions import PROBLEM_JSON
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
+from tests.waiting import AT_ONCE_S
 
 TOKEN = "clients"
 QUICK = AgentLimits(answer_s=5.0, absence_s=0.8, poll_s=0.5, pause_s=0.02, grace_s=0.5, start_stop_s=2.0, retry_s=0.05)
@@ -64,7 +65,7 @@ class Cluster:
     async def start_manager(self) -> None:
         self.manager = Manager(self.settings)
         self.server = Listening(make_app(self.manager))
-        await self.server.start_server(shutdown_timeout=0.0)
+        await self.server.start_server(shutdown_timeout=AT_ONCE_S)
         for agent in self.agents:
             agent.manager = str(self.server.make_url("")).rstrip("/")
 

@@ -43,6 +43,7 @@ from tests.hostagent.fake_moves import ADDRESS
 from tests.manager.fake_lifecycle import FakeLifecycle, json_answer, runs
 from tests.manager.outcomes import outcome_of
 from tests.manager.plan_events import row_of
+from tests.waiting import AT_ONCE_S
 
 HOSTS_KEY = "hosts-key"
 REPORT_S = 0.05
@@ -131,7 +132,7 @@ class FakeAgent(FakeLifecycle):
         app.router.add_put("/v1/epoch", self._put_epoch)
         self.add_lifecycle(app)
         self._server = TestServer(app, port=self._port)
-        await self._server.start_server(shutdown_timeout=0.0)
+        await self._server.start_server(shutdown_timeout=AT_ONCE_S)
         self._port = self._server.port
         self._reporting = asyncio.create_task(self._report_for_ever(), name=f"reports of {self.id}")
 

@@ -26,6 +26,7 @@ from tests.hostagent.fake_moves import FakeMoves
 from tests.hostagent.world import World
 from tests.manager.cluster import Cluster, cluster_of
 from tests.manager.fake_agent import HOSTS_KEY
+from tests.waiting import AT_ONCE_S
 
 NAMES = ("host-a", "host-b")
 
@@ -60,7 +61,7 @@ class OneHost:
         await agent.start()
         self._stack.push_async_callback(agent.close)
         server = TestServer(make_app(agent, command_token(HOSTS_KEY, self.name)), port=self._port)
-        await server.start_server(shutdown_timeout=0.0)
+        await server.start_server(shutdown_timeout=AT_ONCE_S)
         self._stack.push_async_callback(server.close)
         self._stack.push_async_callback(self._report_no_more)
         await self.report()

@@ -31,6 +31,7 @@ from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY
 from tests.manager.plan_events import report_of
 from tests.rest.pki import Pki
+from tests.waiting import AT_ONCE_S
 
 
 @dataclass
@@ -80,7 +81,7 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
         agent.adoptions.window_s = 0.2
         await agent.start()
         server = TestServer(make_app(agent, command_token(HOSTS_KEY, "host-a")), port=port)
-        await server.start_server(shutdown_timeout=0.0)
+        await server.start_server(shutdown_timeout=AT_ONCE_S)
         Pki(path / "ca")
         joins = {
             "url": "http://127.0.0.1:7100",

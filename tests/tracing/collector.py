@@ -14,6 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
+from tests.waiting import AT_ONCE_S
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -54,7 +56,7 @@ class Collector:
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_post("/v1/traces", self.take)
         self._server = TestServer(app, port=self.port)
-        await self._server.start_server(shutdown_timeout=0.0)
+        await self._server.start_server(shutdown_timeout=AT_ONCE_S)
         self.port = self._server.port
 
     async def go_away(self) -> None:

@@ -35,6 +35,7 @@ from tests.manager.api.test_mutual_tls import BROKEN, agent_of
 from tests.manager.cluster import QUICK
 from tests.manager.fake_agent import HOSTS_KEY
 from tests.rest.pki import Pki
+from tests.waiting import AT_ONCE_S
 
 ROOT: Final = Path(__file__).parents[3]
 RANK: Final = {"metrics": 0, "viewer": 1, "operator": 2, "admin": 3, "manager": 4}
@@ -105,12 +106,12 @@ async def servers(tmp_path: Path, each_store: None) -> AsyncIterator[tuple[dict[
     settings = Settings(cluster.database_in(tmp_path), "", HOSTS_KEY, agents=QUICK, agent_tls=gate.calls)
     async with contextlib.AsyncExitStack() as stack:
         app = manager_app(Manager(settings), gate.access)
-        listener = await stack.enter_async_context(gate.serve(app, "127.0.0.1", 0, 0.0))
+        listener = await stack.enter_async_context(gate.serve(app, "127.0.0.1", 0, AT_ONCE_S))
         url = f"https://127.0.0.1:{listener.port}"
         agent = await stack.enter_async_context(agent_of(tmp_path, pki, "https://127.0.0.1:9"))
         manager = principal("token-file", Role.MANAGER, str(IDENTITIES["manager"][0]))
         plain = agent_app(agent, Access([*people, manager]))
-        listening = await stack.enter_async_context(serving(plain, "127.0.0.1", 0, shutdown_timeout_s=0.0))
+        listening = await stack.enter_async_context(serving(plain, "127.0.0.1", 0, shutdown_timeout_s=AT_ONCE_S))
         urls = (url, agent.host.slice.url, f"http://127.0.0.1:{listening.port}")
         yield dict(zip(PLACES, urls, strict=True)), pki
 

@@ -51,6 +51,7 @@ from tests.manager.cluster import LEADERSHIP, TOKEN, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.rest.garbage import ODD, bytes_of, fitting, spoilt
 from tests.rest.pki import Pki
+from tests.waiting import AT_ONCE_S
 
 HONEST = {"host-b": "low-b", "host-c": "low-c"}
 #: Short, so that a rogue that does not answer holds up no test.
@@ -216,7 +217,7 @@ async def ground_of(path: Path) -> AsyncIterator[Ground]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", answer)
         rogue = await stack.enter_async_context(
-            serving(app, "127.0.0.1", 0, server_context(certificate, pki.ca), shutdown_timeout_s=0.0)
+            serving(app, "127.0.0.1", 0, server_context(certificate, pki.ca), shutdown_timeout_s=AT_ONCE_S)
         )
         made.rogue_url = f"https://127.0.0.1:{rogue.port}"
         for who, token, tls in (

@@ -33,6 +33,7 @@ from tests.hostagent.waiting import until
 from tests.manager.cluster import LEADERSHIP, QUICK, TOKEN, cluster_of, vm
 from tests.manager.databases import Server
 from tests.manager.fake_agent import HOSTS_KEY
+from tests.waiting import AT_ONCE_S
 
 
 @dataclass
@@ -52,7 +53,7 @@ async def running(database: Database, url: str) -> AsyncIterator[Running]:
     )
     manager = Manager(settings)
     server = TestServer(make_app(manager))
-    await server.start_server(shutdown_timeout=0.0)
+    await server.start_server(shutdown_timeout=AT_ONCE_S)
     try:
         yield Running(manager, server)
     finally:

@@ -1,0 +1,32 @@
+"""How servers of tests end at once, and what a test that took too long was waiting for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+#: For requests that are under way when a server of a test ends. 0 would be no limit at all: a request that is held
+#: would be waited for until its client gives it up.
+AT_ONCE_S = 0.01
+
+
+def tasks_under_way() -> str:
+    """Each task of this thread's loop that has not ended, with every place on its way to what it waits for."""
+    try:
+        tasks = asyncio.all_tasks(asyncio.get_event_loop_policy().get_event_loop())
+    except RuntimeError:
+        return ""
+    return "\n".join(f"{task.get_name()}\n    " + "\n    ".join(_places(task)) for task in tasks)
+
+
+def _places(task: asyncio.Task[Any]) -> Iterator[str]:
+    """``cr_await`` of a coroutine is what it waits for: another coroutine, a generator, in the end a future."""
+    at: Any = task.get_coro()
+    while at is not None:
+        frame = getattr(at, "cr_frame", None) or getattr(at, "gi_frame", None)
+        if frame is None:
+            yield repr(at)
+            return
+        yield f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+        at = getattr(at, "cr_await", None) or getattr(at, "gi_yieldfrom", None)
