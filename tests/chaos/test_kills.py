@@ -205,6 +205,11 @@ def _worked(cluster: Cluster, kills: int) -> None:
     print({key: ends.count(key) for key in sorted(set(ends))}, f"preempted {len(cluster.watch.preempted)}")
     problems = Counter((r.kind, r.problem[:150]) for r in cluster.client.requests if r.problem)
     print(*problems.most_common(20), sep="\n")
+    print(
+        Counter(
+            (r.kind, r.end["sentence"][:150]) for r in cluster.client.requests if r.end and r.end["state"] == "failed"
+        )
+    )
     print("refused", {kind: refused.count(kind) for kind in sorted(set(refused))})
     kinds = ("create", "delete", "target", "stop", "start", "resize", "migrate")
     for what in (("create", "failed"), *((kind, "done") for kind in kinds)):

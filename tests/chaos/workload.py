@@ -147,8 +147,9 @@ class Client:
             rows = [row for row in await self.vms() if row["name"] in known and row["state"] == state]
             if build is target:
                 rows = [row for row in rows if row["priority"] != "fixed"]
-            # Not every VM has room on another host.
-            for row in self.chance.sample(rows, min(len(rows), 3 if build is migrate else 1)):
+            # Not every VM has room on another host: small ones first.
+            rows = self.chance.sample(rows, len(rows) if build is migrate else min(len(rows), 1))
+            for row in sorted(rows, key=lambda row: row["current"]["memory_mib"]):
                 self.only = row["name"]
                 request, self.only = build(self, f"r-{len(self.requests)}"), None
                 if request is None:
