@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Iterable
+from typing import Callable, Iterable
 
 from guestagent.errors import BadParams, GuestFailure
 from guestagent.messages import CpuFailure, CpusSetResult, CpuStatus
@@ -26,9 +26,18 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 class Cpus:
-    """CPUs as sysfs and procfs show them. Calls may come from several threads."""
+    """CPUs as sysfs and procfs show them. Calls may come from several threads.
 
-    def __init__(self, sysfs: str = "/sys", procfs: str = "/proc") -> None:
+    :param affinity: the CPUs that a task may use, by its id; raises OSError (sched_getaffinity(2)).
+    """
+
+    def __init__(
+        self,
+        sysfs: str = "/sys",
+        procfs: str = "/proc",
+        affinity: Callable[[int], Iterable[int]] = os.sched_getaffinity,
+    ) -> None:
+        self._affinity = affinity
         self._root = os.path.join(sysfs, "devices", "system", "cpu")
         self._procfs = procfs
         self._lock = threading.Lock()
@@ -168,35 +177,49 @@ class Cpus:
         except OSError as error:
             raise GuestFailure(f"cannot list the tasks of the guest: {error}") from None
         for pid in pids:
-            status = self._task_status(os.path.join(pid, "status"))
-            if status is None or int(pid) == KTHREADD or status.get("PPid") == str(KTHREADD):
-                continue
-            tasks = [status]
-            if status.get("Threads", "1") != "1":
-                try:
-                    tids = os.listdir(os.path.join(self._procfs, pid, "task"))
-                except OSError:
-                    continue
-                tasks = [
-                    task
-                    for task in (self._task_status(os.path.join(pid, "task", tid, "status")) for tid in tids)
-                    if task is not None
-                ]
-            for task in tasks:
-                try:
-                    allowed = frozenset(parse_cpu_list(task.get("Cpus_allowed_list", "")))
-                except ValueError:
-                    continue
-                if allowed and not allowed >= online:
-                    found.setdefault(allowed, "task {} ({})".format(task.get("Pid", pid), task.get("Name", "?")))
+            for tid in self._threads(pid):
+                allowed = self._allowed(pid, tid)
+                if allowed and not allowed >= online and (name := self._user_task(pid, tid)) is not None:
+                    found.setdefault(allowed, f"task {tid} ({name})")
         return found
 
-    def _task_status(self, path: str) -> dict[str, str] | None:
+    def _threads(self, pid: str) -> list[str]:
         try:
-            with open(os.path.join(self._procfs, path), errors="replace") as file:
+            return os.listdir(os.path.join(self._procfs, pid, "task"))
+        except OSError:
+            return []  # the process has ended
+
+    def _allowed(self, pid: str, tid: str) -> frozenset[int]:
+        """The CPUs that a task may use; none: it has ended.
+
+        One call of the kernel. What procfs says of a task is sixty lines, which a slow guest takes a millisecond each
+        to make and to take apart: of most tasks none are needed.
+        """
+        try:
+            return frozenset(self._affinity(int(tid)))
+        except ProcessLookupError:
+            return frozenset()
+        except OSError:  # a policy of the guest's forbids the question
+            status = self._task_status(pid, tid) or {}
+        try:
+            return frozenset(parse_cpu_list(status.get("Cpus_allowed_list", "")))
+        except ValueError:
+            return frozenset()
+
+    def _user_task(self, pid: str, tid: str) -> str | None:
+        """The name of a task; None: it has ended, or it is one of the kernel's."""
+        status = self._task_status(pid, tid)
+        if status is None or int(pid) == KTHREADD or status.get("PPid") == str(KTHREADD):
+            return None
+        return status.get("Name", "?")
+
+    def _task_status(self, pid: str, tid: str) -> dict[str, str] | None:
+        """proc(5): /proc/PID/task/TID/status; None: it has ended."""
+        try:
+            with open(os.path.join(self._procfs, pid, "task", tid, "status"), errors="replace") as file:
                 pairs = [line.partition(":") for line in file]
         except OSError:
-            return None  # the task has ended
+            return None
         status = {key: value.strip() for key, _, value in pairs}
         return None if status.get("State", "").startswith(("Z", "X")) else status
 

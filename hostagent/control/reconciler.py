@@ -105,7 +105,7 @@ class Reconciler:
 
     def _pause_s(self) -> float:
         """Guests that are deflated and cannot ask for help themselves are looked at as often as they say something."""
-        alone = any(vm.running and vm.deflated and not vm.link.has_channel for vm in self._host.vms.values())
+        alone = any(not vm.link.has_channel and vm.running and vm.deflated for vm in self._host.vms.values())
         return STATS_PERIOD_S if alone else SURVEY_S
 
     async def _round(self) -> None:

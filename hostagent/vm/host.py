@@ -108,6 +108,8 @@ class Host:
     _charged: tuple[list[Allocation], ResourceVector] = ([], ZERO)
     #: What all VMs can still give, and the rows that it is the sum of.
     _deflatable: tuple[list[Allocation], ResourceVector] = ([], ZERO)
+    #: What the charges leave of the slice, and what it was made of.
+    _left: tuple[tuple[ResourceVector, list[Allocation]], ResourceVector] = ((ZERO, []), ZERO)
     #: Set whenever the manager should hear of something at once.
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     #: Fields of a report that the manager, of an earlier version, does not know (`hostagent.vm.earlier_manager`).
@@ -137,8 +139,10 @@ class Host:
 
     def free(self) -> ResourceVector:
         """What could be given away at the last `sample`, less what has been charged since."""
-        available = self.available_mib - self.slice.reserve_mib
-        return free_capacity(self.slice.capacity, [vm.allocation() for vm in self.vms.values()], max(available, 0.0))
+        capacity, rows = made_of = self.slice.capacity, [vm.allocation() for vm in self.vms.values()]
+        if made_of != self._left[0]:
+            self._left = made_of, free_capacity(capacity, rows)
+        return free_capacity(self._left[1], (), max(self.available_mib - self.slice.reserve_mib, 0.0))
 
     def fits(self, allocation: Allocation, besides: ResourceVector = ZERO) -> bool:
         """Whether there is room for a VM; what the host does not declare is never short.

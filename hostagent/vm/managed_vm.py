@@ -82,6 +82,8 @@ class ManagedVM:
         self.drift_repair = DriftRepair(self.resizer)
         #: What was said of it last, and what that was made of.
         self._told: tuple[dict[str, Any], VMStatus | None] = {}, None
+        #: Whether it has less than it was sold, by which intent.
+        self._less: tuple[Intent | None, bool] = None, False
         #: The last row, and what it was made of.
         self._row: tuple[tuple[Allocation, float | None], Allocation] | None = None
         self._hello = asyncio.Event()
@@ -118,7 +120,10 @@ class ManagedVM:
     @property
     def deflated(self) -> bool:
         """Whether the VM has less than it was sold."""
-        return not self.intent.spec.nominal.vector().fits_in(self.intent.committed.vector())
+        intent = self.intent
+        if self._less[0] is not intent:
+            self._less = intent, not intent.spec.nominal.vector().fits_in(intent.committed.vector())
+        return self._less[1]
 
     @property
     def _gives_nothing(self) -> bool:
@@ -175,8 +180,8 @@ class ManagedVM:
         return self.running and self.resizer.late.due(_now(), bool(self.pressure.sentence))
 
     def _not_yet_deflatable(self) -> NotYetDeflatable | None:
-        soon, memory_mib = self._not_yet(), self._not_yet_mib()
-        if soon is None or memory_mib <= 0 or self._gives_nothing:
+        soon = self._not_yet()
+        if soon is None or self._gives_nothing or (memory_mib := self._not_yet_mib()) <= 0:
             return None
         return NotYetDeflatable(memory_mib=memory_mib, in_s=math.ceil(soon.in_s), why=soon.why)
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 from guestagent.agent import Agent
 from guestagent.cold.pages import ColdPages
-from guestagent.cpus import Cpus
+from guestagent.cpus import Cpus, parse_cpu_list
 from guestagent.memory import Memory
 from guestagent.notices import PressureTrigger
 
@@ -73,6 +74,14 @@ class GuestTree:
             self.write(self.procfs / f"{pid}/task/{tid}/status", text)
             if tid == pid:
                 self.write(self.procfs / f"{pid}/status", text)
+
+    def affinity(self, tid: int) -> list[int]:
+        """As the kernel says it: of a task that is there, without CPUs that are off line."""
+        found = list(self.procfs.glob(f"*/task/{tid}/status"))
+        if not found:
+            raise ProcessLookupError
+        (allowed,) = re.findall(r"Cpus_allowed_list:\t(.*)", found[0].read_text())
+        return [cpu for cpu in parse_cpu_list(allowed) if cpu in self.online()]
 
     def online(self) -> list[int]:
         return [0] + [
@@ -148,7 +157,7 @@ class Bench:
         memory = Memory(str(tree.procfs))
         self.agent = Agent(
             find=lambda: str(root / "port"),
-            cpus=Cpus(str(tree.sysfs), str(tree.procfs)),
+            cpus=Cpus(str(tree.sysfs), str(tree.procfs), tree.affinity),
             memory=memory,
             adapters_dir=str(self.adapters_dir),
             run_dir=str(self.run_dir),

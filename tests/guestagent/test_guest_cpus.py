@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def tree(tmp_path: Path) -> GuestTree:
 
 @pytest.fixture
 def cpus(tree: GuestTree) -> Cpus:
-    return Cpus(str(tree.sysfs), str(tree.procfs))
+    return Cpus(str(tree.sysfs), str(tree.procfs), tree.affinity)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,39 @@ def test_a_task_bound_to_a_cpu_that_is_off_line_pins_the_one_it_is_left_with(tre
 def test_kernel_threads_and_zombies_pin_nothing(tree: GuestTree, cpus: Cpus) -> None:
     tree.task(20, "ksoftirqd/3", "3", ppid=2)
     tree.task(30, "gone", "2")
-    path = tree.procfs / "30/status"
+    path = tree.procfs / "30/task/30/status"
     path.write_text(path.read_text().replace("S (sleeping)", "Z (zombie)"))
     assert cpus.status().unpluggable == [3, 2, 1]
+
+
+def test_a_guest_that_forbids_the_question_is_asked_by_its_files(tree: GuestTree) -> None:
+    def forbidden(tid: int) -> list[int]:
+        raise PermissionError
+
+    tree.task(100, "server", "0-3", threads={101: "2"})
+    assert Cpus(str(tree.sysfs), str(tree.procfs), forbidden).status().unpluggable == [3, 1]
+
+
+def test_a_task_that_ends_meanwhile_pins_nothing(tree: GuestTree) -> None:
+    def ended(tid: int) -> list[int]:
+        raise ProcessLookupError
+
+    tree.task(100, "worker", "3")
+    assert Cpus(str(tree.sysfs), str(tree.procfs), ended).status().unpluggable == [3, 2, 1]
+
+
+def test_the_kernel_is_asked_about_the_tasks_that_there_are(tmp_path: Path) -> None:
+    """The real call, for a real task: this one."""
+    before = os.sched_getaffinity(0)
+    last = max(before)
+    tree = GuestTree(tmp_path, last + 1)
+    tree.task(os.getpid(), "pytest", f"0-{last}")
+    os.sched_setaffinity(0, {last})
+    try:
+        unpluggable = Cpus(str(tree.sysfs), str(tree.procfs)).status().unpluggable
+    finally:
+        os.sched_setaffinity(0, before)
+    assert set(unpluggable) == set(range(1, last))
 
 
 def test_a_map_is_applied_and_read_back(tree: GuestTree, cpus: Cpus) -> None:
