@@ -192,8 +192,8 @@ class Cpus:
     def _allowed(self, pid: str, tid: str) -> frozenset[int]:
         """The CPUs that a task may use; none: it has ended.
 
-        One call of the kernel. What procfs says of a task is sixty lines, which a slow guest takes a millisecond each
-        to make and to take apart: of most tasks none are needed.
+        One call of the kernel. What procfs says of a task is sixty lines to make and to take apart, and of most tasks
+        none are needed.
         """
         try:
             return frozenset(self._affinity(int(tid)))

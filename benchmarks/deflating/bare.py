@@ -3,8 +3,8 @@
 What the agent's own time is held against: no intent is written, nothing is read before or after a step; a device is
 looked at often enough that the wait is the device's own time. Steps overlap as the agent's did: each begins when those
 have ended that had ended before it began there. Where the agent took the guest's word that it has given a step, so does
-this. A guest is asked no more often than the agent asks it: under emulation each answer takes time from
-what the guest has to do.
+this. A guest is asked no more often than the agent asks it: under emulation each answer takes time from what the guest
+has to do.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Bare:
 
     async def _released(self, params: dict[str, Any]) -> None:
         """Until so much is released as the agent had found, or the application has done what it can."""
-        until_mib = params["until_released_mib"]
+        until_mib = params.get("until_released_mib", 0.0)  # none: the agent had no answer
         while True:
             asked_s = time.monotonic()
             report = await self._link.call("application.status", params, ApplicationRelease, GUEST_LIMIT_S)

@@ -46,7 +46,7 @@ async def serving(
     """Serve an application from here to the end of the block; the application starts and stops with it.
 
     :param port: 0 takes a free one.
-    :param shutdown_timeout_s: for requests that are under way at the end.
+    :param shutdown_timeout_s: for requests that are under way at the end; 0 is no limit (aiohttp's rule).
     :raises OSError: the address cannot be had.
     """
     runner = web.AppRunner(

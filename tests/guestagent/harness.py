@@ -72,8 +72,6 @@ class GuestTree:
                 f"Threads:\t{len(tasks)}\nCpus_allowed_list:\t{cpus}\n"
             )
             self.write(self.procfs / f"{pid}/task/{tid}/status", text)
-            if tid == pid:
-                self.write(self.procfs / f"{pid}/status", text)
 
     def affinity(self, tid: int) -> list[int]:
         """As the kernel says it: of a task that is there, without CPUs that are off line."""
