@@ -29,7 +29,7 @@ SLICES: Final = 12
 WIDTHS: Final = (12, 6, 3)
 #: Landmarks that what a class leans on counts as. From pools other than those that are shown
 #: (docs/internals/matching.md).
-LEANS: Final = 200.0
+LEANS: Final = 100.0
 
 
 class Period(NamedTuple):

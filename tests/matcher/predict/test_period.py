@@ -180,8 +180,9 @@ def test_a_class_leans_on_its_neighbours_and_is_heard_with_many_landmarks() -> N
     assert at(10, 1e6) == pytest.approx(0.0, abs=0.01)
     assert at(30, 1e6) == pytest.approx(1.0, abs=0.01)
     # Few landmarks: both are near the pool's one half.
-    assert at(10, 20.0) == pytest.approx(0.5, abs=0.2)
-    assert 0.2 < at(10, 20.0) < at(20, 20.0) < at(30, 20.0) < 0.8
+    few = p.LEANS / 10.0
+    assert at(10, few) == pytest.approx(0.5, abs=0.2)
+    assert 0.2 < at(10, few) < at(20, few) < at(30, few) < 0.8
 
 
 def test_news_that_come_late_void_landmarks_that_were_noted_meanwhile() -> None:
