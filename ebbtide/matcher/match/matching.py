@@ -43,13 +43,16 @@ class Demand:
     ran_s: float = 0.0
     #: It saves its work every so often; None: never.
     checkpoint_s: float | None = None
+    #: How long it has waited by now, since it was submitted or broken off.
+    waited_s: float = 0.0
 
     def __post_init__(self) -> None:
         """A duration that makes no sense is missing, not an error; what the owner decides is checked.
 
         Raises InvalidField.
         """
-        for name, value in (("cores", self.cores), ("memory_mib", self.memory_mib), ("ran_s", self.ran_s)):
+        for name in ("cores", "memory_mib", "ran_s", "waited_s"):
+            value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidField(name, f"must be finite and not negative, but is {value!r}")
         if not 0.0 <= self.preemption_aversion <= 1.0:
@@ -66,6 +69,9 @@ class MatchOptions:
 
     #: Wait for a busy machine if that is better; False: the best of those that have room now.
     delay: bool = True
+    #: For so many of its durations a task waits for busy machines at the most; then only those that have room count.
+    #: Infinite: paper.
+    patience: float = math.inf
     #: Room that is promised to waiting tasks counts as taken.
     promises: bool = True
     #: Durations that each earlier preemption makes the next one count: attempts go to steadier machines. 0: paper.
@@ -91,6 +97,8 @@ class MatchOptions:
                 raise InvalidField(name, f"must be finite and not negative, but is {value!r}")
         if self.spare > 0 and self.spread > 0:
             raise InvalidField("spread", "must be 0 with spare: both say which of nearly equal machines is taken")
+        if not self.patience >= 0:
+            raise InvalidField("patience", f"must not be negative, but is {self.patience!r}")
         for name in ("threshold", "unknown"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
@@ -219,6 +227,10 @@ class MatchMaker:
         said = math.nan if demand.duration_s is None else demand.duration_s
         return float(figures.usable_duration_s(said, demand.ran_s, self.options.fallback_s))
 
+    def may_wait(self, demand: Demand, duration_s: float) -> bool:
+        """Whether a task may wait for a busy machine (`matcher.predict.expected_time.may_wait`)."""
+        return figures.may_wait(self.options.delay, demand.waited_s, self.options.patience, duration_s)
+
     def _best(self, demand: Demand, duration_s: float, now: float, every: bool) -> tuple[Weighed, int]:
         """The place of the best machine among those that it is worth to look at; -1: none.
 
@@ -227,8 +239,8 @@ class MatchMaker:
 
         :param every: weigh all machines, with what they offer.
         """
-        options = self.options
-        reach_s = EVER_S if every else self._reach * duration_s if options.delay else 0.0
+        options, delay = self.options, self.may_wait(demand, duration_s)
+        reach_s = EVER_S if every else self._reach * duration_s if delay else 0.0
         while True:
             band = self._match_cache.within(demand.cores, demand.memory_mib, now, reach_s)
             found = self._weigh(demand, duration_s, band, every)
@@ -239,9 +251,9 @@ class MatchMaker:
             if options.spread > 0.0:
                 used = np.append(self.fleet.used_cores[found.rows[:-1]], 0.0)
             place = choose(
-                found.compared, found.waits, probability, used, duration_s, options.delay, options.spare, options.spread
+                found.compared, found.waits, probability, used, duration_s, delay, options.spare, options.spread
             )
-            if not options.delay or band.reach_s >= EVER_S:
+            if not delay or band.reach_s >= EVER_S:
                 return found, place
             # With spare or spread the least may be another's.
             alone = options.spare <= 0.0 and options.spread <= 0.0

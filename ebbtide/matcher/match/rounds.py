@@ -19,9 +19,9 @@ from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 
 #: Machines whose offers are told, of those that will have room.
 OFFERS: Final = 20
-#: What live tasks are matched by by default: as the paper, but attempts go to steadier machines, and machines that are
-#: alike get as many tasks each.
-LIVE: Final = MatchOptions(escalation=0.5, spread=0.001)
+#: What live tasks are matched by by default: as the paper, but attempts go to steadier machines, machines that are
+#: alike get as many tasks each, and no task waits for a busy machine for long.
+LIVE: Final = MatchOptions(patience=0.25, escalation=0.5, spread=0.001)
 #: By landmarks; by Eq. 1 until there are enough. A shrink that leaves a task its room is survived.
 LIVE_PREDICTION: Final = PredictorOptions(form="landmark", sized=True)
 
@@ -56,8 +56,11 @@ class Choice:
     offers: tuple[Offer, ...] = field(default=())
 
 
-def demand_of(task: Task) -> Demand:
-    """A task as the match maker takes it."""
+def demand_of(task: Task, now: float) -> Demand:
+    """A task as the match maker takes it.
+
+    :param now: on the clock of the task's times.
+    """
     order = task.order
     return Demand(
         task.name,
@@ -67,6 +70,7 @@ def demand_of(task: Task) -> Demand:
         attempts=task.preemptions,
         ran_s=task.ran_s,
         checkpoint_s=order.checkpoint_s,
+        waited_s=max(now - task.waits_since, 0.0),
     )
 
 
@@ -81,8 +85,8 @@ def choose(
     if not waiting:
         return {}
     maker = _maker(tasks, machines, pool, now)
-    decisions = maker.decide_all([demand_of(task) for task in waiting], now, OFFERS)
-    return {task.name: _choice(task, decision, maker) for task, decision in zip(waiting, decisions, strict=True)}
+    decisions = maker.decide_all([demand_of(task, now) for task in waiting], now, OFFERS)
+    return {task.name: _choice(task, decision, maker, now) for task, decision in zip(waiting, decisions, strict=True)}
 
 
 def _maker(tasks: Iterable[Task], machines: Mapping[str, EngineMachine], pool: Pool, now: float) -> MatchMaker:
@@ -103,17 +107,17 @@ def _maker(tasks: Iterable[Task], machines: Mapping[str, EngineMachine], pool: P
         began_at = task.began_at if task.phase is TaskPhase.RUNNING and task.began_at is not None else now
         began_at = min(began_at, now)
         # What is being ended is as good as gone, however long it ran.
-        ends_at = began_at + maker.duration_s(demand_of(task))
+        ends_at = began_at + maker.duration_s(demand_of(task, now))
         began_at, ends_at = (now, now) if task.stop else (began_at, ends_at)
         fleet.start(task.occupies, Running(task.name, float(task.order.cores), 0.0, began_at, ends_at))
     return maker
 
 
-def _choice(task: Task, decision: Decision, maker: MatchMaker) -> Choice:
+def _choice(task: Task, decision: Decision, maker: MatchMaker, now: float) -> Choice:
     machine = decision.machine
     offers = {offer.machine: offer for offer in decision.offers}
     if machine is None:
-        return Choice(None, None, _why_none(task, maker), offers=decision.offers)
+        return Choice(None, None, _why_none(task, decision, maker, now), offers=decision.offers)
     chosen = offers[machine]
     if decision.starts:
         sentence = f"{machine}: {chosen.in_words}"
@@ -125,13 +129,13 @@ def _choice(task: Task, decision: Decision, maker: MatchMaker) -> Choice:
     return Choice(None, machine, sentence, decision.completion_probability, decision.offers)
 
 
-def _why_none(task: Task, maker: MatchMaker) -> str:
+def _why_none(task: Task, decision: Decision, maker: MatchMaker, now: float) -> str:
     fleet, cores = maker.fleet, task.order.cores
     most = max((int(fleet.cores[row]) for row in fleet.rows()), default=None)
     if most is None:
         return "no machine takes tasks now: all are down, or drained"
     if most < cores:
         return f"no machine has {cores} usable cores; the largest has {most}"
-    if not maker.options.delay:
+    if not maker.may_wait(demand_of(task, now), decision.duration_s):
         return f"no machine has {cores} free cores now"
     return f"it is unknown when {cores} cores become free"

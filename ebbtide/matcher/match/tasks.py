@@ -99,6 +99,8 @@ class Task:
     #: Attempts that an engine ended before they began, one after another.
     launches: int = 0
     sentence: str = "it waits to be matched"
+    #: When it was last broken off; None: never.
+    broken_off_at: float | None = None
     #: The longest that an attempt ran that was broken off; s.
     ran_s: float = 0.0
     #: P_c of the present attempt when it was released; None where history was silent.
@@ -116,6 +118,11 @@ class Task:
     def final(self) -> bool:
         """Whether nothing more will become of it."""
         return self.phase in FINAL
+
+    @property
+    def waits_since(self) -> float:
+        """Since when it waits for a machine, if it does."""
+        return self.submitted_at if self.broken_off_at is None else self.broken_off_at
 
     @property
     def occupies(self) -> str | None:
@@ -321,7 +328,7 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
         why = f"it was broken off on {task.machine}" + (f" ({seen.reason})" if seen.reason else "")
     ended_at = seen.ended_at if seen.ended_at is not None else now
     ran_s = max(ended_at - task.began_at, 0.0) if task.began_at is not None else 0.0
-    task = replace(task, preemptions=task.preemptions + 1, ran_s=max(ran_s, task.ran_s))
+    task = replace(task, preemptions=task.preemptions + 1, ran_s=max(ran_s, task.ran_s), broken_off_at=now)
     if not task.order.restartable:
         return _finished(task, TaskPhase.FAILED, f"{why}; it is not restartable, so it is not begun again", seen, now)
     if task.begun >= task.order.max_attempts:

@@ -49,6 +49,7 @@ class Numbers(NamedTuple):
     spread: int = 10
     #: Algorithm 3.
     threshold: int = 11
+    patience: int = 12
 
 
 NUMBER: Final = Numbers()

@@ -9,7 +9,14 @@ import math
 
 from ebbtide.matcher.match.choices import choose as choose_machine
 from ebbtide.matcher.predict.completion_probability import LANDMARK, failure_and_loss, form_now, outlook
-from ebbtide.matcher.predict.expected_time import aversion, expected_s, remaining_s, restart_s, usable_duration_s
+from ebbtide.matcher.predict.expected_time import (
+    aversion,
+    expected_s,
+    may_wait,
+    remaining_s,
+    restart_s,
+    usable_duration_s,
+)
 from ebbtide.matcher.predict.knowledge import learn
 from ebbtide.matcher.predict.landmarks import ANY_CORES
 from ebbtide.matcher.predict.period import fill_lasts_of_period, stands, watch
@@ -114,13 +121,15 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
     restart = restart_s(1.0 - again, wasted, duration_s)
     weight = aversion(numbers[NUMBER.aversion], float(s.tasks[task, TASK.kills]), numbers[NUMBER.escalation])
     checkpoint_s = s.sums[SUM.checkpoint_every] if s.sums[SUM.checkpoint_every] > 0.0 else math.inf
+    waited_s = now_s - s.times[task, TIME.since]
+    delay = may_wait(p.switches[SWITCH.delay] != 0, waited_s, numbers[NUMBER.patience], duration_s)
     need = s.tasks[task, TASK.cores]
     for machine in range(len(s.machines)):
         wait_s = room_in_s(s, p, machine, task, now_s)
         p.waits[machine] = wait_s
         p.expected[machine] = math.inf
         p.probability[machine] = math.nan
-        if wait_s == math.inf or (wait_s > 0.0 and p.switches[SWITCH.delay] == 0):
+        if wait_s == math.inf or (wait_s > 0.0 and not delay):
             continue
         then_s = max(now_s - p.rolling.last_s[machine], 0.0) + wait_s
         cores = float(s.machines[machine, MACHINE.cores])
@@ -132,7 +141,6 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         if math.isnan(failure):
             failure = 1.0 - numbers[NUMBER.unknown]
         p.expected[machine] = expected_s(wait_s, failure, wasted, restart, duration_s, checkpoint_s, weight)
-    delay = p.switches[SWITCH.delay] != 0
     used = s.machines[:, MACHINE.used]
     machine = choose_machine(
         p.expected, p.waits, p.probability, used, duration_s, delay, numbers[NUMBER.spare], numbers[NUMBER.spread]

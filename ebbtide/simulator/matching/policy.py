@@ -72,6 +72,7 @@ def fresh(
     numbers[a.NUMBER.spare] = matching.spare
     numbers[a.NUMBER.spread] = matching.spread
     numbers[a.NUMBER.escalation] = matching.escalation
+    numbers[a.NUMBER.patience] = matching.patience
     numbers[a.NUMBER.unknown] = matching.unknown
     numbers[a.NUMBER.threshold] = matching.threshold
     numbers[a.NUMBER.fallback_s] = matching.fallback_s

@@ -268,6 +268,30 @@ def test_a_machine_that_shrinks_has_as_many_tasks_as_those_alike() -> None:
         assert sorted(where.count(name) for name in set(where)) == counts
 
 
+def test_a_task_that_has_waited_for_long_takes_what_has_room() -> None:
+    predictor = Predictor(0.0)
+    fleet = Fleet(predictor)
+    for at, cores in enumerate((4.0, 1.0, 4.0, 1.0, 4.0)):
+        predictor.observe(Change("shrinks", 100.0 * at, 0.0 if at == 0 else 5.0 - cores, cores))
+    predictor.observe(Change("lasts", 400.0, 0.0, 4.0))
+    fleet.put("lasts", 4.0, lasting=True)
+    fleet.put("shrinks", 4.0)
+    fleet.start("lasts", Running("before", 4.0, 0.0, 400.0, 460.0))
+    maker = MatchMaker(fleet, MatchOptions(patience=0.5))
+    for waited_s, name, starts in ((0.0, "lasts", False), (300.0, "lasts", False), (301.0, "shrinks", True)):
+        decision = maker.decide(Demand("t", 2.0, duration_s=600.0, waited_s=waited_s), 410.0)
+        assert (decision.machine, decision.starts) == (name, starts)
+    # Where none has room it goes on waiting, and is promised nothing.
+    assert maker.decide(Demand("t", 5.0, duration_s=600.0, waited_s=301.0), 410.0).machine is None
+    # A task that takes no time has patience, too.
+    assert MatchMaker(fleet).may_wait(Demand("t", 2.0, duration_s=0.0, waited_s=1e9), 0.0)
+    for option in (-1.0, math.nan):
+        with pytest.raises(InvalidField, match="patience"):
+            MatchOptions(patience=option)
+    with pytest.raises(InvalidField, match="waited_s"):
+        Demand("t", 2.0, waited_s=-1.0)
+
+
 def test_with_spread_no_machine_at_all_is_no_error() -> None:
     maker = MatchMaker(Fleet(Predictor(0.0)), MatchOptions(spread=0.01))
     assert maker.decide(Demand("t", 1.0), 10.0).machine is None

@@ -207,7 +207,9 @@ def test_a_prediction_failed_if_the_attempt_was_broken_off_and_how_long_it_ran_i
     after = ended(one)
     assert (after.phase, after.preemptions, after.ran_s) == (TaskPhase.WAITING, 1, 500.0)
     assert outcome(one, after) == (0.75, False)
-    assert (demand_of(after).attempts, demand_of(after).ran_s) == (1, 500.0)
+    assert (after.waits_since, after.broken_off_at) == (NOW_S + 500.0, NOW_S + 500.0)
+    demand = demand_of(after, NOW_S + 600.0)
+    assert (demand.attempts, demand.ran_s, demand.waited_s) == (1, 500.0, 100.0)
     # The attempt is over, and is counted once.
     assert outcome(after, replace(after, sentence="other")) is None
 

@@ -21,6 +21,7 @@ from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import Release, Task, TaskOrder, TaskPhase
 from ebbtide.matcher.match.turns import Turn, turn
 from ebbtide.matcher.predict.changes import Change
+from ebbtide.matcher.predict.expected_time import may_wait, usable_duration_s
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.simulator.jobs import columns as c
 from ebbtide.simulator.jobs import state as arrays
@@ -147,10 +148,16 @@ def simulated(
             _start(s, task, machine, scene.now)
         elif matching.promises and (p.promised != promised).any():
             machine = int(np.flatnonzero(p.promised != promised)[0])
-        elif matching.delay and p.expected.min() < math.inf:
+        elif waits(scene, estimate_s, matching) and p.expected.min() < math.inf:
             machine = int(np.argmin(p.expected))
         found.append(Choice(machine, starts, p.waits.tolist(), p.expected.tolist(), p.probability.tolist()))
     return found
+
+
+def waits(scene: Scene, estimate_s: float, matching: MatchOptions) -> bool:
+    """Whether a task may wait for a busy machine: all came at second 0."""
+    duration_s = usable_duration_s(estimate_s, 0.0, matching.fallback_s)
+    return may_wait(matching.delay, scene.now, matching.patience, duration_s)
 
 
 def _start(s: State, task: int, machine: int, now_s: float) -> None:
@@ -215,7 +222,9 @@ def agree(scene: Scene, *how: Any) -> list[Choice]:
         assert (found.machine, found.waits_for) == ((expected, None) if choice.starts else (None, expected)), task
         assert released.get(f"ebb.{task}.0a.1") == found.machine
         possible = {machine for machine, value in enumerate(choice.expected) if value < math.inf}
-        assert {offer.machine for offer in found.offers} == {name(machine) for machine in possible} or not how[1].delay
+        assert {offer.machine for offer in found.offers} == {name(machine) for machine in possible} or not waits(
+            scene, scene.waiting[number][1], how[1]
+        )
         for offer in found.offers:
             machine = int(offer.machine[1:])
             if machine not in possible:
@@ -237,6 +246,7 @@ def agree(scene: Scene, *how: Any) -> list[Choice]:
     delay=st.booleans(),
     promises=st.booleans(),
     escalation=st.sampled_from([0.0, 0.5]),
+    patience=st.sampled_from([math.inf, 4.0]),
     nearly=st.sampled_from([{}, {"spare": 0.1}, {"spread": 0.1}]),
     preemption_aversion=st.sampled_from([0.0, 0.4, 1.0]),
     every_s=st.sampled_from([None, 300.0]),
@@ -247,11 +257,12 @@ def test_every_choice_is_the_same(
     delay: bool,
     promises: bool,
     escalation: float,
+    patience: float,
     nearly: dict[str, float],
     preemption_aversion: float,
     every_s: float | None,
 ) -> None:
-    matching = MatchOptions(delay=delay, promises=promises, escalation=escalation, **nearly)
+    matching = MatchOptions(delay=delay, promises=promises, escalation=escalation, patience=patience, **nearly)
     agree(scene_of(seed), predicting, matching, preemption_aversion, every_s)
 
 
