@@ -57,6 +57,8 @@ class DriftRepair:
         self._below_minimum = 0
         self.pace = RepairPace()
         self.contention = Contention()
+        #: Whether all was right after the last repair: what never was, nobody has undone.
+        self._was_right = True
         #: Close looks so far.
         self.looks = 0
         #: Share of the quota's periods in which it stopped a vCPU, between the last two close looks; None: no quota.
@@ -124,18 +126,25 @@ class DriftRepair:
         if not needed:
             self.pace.held()
             self.contention.looked(now)
+            self._was_right = True
         elif leave:
             self._note(f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}")
         elif self.pace.due(now):
             self.pace.tried(now)
             self.drift_total += 1
             fought = bool(self.contention.sentence)
-            self.contention.repaired(now)
+            # Limits hold at once; a guest may not have come to its size.
+            if self._was_right or any(not isinstance(repair, Resize) for repair in needed):
+                self.contention.repaired(now)
+            else:
+                self.contention.looked(now)
             if self.contention.sentence and not fought:
                 self._note(self.contention.sentence)
+            right, self._was_right = True, False
             for repair in needed:
                 self._note(repair.why)
-                await self._put_right(repair, committed, wanted)
+                right = await self._put_right(repair, committed, wanted) and right
+            self._was_right = right
             return needed
         return ()
 
@@ -165,7 +174,8 @@ class DriftRepair:
         if periods > 0 and throttled >= 0:
             self.throttled_share = round(throttled / periods, 3)
 
-    async def _put_right(self, repair: Repair, committed: ResourceVector, wanted: ResourceVector) -> None:
+    async def _put_right(self, repair: Repair, committed: ResourceVector, wanted: ResourceVector) -> bool:
+        """Whether all of it was."""
         failed, domain, sizes = "", self._resizer.domain, self._resizer.host.hypervisor.sizes
         match repair:
             case SetQuota():
@@ -180,8 +190,10 @@ class DriftRepair:
                 outcome = await self._resizer.reach(repair.target, REPAIR_DEADLINE_S, Mode.ASK)
                 # What the guest does not give back is charged, whatever was agreed: only what is verified counts.
                 await self._resizer.commit(outcome, committed, outcome.after.size.larger(wanted), "repair")
+                return outcome.reached and repair.target.fits_in(outcome.after.size + SLACK)
         if failed:
             self._note(f"not put right: {failed}")
+        return not failed
 
     def _watch_minimum(self, left: float | None) -> None:
         """An alarm where limits leave the VM less CPU than its minimum, by any program; once, and at its end.

@@ -104,6 +104,29 @@ async def test_a_quota_that_another_program_lifts_again_and_again_is_told_of_wit
     assert any(status.contention[:40] in decision.sentence for decision in host.history.decisions("low-1"))
 
 
+async def test_a_repair_that_falls_short_is_nobody_elses_doing(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stuck(domain: str, mib: float) -> str:
+        return ""
+
+    vm = host.vms["low-1"]
+    async with vm.lock:
+        two_vms[0].balloon_mib -= 100.0
+        for method in ("_do_set_balloon", "_do_set_plugged"):
+            monkeypatch.setattr(world, method, stuck)
+        for _ in range(4):
+            vm.drift_repair.pace.held()
+            assert await vm.drift_repair.check()
+        assert (vm.drift_repair.drift_total, vm.status().contention) == (4, None)
+        # What another program does meanwhile is that program's doing.
+        for _ in range(3):
+            two_vms[0].shares = 7
+            vm.drift_repair.pace.held()
+            await vm.drift_repair.check()
+    assert vm.status().contention is not None
+
+
 async def test_what_has_not_changed_is_not_reckoned_again_and_what_has_is(
     two_vms: list[Domain], host: Host, client: Client
 ) -> None:
