@@ -166,6 +166,7 @@ class World:
             attempts=int(draw.integers(0, 3)),
             ran_s=float(draw.choice([0.0, 0.0, 900.0])),
             checkpoint_s=None if draw.random() < 0.6 else 120.0,
+            waited_s=float(draw.choice([0.0, 0.0, 500.0, 9000.0])),
         )
 
     def anew(self) -> MatchMaker:
@@ -200,7 +201,8 @@ def plainly(maker: MatchMaker, demand: Demand, now: float) -> tuple[str | None, 
     checkpoint_s = demand.checkpoint_s or math.inf
     expected = figures.expected_s(waits, 1.0 - usable, w, restart, duration_s, checkpoint_s, aversion)
     used = fleet.used_cores
-    row = choose(expected, waits, p, used, duration_s, options.delay, options.spare, options.spread)
+    delay = figures.may_wait(options.delay, demand.waited_s, options.patience, duration_s)
+    row = choose(expected, waits, p, used, duration_s, delay, options.spare, options.spread)
     if row < 0:
         return None, math.inf, None, math.inf
     known = None if math.isnan(p[row]) or fleet.lasting[row] else float(p[row])
@@ -269,6 +271,7 @@ def live(seed: int, predicting: PredictorOptions, options: MatchOptions, steps: 
     predicting=st.sampled_from(FORMS),
     delay=st.booleans(),
     promises=st.booleans(),
+    patience=st.sampled_from([math.inf, 0.5]),
     escalation=st.sampled_from([0.0, 0.5]),
     nearly=st.sampled_from([{}, {}, {"spare": 0.1}, {"spread": 0.1}]),
     unknown=st.sampled_from([0.5, 1.0]),
@@ -278,11 +281,12 @@ def test_what_is_kept_is_never_stale_and_nobody_who_counts_is_left_out(
     predicting: PredictorOptions,
     delay: bool,
     promises: bool,
+    patience: float,
     escalation: float,
     nearly: dict[str, float],
     unknown: float,
 ) -> None:
-    options = MatchOptions(delay, promises, escalation, unknown=unknown, **nearly)
+    options = MatchOptions(delay, patience, promises, escalation, unknown=unknown, **nearly)
     live(seed, predicting, options)
 
 
