@@ -40,7 +40,7 @@ def taught() -> Predictor:
 
 
 def task(name: str, cores: int = 4, duration_s: float | None = 3600.0, **more: object) -> Task:
-    return Task(TaskOrder(name, ("true",), cores, duration_s, True, **more), "0a", 1.0)  # type: ignore[arg-type]
+    return Task(TaskOrder(name, ("true",), cores, duration_s, True, **more), "0a", NOW_S)  # type: ignore[arg-type]
 
 
 def runs(name: str, machine: str, cores: int = 8, left_s: float = 60.0) -> Task:
