@@ -69,8 +69,8 @@ class MatchOptions:
 
     #: Wait for a busy machine if that is better; False: the best of those that have room now.
     delay: bool = True
-    #: For so many of its durations a task waits for busy machines at the most; then only those that have room count.
-    #: Infinite: paper.
+    #: For so many of its durations a task waits for busy machines at the most while others have room; then only these
+    #: count. Infinite: paper.
     patience: float = math.inf
     #: Room that is promised to waiting tasks counts as taken.
     promises: bool = True
@@ -227,9 +227,14 @@ class MatchMaker:
         said = math.nan if demand.duration_s is None else demand.duration_s
         return float(figures.usable_duration_s(said, demand.ran_s, self.options.fallback_s))
 
-    def may_wait(self, demand: Demand, duration_s: float) -> bool:
+    def _may_wait(self, demand: Demand, duration_s: float, now: float) -> bool:
         """Whether a task may wait for a busy machine (`matcher.predict.expected_time.may_wait`)."""
-        return figures.may_wait(self.options.delay, demand.waited_s, self.options.patience, duration_s)
+        delay, patience = self.options.delay, self.options.patience
+        if figures.may_wait(delay, demand.waited_s, patience, duration_s, True):
+            return True
+        # Looked at only where it decides.
+        band = self._match_cache.within(demand.cores, demand.memory_mib, now, 0.0)
+        return figures.may_wait(delay, demand.waited_s, patience, duration_s, bool((band.waits == 0.0).any()))
 
     def _best(self, demand: Demand, duration_s: float, now: float, every: bool) -> tuple[Weighed, int]:
         """The place of the best machine among those that it is worth to look at; -1: none.
@@ -239,7 +244,7 @@ class MatchMaker:
 
         :param every: weigh all machines, with what they offer.
         """
-        options, delay = self.options, self.may_wait(demand, duration_s)
+        options, delay = self.options, self._may_wait(demand, duration_s, now)
         reach_s = EVER_S if every else self._reach * duration_s if delay else 0.0
         while True:
             band = self._match_cache.within(demand.cores, demand.memory_mib, now, reach_s)

@@ -20,7 +20,7 @@ from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 #: Machines whose offers are told, of those that will have room.
 OFFERS: Final = 20
 #: What live tasks are matched by by default: as the paper, but attempts go to steadier machines, machines that are
-#: alike get as many tasks each, and no task waits for a busy machine for long.
+#: alike get as many tasks each, and no task waits for a busy machine for long where another has room.
 LIVE: Final = MatchOptions(patience=0.25, escalation=0.5, spread=0.001)
 #: By landmarks; by Eq. 1 until there are enough. A shrink that leaves a task its room is survived.
 LIVE_PREDICTION: Final = PredictorOptions(form="landmark", sized=True)
@@ -117,7 +117,7 @@ def _choice(task: Task, decision: Decision, maker: MatchMaker, now: float) -> Ch
     machine = decision.machine
     offers = {offer.machine: offer for offer in decision.offers}
     if machine is None:
-        return Choice(None, None, _why_none(task, decision, maker, now), offers=decision.offers)
+        return Choice(None, None, _why_none(task, maker), offers=decision.offers)
     chosen = offers[machine]
     if decision.starts:
         sentence = f"{machine}: {chosen.in_words}"
@@ -129,13 +129,13 @@ def _choice(task: Task, decision: Decision, maker: MatchMaker, now: float) -> Ch
     return Choice(None, machine, sentence, decision.completion_probability, decision.offers)
 
 
-def _why_none(task: Task, decision: Decision, maker: MatchMaker, now: float) -> str:
+def _why_none(task: Task, maker: MatchMaker) -> str:
     fleet, cores = maker.fleet, task.order.cores
     most = max((int(fleet.cores[row]) for row in fleet.rows()), default=None)
     if most is None:
         return "no machine takes tasks now: all are down, or drained"
     if most < cores:
         return f"no machine has {cores} usable cores; the largest has {most}"
-    if not maker.may_wait(demand_of(task, now), decision.duration_s):
+    if not maker.options.delay:
         return f"no machine has {cores} free cores now"
     return f"it is unknown when {cores} cores become free"

@@ -63,17 +63,18 @@ def aversion(preemption_aversion: float, attempts: float, escalation: float) -> 
     return preemption_aversion / (1.0 - preemption_aversion) + escalation * attempts
 
 
-def may_wait(delay: bool, waited_s: float, patience: float, duration_s: float) -> bool:
+def may_wait(delay: bool, waited_s: float, patience: float, duration_s: float, room: bool) -> bool:
     """Whether a task may go on waiting for a busy machine.
 
     What a busy machine promises may be gone before it has room, time and again: who has waited for long takes what
-    there is.
+    there is. Where there is nothing, it keeps its promise, or narrower tasks could pass it for ever.
 
     :param delay: whether it may at all.
     :param waited_s: how long it has waited by now.
     :param patience: for so many of its durations; infinite: for ever (the paper's rule).
+    :param room: whether a machine has room for it now.
     """
-    return delay and waited_s <= patience * max(duration_s, 1e-9)
+    return delay and (waited_s <= patience * max(duration_s, 1e-9) or not room)
 
 
 def usable_duration_s(estimate_s: float, ran_s: float, fallback_s: float) -> float:

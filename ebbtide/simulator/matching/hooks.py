@@ -122,11 +122,15 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
     weight = aversion(numbers[NUMBER.aversion], float(s.tasks[task, TASK.kills]), numbers[NUMBER.escalation])
     checkpoint_s = s.sums[SUM.checkpoint_every] if s.sums[SUM.checkpoint_every] > 0.0 else math.inf
     waited_s = now_s - s.times[task, TIME.since]
-    delay = may_wait(p.switches[SWITCH.delay] != 0, waited_s, numbers[NUMBER.patience], duration_s)
     need = s.tasks[task, TASK.cores]
+    room = False
     for machine in range(len(s.machines)):
         wait_s = room_in_s(s, p, machine, task, now_s)
         p.waits[machine] = wait_s
+        room = room or wait_s == 0.0
+    delay = may_wait(p.switches[SWITCH.delay] != 0, waited_s, numbers[NUMBER.patience], duration_s, room)
+    for machine in range(len(s.machines)):
+        wait_s = p.waits[machine]
         p.expected[machine] = math.inf
         p.probability[machine] = math.nan
         if wait_s == math.inf or (wait_s > 0.0 and not delay):

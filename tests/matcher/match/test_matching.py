@@ -14,6 +14,7 @@ from ebbtide.matcher.match.choices import choose
 from ebbtide.matcher.match.fleet import Fleet, Running
 from ebbtide.matcher.match.matching import Demand, MatchMaker, MatchOptions
 from ebbtide.matcher.predict.changes import Change
+from ebbtide.matcher.predict.expected_time import may_wait
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from tests.matcher.equation_one import completion_probability, history_of
 from tests.matcher.pools import renewal_pool
@@ -281,15 +282,34 @@ def test_a_task_that_has_waited_for_long_takes_what_has_room() -> None:
     for waited_s, name, starts in ((0.0, "lasts", False), (300.0, "lasts", False), (301.0, "shrinks", True)):
         decision = maker.decide(Demand("t", 2.0, duration_s=600.0, waited_s=waited_s), 410.0)
         assert (decision.machine, decision.starts) == (name, starts)
-    # Where none has room it goes on waiting, and is promised nothing.
-    assert maker.decide(Demand("t", 5.0, duration_s=600.0, waited_s=301.0), 410.0).machine is None
-    # A task that takes no time has patience, too.
-    assert MatchMaker(fleet).may_wait(Demand("t", 2.0, duration_s=0.0, waited_s=1e9), 0.0)
     for option in (-1.0, math.nan):
         with pytest.raises(InvalidField, match="patience"):
             MatchOptions(patience=option)
     with pytest.raises(InvalidField, match="waited_s"):
         Demand("t", 2.0, waited_s=-1.0)
+
+
+def test_a_task_that_has_waited_for_long_is_promised_room_where_there_is_none() -> None:
+    predictor = Predictor(0.0)
+    fleet = Fleet(predictor)
+    predictor.observe(Change("busy", 0.0, 0.0, 4.0))
+    fleet.put("busy", 4.0)
+    fleet.start("busy", Running("before", 3.0, 0.0, 0.0, 60.0))
+    wide = Demand("wide", 4.0, duration_s=600.0, waited_s=9000.0)
+    narrow = Demand("narrow", 1.0, duration_s=60.0)
+    maker = MatchMaker(fleet, MatchOptions(patience=0.25))
+    first, second = maker.decide_all([wide, narrow], 10.0)
+    assert (first.machine, first.starts, first.wait_s) == ("busy", False, pytest.approx(50.0))
+    # Narrower tasks do not pass it for ever.
+    assert not second.starts
+    # Without delay none waits for a machine, and each takes what there is.
+    first, second = MatchMaker(fleet, MatchOptions(delay=False)).decide_all([wide, narrow], 10.0)
+    assert (first.machine, second.starts) == (None, True)
+
+
+def test_the_paper_s_patience_has_no_end() -> None:
+    assert may_wait(True, 1e9, math.inf, 0.0, True)
+    assert not may_wait(True, 1e9, 0.25, 0.0, True)
 
 
 def test_with_spread_no_machine_at_all_is_no_error() -> None:

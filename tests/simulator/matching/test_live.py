@@ -148,16 +148,16 @@ def simulated(
             _start(s, task, machine, scene.now)
         elif matching.promises and (p.promised != promised).any():
             machine = int(np.flatnonzero(p.promised != promised)[0])
-        elif waits(scene, estimate_s, matching) and p.expected.min() < math.inf:
+        elif waits(scene, estimate_s, matching, p.waits.tolist()) and p.expected.min() < math.inf:
             machine = int(np.argmin(p.expected))
         found.append(Choice(machine, starts, p.waits.tolist(), p.expected.tolist(), p.probability.tolist()))
     return found
 
 
-def waits(scene: Scene, estimate_s: float, matching: MatchOptions) -> bool:
+def waits(scene: Scene, estimate_s: float, matching: MatchOptions, waits_s: list[float]) -> bool:
     """Whether a task may wait for a busy machine: all came at second 0."""
     duration_s = usable_duration_s(estimate_s, 0.0, matching.fallback_s)
-    return may_wait(matching.delay, scene.now, matching.patience, duration_s)
+    return may_wait(matching.delay, scene.now, matching.patience, duration_s, 0.0 in waits_s)
 
 
 def _start(s: State, task: int, machine: int, now_s: float) -> None:
@@ -223,7 +223,7 @@ def agree(scene: Scene, *how: Any) -> list[Choice]:
         assert released.get(f"ebb.{task}.0a.1") == found.machine
         possible = {machine for machine, value in enumerate(choice.expected) if value < math.inf}
         assert {offer.machine for offer in found.offers} == {name(machine) for machine in possible} or not waits(
-            scene, scene.waiting[number][1], how[1]
+            scene, scene.waiting[number][1], how[1], choice.waits
         )
         for offer in found.offers:
             machine = int(offer.machine[1:])
