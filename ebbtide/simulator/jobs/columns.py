@@ -222,6 +222,8 @@ class Options(NamedTuple):
     by_demand: int = 9
     #: 1: the queue is looked at after every end of a task, not only once an instant is over.
     looks: int = 10
+    #: Jobs whose number is a multiple of it make checkpoints, where there are any.
+    checkpointed: int = 11
 
 
 OPTION: Final = Options()

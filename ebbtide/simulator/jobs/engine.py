@@ -247,6 +247,7 @@ class Engine:
         s.options[c.OPTION.depth] = given.depth
         s.options[c.OPTION.validate] = given.validate
         s.options[c.OPTION.replicas] = given.replicas
+        s.options[c.OPTION.checkpointed] = given.checkpointed
         s.options[c.OPTION.by_demand] = self.policy.by_demand
         s.options[c.OPTION.done] = self._sinks[0] is not None
         s.options[c.OPTION.attempts] = self._sinks[1] is not None

@@ -43,6 +43,14 @@ def tick(s: State, at_s: float) -> None:
     s.sums[SUM.now] = at_s
 
 
+def checkpoint_every_s(s: State, task: int) -> float:
+    """Useful seconds between two checkpoints of a task; 0: it makes none."""
+    every_s = s.sums[SUM.checkpoint_every]
+    if every_s > 0.0 and s.jobs[s.tasks[task, TASK.job], JOB.number] % s.options[OPTION.checkpointed] != 0:
+        return 0.0
+    return float(every_s)
+
+
 def checkpoints(every_s: float, left_s: float) -> float:
     """How many checkpoints a task makes on its way: none at its end."""
     if every_s <= 0 or left_s <= every_s:
@@ -60,7 +68,7 @@ def start(s: State, p: Any, task: int, machine: int, now_s: float) -> None:
     s.counts[COUNT.used_cores] += cores
     s.tasks[task, TASK.start] = s.counts[COUNT.starts]
     s.counts[COUNT.starts] += 1
-    every_s = s.sums[SUM.checkpoint_every]
+    every_s = checkpoint_every_s(s, task)
     cost_s = s.sums[SUM.checkpoint_cost]
     left_s = s.times[task, TIME.left]
     ends_s = now_s + left_s
@@ -118,9 +126,7 @@ def finish(s: State, p: Any, task: int, now_s: float) -> None:
     stop(s, task, machine)
     job = s.tasks[task, TASK.job]
     left_s = s.times[task, TIME.left]
-    lost_s = 0.0
-    if s.sums[SUM.checkpoint_every] > 0:
-        lost_s = s.sums[SUM.checkpoint_cost] * checkpoints(s.sums[SUM.checkpoint_every], left_s)
+    lost_s = s.sums[SUM.checkpoint_cost] * checkpoints(checkpoint_every_s(s, task), left_s)
     s.job_times[job, JOB_TIME.lost] += account(s, task, now_s, left_s, lost_s)
     if s.options[OPTION.attempts] != 0:
         write_attempt(s, task, machine, now_s, 1.0)
@@ -192,7 +198,7 @@ def withdraw(s: State, p: Any, task: int, now_s: float) -> None:
 
 def saved_s(s: State, task: int, now_s: float) -> float:
     """Of the useful seconds of a running task, those that its checkpoints hold."""
-    every_s = s.sums[SUM.checkpoint_every]
+    every_s = checkpoint_every_s(s, task)
     if every_s <= 0:
         return 0.0
     made = math.floor((now_s - s.times[task, TIME.began]) / (every_s + s.sums[SUM.checkpoint_cost]))

@@ -42,6 +42,7 @@ class Settings:
     :param depth: how many waiting tasks are looked at in one pass; 0: all.
     :param checkpoint_every_s: useful seconds between two checkpoints of a task, 0: none; each takes checkpoint_cost_s,
         and a killed task begins again at its last (Agarwal et al. 2023 §B.1).
+    :param checkpointed: every so-manieth job makes them, beginning with the first; 1: all.
     :param from_s, to_s: what is measured: jobs that were submitted, and work that was done, in [from_s, to_s).
     :param short_s: slowdown is completion time / max(longest task, short_s).
     :param replicas: of each task, on whatever machines the policy chooses; the first to be done counts, and ends the
@@ -62,6 +63,7 @@ class Settings:
     depth: int = 0
     checkpoint_every_s: float = 0.0
     checkpoint_cost_s: float = 0.0
+    checkpointed: int = 1
     from_s: float = -math.inf
     to_s: float = math.inf
     short_s: float = 10.0
@@ -82,6 +84,8 @@ class Settings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidParameter(name, f"must be finite and not negative, but is {value:g}")
+        if self.checkpointed < 1:
+            raise InvalidParameter("checkpointed", f"must be at least 1, but is {self.checkpointed}")
         if not 1 <= self.replicas <= 16:
             raise InvalidParameter("replicas", f"must be from 1 to 16, but is {self.replicas}")
         if self.by_length and self.priorities:

@@ -55,6 +55,7 @@ def empty_state() -> State:
         attempts=np.empty((0, len(c.ATTEMPT_COLUMNS))),
     )
     s.counts[c.COUNT.free_task] = s.counts[c.COUNT.free_job] = s.counts[c.COUNT.reserved] = -1
+    s.options[c.OPTION.checkpointed] = 1
     s.sums[c.SUM.wake] = s.sums[c.SUM.until] = s.sums[c.SUM.to_s] = np.inf
     s.sums[c.SUM.from_s] = -np.inf
     return with_jobs(with_tasks(s, _TASKS), _JOBS)

@@ -23,7 +23,8 @@ from ebbtide.matcher.predict.period import fill_lasts_of_period, stands, watch
 from ebbtide.matcher.predict.rolling import GROWTH, SHRINK, leave, roll
 from ebbtide.matcher.predict.rolling import begin as begin_interval
 from ebbtide.matcher.predict.rolling import change as change_interval
-from ebbtide.simulator.jobs.columns import LEAVING, MACHINE, SUM, TASK, TIME, State
+from ebbtide.simulator.jobs.columns import LEAVING, MACHINE, TASK, TIME, State
+from ebbtide.simulator.jobs.running import checkpoint_every_s
 from ebbtide.simulator.matching.arrays import NUMBER, PROMISE, PROMISES, SWITCH, Matching
 from ebbtide.simulator.nodes.backfilling import reservation
 
@@ -120,7 +121,8 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         again = 1.0 - numbers[NUMBER.unknown]
     restart = restart_s(1.0 - again, wasted, duration_s)
     weight = aversion(numbers[NUMBER.aversion], float(s.tasks[task, TASK.kills]), numbers[NUMBER.escalation])
-    checkpoint_s = s.sums[SUM.checkpoint_every] if s.sums[SUM.checkpoint_every] > 0.0 else math.inf
+    every_s = checkpoint_every_s(s, task)
+    checkpoint_s = every_s if every_s > 0.0 else math.inf
     waited_s = now_s - s.times[task, TIME.since]
     need = s.tasks[task, TASK.cores]
     room = False

@@ -31,8 +31,10 @@ from ebbtide.simulator.matching.costs import Prices, VmKind
 from ebbtide.simulator.matching.foresight import METRICS as FORESIGHT
 from ebbtide.simulator.matching.foresight import foresight
 from ebbtide.simulator.matching.pools import Pool, PoolSettings, PowerSettings, Supply, pool
+from ebbtide.simulator.matching.running import KINDS as KINDS_OF_JOBS
 from ebbtide.simulator.matching.running import LIVE_ORDER, WARM_UP_S, Order, run
 from ebbtide.simulator.matching.schemes import SCHEMES
+from ebbtide.simulator.matching.variation import DURATIONS_S
 from ebbtide.simulator.matching.workload import SHAPES, Workload
 
 _DAY_S: Final = 86_400.0
@@ -63,6 +65,8 @@ class Case:
     rows: bool = False
     #: Hold what is predicted against what comes of it, of all machines at regular times, too.
     calibrate: bool = False
+    #: Every so-manieth job saves its work; 0: none.
+    interruptible: int = 0
     #: So many other draws of the same VMs say what could be known (`simulator.matching.foresight`).
     other_draws: int = 0
 
@@ -70,10 +74,12 @@ class Case:
 #: What a run gives: of an acquirer where there is one, of the pool, and of its power where that is a trace's.
 METRICS: Final = (
     *("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "brier"),
-    "lost_at_worst",
+    *("lost_at_worst", "slowdown_geometric_mean", "slowed_4_share"),
+    *(f"{name}_jct_geometric_mean_s" for name, _ in KINDS_OF_JOBS),
     *("span_s", "machines_requested", "machines_given_back", "machines_evicted", "machines_held_mean"),
     *("cores_held_mean", "cores_paid_mean", "utilisation", "cost_total", "pool_changes", "pool_gap_mean_min"),
     *("pool_gap_p50_min", "pool_gap_p95_min", "pool_within_10_min", "pool_within_1_h"),
+    *("pool_gap_drift", *(f"pool_stable_for_{duration_s / 60:g}_min" for duration_s in DURATIONS_S)),
     *("pool_change_mean_cores", "pool_mean_cores", "pool_rejected_share", "pool_power_mean"),
     *("pool_hour_p50_changes", "pool_hour_p90_changes", "pool_day_p50_changes", "pool_day_p90_changes"),
     *("pool_rank_correlation", "pool_cores_p10", "pool_cores_p90"),
@@ -149,6 +155,7 @@ class MatchingModel:
             validate=g.flag("validate", False),
             rows=g.flag("rows", False),
             calibrate=g.flag("calibrate", False),
+            interruptible=g.whole("interruptible", 0, least=0),
             other_draws=g.whole("other_draws", 0, least=0, most=100),
         )
         g.end()
@@ -214,6 +221,7 @@ class MatchingModel:
             order=settings.order,
             threshold=settings.threshold,
             validate=settings.validate,
+            interruptible=settings.interruptible,
         )
         start_s = float(found.at_s[0]) + WARM_UP_S
         statistics = found.statistics(start_s, start_s + done.span_s)

@@ -19,7 +19,7 @@ from ebbtide.simulator.generators.harvest import HarvestSeries, Packing
 from ebbtide.simulator.generators.power import Cut, PoweredSeries, power_steps
 from ebbtide.simulator.generators.replayed import vm_batches
 from ebbtide.simulator.inputs.batches import CapacityBatch, Floats, Indices, SeriesBatch, VmBatch, texts
-from ebbtide.simulator.matching.variation import spread
+from ebbtide.simulator.matching.variation import DURATIONS_S, drift, spread, stability
 
 _DAY_S: Final = 86_400.0
 _ROUNDING: Final = 1e-6
@@ -146,7 +146,7 @@ class Pool:
         supply = {} if self.supply is None else self.supply.statistics(from_s, until_s)
         # To the end of the replay: a window of some hours has too few.
         supply |= spread(self, from_s, self.until_s)
-        gaps, sizes = [], []
+        gaps, sizes, ends = [], [], []
         for number in range(self.machines):
             mine = self.machine == number
             at_s, cores = self.at_s[mine], self.cores[mine]
@@ -154,8 +154,9 @@ class Pool:
             # What a machine begins with is no change.
             late[:1] = False
             gaps.append(np.diff(at_s)[late])
+            ends.append(at_s[1:][late])
             sizes.append(np.abs(np.diff(cores))[late])
-        gap_s, size = np.concatenate(gaps), np.concatenate(sizes)
+        gap_s, size, end_s = np.concatenate(gaps), np.concatenate(sizes), np.concatenate(ends)
         if not len(gap_s):
             return {"changes": 0.0, "mean_cores": self.mean_cores(from_s, until_s), **supply}
         return {
@@ -163,6 +164,8 @@ class Pool:
             "gap_mean_min": float(gap_s.mean()) / 60.0,
             "gap_p50_min": float(np.median(gap_s)) / 60.0,
             "gap_p95_min": float(np.percentile(gap_s, 95)) / 60.0,
+            "gap_drift": drift(gap_s, end_s),
+            **{f"stable_for_{duration_s / 60:g}_min": stability(gap_s, duration_s) for duration_s in DURATIONS_S},
             "within_10_min": float((gap_s <= 600.0).mean()),
             "within_1_h": float((gap_s <= 3600.0).mean()),
             "change_mean_cores": float(size.mean()),

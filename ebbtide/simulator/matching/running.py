@@ -24,6 +24,10 @@ from ebbtide.simulator.matching.workload import Workload, jobs
 #: Lost work is told by windows of so many seconds, of which the worst are this share.
 WINDOW_S: Final = 300.0
 WORST: Final = 0.05
+#: Between two checkpoints of an interruptible job, which cost nothing (Agarwal et al. 2023 §B.3).
+SAVES_EVERY_S: Final = 60.0
+#: Jobs by whether they are interruptible.
+KINDS: Final = (("interruptible", True), ("uninterruptible", False))
 #: Seconds of the pool's changes before the first job: a day's window is full by then.
 WARM_UP_S = 1.25 * 86_400.0
 
@@ -58,21 +62,34 @@ class Run:
     calibration: tuple[Floats, Floats, Floats] | None
     brier: float
     span_s: float
+    #: Of each job, completion time / its longest task: how many times as long as on machines that never shrink.
+    slowdown: Floats
     #: Of the work lost to kills, what went in the worst twentieth of all five minutes; NaN: none was lost.
     lost_at_worst: float = float("nan")
     #: What an acquirer did; None: there was none.
     acquired: AcquiredMachines | None = None
+    #: Every so-manieth job was interruptible; 0: none.
+    interruptible: int = 0
 
     @property
     def metrics(self) -> dict[str, float]:
         """Figures by name."""
         acquired = {} if self.acquired is None else self.acquired.metrics
+        kinds = {}
+        if self.interruptible:
+            saves = self.jobs["job"] % self.interruptible == 0
+            kinds = {
+                f"{name}_jct_geometric_mean_s": _mean(self.completion_s[saves == is_one]) for name, is_one in KINDS
+            }
         return {
             **acquired,
+            **kinds,
+            "slowdown_geometric_mean": _mean(self.slowdown),
+            "slowed_4_share": float((self.slowdown > 4.0).mean()),
             "jct_mean_s": float(self.completion_s.mean()),
             "jct_p90_s": float(np.percentile(self.completion_s, 90)),
             # Of two schemes with the same jobs its ratio is the geometric mean of nJCT.
-            "jct_geometric_mean_s": float(np.exp(np.log(np.maximum(self.completion_s, 1e-9)).mean())),
+            "jct_geometric_mean_s": _mean(self.completion_s),
             "waste": self.results.waste,
             "kills_per_task": self.results.kills / self.results.tasks,
             "wait_mean_s": self.results.measures["task_wait_mean_s"],
@@ -93,15 +110,20 @@ def run(
     acquisition: Acquisition | None = None,
     order: Order = LIVE_ORDER,
     threshold: float = THRESHOLD,
+    interruptible: int = 0,
 ) -> Run:
     """Run it to the end.
 
+    :param interruptible: every so-manieth job is, beginning with the first: it saves its work every minute; 0: none.
     :param threshold: of P_c, in schemes by heartbeat.
     :param acquisition: the pool's machines are servers, of which an acquirer holds some; None: all are ours.
     :raises InvalidParameter: no such scheme, or a load that the pool's changes are too short for.
     """
     start_s = float(pool.at_s[0]) + WARM_UP_S
     chosen = named(scheme)
+    if interruptible and chosen.checkpoint_every_s > 0:
+        raise InvalidParameter("interruptible", f"must be 0 with {scheme}, in which all jobs make checkpoints")
+    saving = {"checkpoint_every_s": SAVES_EVERY_S, "checkpointed": interruptible} if interruptible else {}
     acquired = None
     changes: Iterable[CapacityBatch] = [pool.batch()]
     held_share = 1.0
@@ -120,7 +142,7 @@ def run(
         None,
         changes,
         policy=engine_policy(chosen, pool, threshold),
-        settings=engine_settings(chosen, kills=order.kills, requeue=order.requeue, validate=validate),
+        settings=engine_settings(chosen, kills=order.kills, requeue=order.requeue, validate=validate, **saving),
         seed=seed,
         done=told.take,
         attempts=attempts.append,
@@ -138,8 +160,16 @@ def run(
         calibration = (state.outcomes, state.predicted / counts, state.observed / counts)
         brier = float(state.numbers[NUMBER.squares] / state.outcomes.sum())
     completion_s = rows["ended_s"] - rows["submitted_s"]
+    tasks = batch.task_runtime_s
+    slowdown = completion_s / np.maximum.reduceat(tasks.values, tasks.offsets[:-1])[rows["job"]]
     worst = lost_at_worst(np.concatenate(attempts), batch.cpu_cores)
-    return Run(completion_s, rows, found, calibration, brier, until_s - start_s, worst, acquired)
+    span_s = until_s - start_s
+    return Run(completion_s, rows, found, calibration, brier, span_s, slowdown, worst, acquired, interruptible)
+
+
+def _mean(values: Floats) -> float:
+    """The geometric one; NaN of none."""
+    return float(np.exp(np.log(np.maximum(values, 1e-9)).mean())) if len(values) else float("nan")
 
 
 def lost_at_worst(attempts: Floats, job_cores: Floats) -> float:

@@ -11,6 +11,11 @@ from ebbtide.simulator.inputs.batches import Floats, Indices
 
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
+#: Of tasks, and how sure it is to be that they are not preempted (Agarwal et al. 2023, Fig. 13).
+DURATIONS_S: Final = (600.0, 1800.0, 3600.0)
+CONFIDENCE: Final = 0.7
+#: Fewer gaps say nothing of how they are spread.
+_LEAST_GAPS: Final = 50
 
 
 class Changes(Protocol):
@@ -50,6 +55,38 @@ def spread(pool: Changes, from_s: float, until_s: float) -> dict[str, float]:
             sizes = held(pool, ends_s)
             found["cores_p10"], found["cores_p90"] = (float(np.percentile(sizes, at)) for at in (10, 90))
     return found
+
+
+def stability(gap_s: Floats, duration_s: float) -> float:
+    """For how many durations a machine must not have changed for Eq. 1 to say CONFIDENCE of a task (Fig. 13).
+
+    Infinite: no time is long enough.
+
+    :param gap_s: times between changes, of all machines.
+    """
+    ordered = np.sort(gap_s)
+    ages_s = np.append(0.0, ordered[:-1])
+    after, longer = (
+        len(ordered) - np.searchsorted(ordered, at_s, side="right") for at_s in (ages_s, ages_s + duration_s)
+    )
+    enough = (after >= _LEAST_GAPS) & (longer >= CONFIDENCE * after)
+    return float(ages_s[enough.argmax()] / duration_s) if enough.any() else float("inf")
+
+
+def drift(gap_s: Floats, end_s: Floats) -> float:
+    """How far gaps that end in one hour are spread otherwise than all (Kolmogorov's distance); mean over the hours.
+
+    Fig. 7 shows such distributions; NaN: no hour has enough.
+    """
+    hours = (end_s / _HOUR_S).astype(np.int64)
+    ordered = np.sort(gap_s)
+    found = []
+    for hour in np.unique(hours):
+        mine = np.sort(gap_s[hours == hour])
+        if len(mine) >= _LEAST_GAPS:
+            own, whole = (np.searchsorted(one, ordered, side="right") / len(one) for one in (mine, ordered))
+            found.append(float(np.abs(own - whole).max()))
+    return float(np.mean(found)) if found else float("nan")
 
 
 def counted(pool: Changes, from_s: float, until_s: float, step_s: float) -> Indices:

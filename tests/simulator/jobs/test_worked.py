@@ -139,6 +139,14 @@ def test_a_checkpoint_keeps_what_was_done_before_it() -> None:
     assert even.spans == {0: (0, 32)}
 
 
+def test_only_some_jobs_make_checkpoints_where_it_is_said_so() -> None:
+    """Of two alike that are killed at 25 s the first has 20 of its 35 s behind it, the second none."""
+    shrinks = [(0, "a", 2), (25, "a", 0), (30, "a", 2)]
+    told = run([job(0, 1, 35), job(0, 1, 35)], None, shrinks, checkpoint_every_s=10, checkpointed=2)
+    assert told.spans == {0: (30, 45), 1: (30, 65)}
+    assert told.results.lost_core_s == (25 - 20) + 25
+
+
 def test_high_priority_goes_first_and_low_last_if_priorities_count() -> None:
     queue = [job(0, 2, 5), *(job(1, 2, 5, priority=p) for p in (LOW, UNKNOWN, HIGH))]
     with_priorities = run(queue, Machines(1, 2), priorities=True).spans

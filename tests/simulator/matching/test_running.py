@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,25 @@ def test_an_oracle_has_no_task_killed(scheme: str) -> None:
     for seed in range(3):
         found = run(made(seed=seed), SMALL, scheme, seed, validate=True, compile=False)
         assert (found.results.kills, found.results.waste) == (0, 0.0)
+
+
+def test_interruptible_jobs_are_told_apart_and_lose_less() -> None:
+    """What is killed of the first of each two begins again where it was a minute before."""
+    long = replace(SMALL, jobs=12, most_task_s=7200.0)
+    every, none = (run(made(), long, "capacity-random", 2, compile=False, interruptible=n) for n in (2, 0))
+    assert every.results.lost_core_s < none.results.lost_core_s
+    means = [every.metrics[f"{name}_jct_geometric_mean_s"] for name in ("interruptible", "uninterruptible")]
+    assert np.sqrt(means[0] * means[1]) == pytest.approx(every.metrics["jct_geometric_mean_s"])
+    assert "interruptible_jct_geometric_mean_s" not in none.metrics
+    with pytest.raises(InvalidParameter, match="interruptible"):
+        run(made(), SMALL, "checkpoint-1-min", 2, compile=False, interruptible=2)
+
+
+def test_a_job_is_slowed_down_by_what_it_takes_longer_than_its_longest_task() -> None:
+    found = run(made(), SMALL, "capacity-random", 2, compile=False)
+    assert (found.slowdown >= 1.0 - 1e-9).all()
+    still = Pool(np.arange(5), np.zeros(5), np.full(5, 10), 5, 2.5 * DAY_S, 0.0)
+    assert run(still, SMALL, "capacity-random", 2, compile=False).metrics["slowdown_geometric_mean"] == pytest.approx(1.0)
 
 
 def test_a_run_is_the_same_every_time() -> None:

@@ -8,7 +8,7 @@ import pytest
 from ebbtide.simulator.generators.harvest import HarvestSeries, Packing
 from ebbtide.simulator.inputs.batches import VmBatch, hints, texts, unknown
 from ebbtide.simulator.matching.pools import Pool, PoolSettings, pool
-from ebbtide.simulator.matching.variation import correlation, counted, spread
+from ebbtide.simulator.matching.variation import correlation, counted, drift, spread, stability
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -41,6 +41,24 @@ def test_ranks_of_equal_values_are_their_mean() -> None:
     assert correlation(np.array([1, 2, 2, 3]), np.array([10, 20, 20, 30])) == pytest.approx(1.0)
     assert correlation(np.array([1, 2, 3]), np.array([3, 2, 1])) == pytest.approx(-1.0)
     assert np.isnan(correlation(np.array([1, 1, 1]), np.array([1, 2, 3])))
+
+
+def test_how_long_a_machine_must_have_been_stable_is_read_off_the_gaps() -> None:
+    """Half of all gaps last a minute, half a hundred: after a minute a task of ten is as good as safe."""
+    gap_s = np.repeat([60.0, 6000.0], 50)
+    assert stability(gap_s, 600.0) == pytest.approx(0.1)
+    # At once, where seven of ten gaps are longer than the task; never, where no age helps.
+    assert stability(np.repeat([60.0, 6000.0], [30, 70]), 600.0) == 0.0
+    assert stability(np.full(100, 60.0), 600.0) == np.inf
+
+
+def test_gaps_that_are_the_same_every_hour_do_not_drift() -> None:
+    gap_s = np.tile([60.0, 600.0], 100)
+    end_s = np.repeat([0.0, HOUR_S], 100)
+    assert drift(gap_s, end_s) == 0.0
+    # An hour of short ones and one of long ones: each is half of all away.
+    assert drift(np.sort(gap_s), end_s) == pytest.approx(0.5)
+    assert np.isnan(drift(gap_s[:10], end_s[:10]))
 
 
 def batch(rows: list[tuple[float, float, float, str]]) -> VmBatch:
