@@ -20,7 +20,11 @@ BY_SEED = ("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_pe
 BY_SEED += ("goodput", "wasted_share", "kills", "failure_rate", "wait_p50_s", "wait_p90_s", "wait_p99_s", "intervals")
 BY_SEED += ("kills_under_1_h", "kills_under_5_h", "kills_under_30_h", "on_demand_cost", "wait_mean_h", "total_cost")
 BY_SEED += ("low_preempted_share", "low_rejected_share", "high_rejected_share")
+BY_SEED += ("interruptible_jct_geometric_mean_s", "uninterruptible_jct_geometric_mean_s", "slowdown_geometric_mean")
 MEAN, P90, NJCT = BY_SEED[:3]
+#: Sweeps of which the completion time of each job is kept, too, by seed.
+BY_JOB = ("persistent",)
+JOBS = "completion_s"
 #: Of a line.
 WIDTH = 120
 #: Where what is written into a page ends.
@@ -50,6 +54,8 @@ def keep(directory: Path, metrics: Collection[str] = ()) -> None:
         values = {name: results.columns[name][rows][order] for name in metrics or results.metrics}
         found = {name: [_short(x) for x in column] for name, column in values.items() if name in BY_SEED}
         found |= {name: _short(float(column.mean())) for name, column in values.items() if name not in BY_SEED}
+        if meta["name"] in BY_JOB:
+            found[JOBS] = _by_job(results.table("jobs"), case)
         cases.append(
             json.dumps(
                 case | {name: value for name, value in found.items() if value not in (None, [None] * len(order))}
@@ -57,6 +63,13 @@ def keep(directory: Path, metrics: Collection[str] = ()) -> None:
         )
     text = f'{json.dumps(kept)[:-1]},\n"cases": [\n' + ",\n".join(cases) + "\n]}\n"
     (KEPT / f"{meta['name']}.json").write_text(text, encoding="utf-8")
+
+
+def _by_job(table: Mapping[str, Any], case: Mapping[str, Any]) -> list[list[int]]:
+    """Whole seconds, by seed and job."""
+    mine = np.logical_and.reduce([table[name] == value for name, value in case.items()])
+    seeds = table["seed"][mine]
+    return [table[JOBS][mine][seeds == seed].round().astype(int).tolist() for seed in np.unique(seeds)]
 
 
 def without_places(command: str) -> str:
@@ -84,6 +97,10 @@ class Sweep:
     def of(self, metric: str, **case: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
         """By seed."""
         return np.array(self._case(case)[metric], np.float64)
+
+    def jobs(self, **case: Any) -> list[list[int]]:
+        """Completion times in whole seconds, by seed and job: of sweeps in `BY_JOB`."""
+        return list(self._case(case)[JOBS])
 
     def mean(self, metric: str, **case: Any) -> float:
         return float(np.mean(self._case(case)[metric]))

@@ -63,6 +63,30 @@ def persistent() -> Iterator[str]:
         yield f"Of the Oracle's gain over the same order, {titles[number]}: mean {shares[0]}, p90 {shares[1]}: {word}."
 
 
+def mixed() -> Iterator[str]:
+    sweep = Sweep("mixed")
+    lives = sweep.values("least_lifetime_s")
+    yield from ("## Interruptible jobs among others (Fig. 23)", "", sweep.command, "")
+    yield from (
+        "Half of the jobs save their work every minute at no cost. Against CapacityScheduler, each kind by itself;",
+        "geometric mean of nJCT, per cent; then what is wasted of all work. The paper: uninterruptible jobs gain as",
+        "without the others, and of interruptible ones there is no difference worth the name.",
+        "",
+    )
+    titles = ["all VMs" if not life else f"VMs of at least {life / 3600:g} h" for life in lives]
+    columns = [f"{title}, {kind}" for title in titles for kind in ("interruptible", "uninterruptible", "waste, %")]
+    yield from head("scheme", *columns)
+    for policy, text in (("paper-heartbeat", "Algorithm 3, threshold .7"), ("live", "`live`")):
+        cells = []
+        for life in lives:
+            base = {"policy": "capacity-random", "least_lifetime_s": life}
+            case = base | {"policy": policy}
+            for kind in ("interruptible", "uninterruptible"):
+                cells.append(change(sweep.against(base, f"{kind}_jct_geometric_mean_s", **case)))
+            cells.append(f"{100 * sweep.mean('waste', **case):.1f} (was {100 * sweep.mean('waste', **base):.1f})")
+        yield row(text, *cells)
+
+
 def acquirer() -> Iterator[str]:
     sweep = Sweep("acquirer-persistent")
     yield from ("## The acquirer where servers persist (Fig. 16)", "", sweep.command, "")

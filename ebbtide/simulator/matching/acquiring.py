@@ -62,6 +62,7 @@ class Acquisition:
     :param kind: what all machines are.
     :param vm_cores: (least) cores of a machine, one of these for each request; none: harvest VMs as the pool has them,
         of which no costs are told.
+    :param vms_per_server: at the most; a harvest VM has a server of its own.
     """
 
     options: AcquirerOptions = field(default_factory=lambda: AcquirerOptions(64, 64))
@@ -70,6 +71,7 @@ class Acquisition:
     budget_cores: float | None = None
     kind: VmKind = VmKind.HARVEST
     vm_cores: tuple[int, ...] = ()
+    vms_per_server: int = 1
     removal: Removal = Removal.RECENT
     prices: Prices = field(default_factory=Prices)
 
@@ -81,13 +83,19 @@ class Acquisition:
             raise InvalidParameter("budget_cores", f"must be above 0, but is {self.budget_cores:g}")
         if self.kind is not VmKind.HARVEST and not self.vm_cores:
             raise InvalidParameter("vm_cores", f"must be stated for {self.kind.value} VMs")
+        if not 1 <= self.vms_per_server <= 64:
+            raise InvalidParameter("vms_per_server", f"must be from 1 to 64, but is {self.vms_per_server}")
+        if self.vms_per_server > 1 and self.kind is VmKind.HARVEST:
+            raise InvalidParameter("vms_per_server", "must be 1 with harvest VMs: each takes what its server has left")
+        if self.vms_per_server > 1 and self.removal is Removal.FUTURE:
+            raise InvalidParameter("vms_per_server", "must be 1 where machines are given back by the future")
         if self.vm_cores and min(self.vm_cores) < 1:
             raise InvalidParameter("vm_cores", "must be from 1 on")
 
     def held_share(self, pool: Pool, from_s: float) -> float:
         """Of a pool's servers or cores, about those that are held at the most: what load is counted by."""
         if self.budget_cores is None:
-            return self.options.most_machines / pool.machines
+            return min(self.options.most_machines / pool.machines, 1.0)
         until_s = min(from_s + 86_400.0, pool.until_s)
         return min(self.budget_cores / pool.mean_cores(from_s, until_s), 1.0)
 
@@ -152,10 +160,11 @@ class AcquiredMachines:
         self._pool = pool
         self._acquisition = acquisition
         self._generator = generator
-        self._servers = Servers(pool, acquisition.allocation, generator, acquisition.kind, acquisition.vm_cores)
+        each = acquisition.vms_per_server
+        self._servers = Servers(pool, acquisition.allocation, generator, acquisition.kind, acquisition.vm_cores, each)
         self._from_s = from_s
         self._meter = Meter(acquisition.kind, acquisition.prices, from_s)
-        self._names = texts(f"machine-{number}" for number in range(pool.machines))
+        self._names = texts(f"machine-{number}" for number in range(pool.machines * each))
         # By Eq. 1 and the size of shrinks, whatever the scheme predicts by.
         self._predictor = Predictor(float(pool.at_s[0]), PredictorOptions(sized=True))
         self._record = StabilityRecord(max(acquisition.options.evidence_s, 1.0))
@@ -202,7 +211,7 @@ class AcquiredMachines:
         place = int(np.searchsorted(pool.at_s, now_s, side="right"))
         for server, cores in zip(pool.machine[:place].tolist(), pool.cores[:place].tolist(), strict=True):
             servers.change(server, cores, now_s)
-        for number in range(pool.machines):
+        for number in range(len(self._names)):
             steps.add(number, now_s, 0)
         yield steps.batch()
         while now_s < pool.until_s:
@@ -222,14 +231,11 @@ class AcquiredMachines:
         pool, servers = self._pool, self._servers
         for place in range(first, last):
             server, at_s = int(pool.machine[place]), float(pool.at_s[place])
-            cores = servers.change(server, int(pool.cores[place]), at_s)
-            if cores is None:
-                continue
-            rows.add(server, at_s, cores)
-            self._learn(server, at_s, cores)
-            self._meter.change(server, at_s, cores, int(servers.least[server]))
-            if cores == 0:
-                self.evicted += 1
+            for number, cores in servers.change(server, int(pool.cores[place]), at_s):
+                rows.add(number, at_s, cores)
+                self._learn(number, at_s, cores)
+                self._meter.change(number, at_s, cores, int(servers.least[number]))
+                self.evicted += cores == 0
 
     def _look(self, rows: _Rows, now_s: float) -> None:
         """Everything that follows at this instant."""

@@ -276,6 +276,7 @@ def _acquisition(g: Given) -> Acquisition | None:
         budget_cores=budget_cores or None,
         kind=kind,
         vm_cores=tuple(int(size) for size in sizes),
+        vms_per_server=g.whole("vms_per_server", 1, least=1),
         removal=Removal(g.choice("removal", [one.value for one in Removal], Removal.RECENT.value)),
         prices=Prices(
             g.number("spot_discount", Prices().spot_discount, least=0, most=0.99),

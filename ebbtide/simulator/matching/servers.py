@@ -1,4 +1,4 @@
-"""Replayed servers as a provider of harvest, Spot or regular VMs, one of ours on each at the most."""
+"""Replayed servers as a provider of harvest, Spot or regular VMs, one of ours at each place of a server at the most."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ BUFFER_SHARE: Final = 0.05
 
 
 class Servers:
-    """Replayed servers as a provider: it answers at once. Machines are servers' numbers as texts.
+    """Replayed servers as a provider: it answers at once. Machines are numbers of places as texts.
+
+    A server has so many places in a row; a harvest VM has a server of its own.
 
     :param kind: harvest VMs take all unallocated cores, Spot VMs keep their size; both go as a whole when fewer are
         left than their (least) size. A regular VM keeps its size, and is placed on any server that has none of ours.
     :param sizes: least cores of a VM, drawn for each request; none: a harvest VM is there while the pool says so.
+    :param each: places of a server.
     """
 
     def __init__(
@@ -31,21 +34,26 @@ class Servers:
         generator: np.random.Generator,
         kind: VmKind = VmKind.HARVEST,
         sizes: tuple[int, ...] = (),
+        each: int = 1,
     ) -> None:
-        self._pool = pool
+        places = pool.machines * each
+        self.each = each
         self._allocation = allocation
         self._generator = generator
         self._kind = kind
         self._sizes = sizes
-        #: Cores that each server has for a harvest VM now; below the minimum: 0.
+        #: By server: cores that on-demand VMs leave; below the minimum: 0.
         self.cores: Indices = np.zeros(pool.machines, np.int64)
-        #: Size of our VM on each server, of a harvest VM the least one.
-        self.least: Indices = np.zeros(pool.machines, np.int64)
+        #: By place, as all below: size of our VM, of a harvest VM the least one.
+        self.least: Indices = np.zeros(places, np.int64)
         #: When the cores of a VM there changed.
-        self.changed_s: Floats = np.full(pool.machines, -np.inf)
-        self.held = np.zeros(pool.machines, bool)
+        self.changed_s: Floats = np.full(places, -np.inf)
+        self.held = np.zeros(places, bool)
+        #: When our VM came: the newest goes first.
+        self._came: Indices = np.zeros(places, np.int64)
+        self._requests = 0
         #: Given back at this instant: what is asked for now comes from elsewhere.
-        self.cooling = np.zeros(pool.machines, bool)
+        self.cooling = np.zeros(places, bool)
         self._offers: dict[int, str] = {}
         self._refusals: dict[int, str] = {}
 
@@ -60,18 +68,20 @@ class Servers:
         if number in self._offers:
             return
         least = int(self._generator.choice(self._sizes)) if self._sizes else 0
-        server = self._chosen(least)
-        if server is None:
+        place = self._chosen(least)
+        if place is None:
             self._refusals[number] = f"no server has room for a {self._kind.value} VM"
             return
-        self.held[server] = True
-        self.least[server] = least
-        self._offers[number] = str(server)
+        self._requests += 1
+        self.held[place] = True
+        self.least[place] = least
+        self._came[place] = self._requests
+        self._offers[number] = str(place)
 
     async def cancel(self, number: int) -> None:
-        server = self._offers.pop(number, None)
-        if server is not None:
-            self.held[int(server)] = False
+        place = self._offers.pop(number, None)
+        if place is not None:
+            self.held[int(place)] = False
 
     async def deallocate(self, machine: str) -> None:
         self.held[int(machine)] = False
@@ -79,25 +89,48 @@ class Servers:
 
     @property
     def ours(self) -> Indices:
-        """Cores of our VM on each server; 0: there is none."""
+        """Cores of our VM at each place; 0: there is none."""
         found: Indices = np.where(self.held, self.cores if self._kind is VmKind.HARVEST else self.least, 0)
         return found
 
-    def change(self, server: int, cores: int, at_s: float) -> int | None:
-        """On-demand VMs leave so many cores of a server; how many our VM there has now, None: as many as before."""
+    def change(self, server: int, cores: int, at_s: float) -> list[tuple[int, int]]:
+        """On-demand VMs leave so many cores of a server; the places whose VMs have other cores now, and how many."""
         self.cores[server] = cores
+        if self._kind is VmKind.REGULAR:
+            return []
         if self._kind is VmKind.HARVEST:
             self.changed_s[server] = at_s
-        if not self.held[server] or self._kind is VmKind.REGULAR:
-            return None
-        if cores < max(int(self.least[server]), 1):
-            self.held[server] = False
-            return 0
-        return cores if self._kind is VmKind.HARVEST else None
+            if not self.held[server]:
+                return []
+            self.held[server] = cores >= max(int(self.least[server]), 1)
+            return [(server, cores if self.held[server] else 0)]
+        mine = np.arange(server * self.each, (server + 1) * self.each)
+        mine = mine[self.held[mine]]
+        gone = []
+        for place in mine[np.argsort(-self._came[mine])].tolist():
+            if self.least[mine].sum() <= cores:
+                break
+            self.held[place] = False
+            mine = mine[mine != place]
+            gone.append((place, 0))
+        return gone
 
     def _chosen(self, least: int) -> int | None:
-        room = np.full(len(self.cores), True) if self._kind is VmKind.REGULAR else self.cores >= max(least, 1)
-        free = np.flatnonzero(room & ~self.held & ~self.cooling)
+        """A place that is free; of a server any is as good as another."""
+        servers, free = self._room(least)
+        server = self._server(servers)
+        return None if server is None else int(free[server])
+
+    def _room(self, least: int) -> tuple[Indices, Indices]:
+        """The servers with a free place and room for a VM, and the first such place of each."""
+        free = ~(self.held | self.cooling).reshape(-1, self.each)
+        room = free.any(1)
+        if self._kind is not VmKind.REGULAR:
+            taken = 0 if self._kind is VmKind.HARVEST else self.ours.reshape(-1, self.each).sum(1)
+            room &= self.cores - taken >= max(least, 1)
+        return np.flatnonzero(room), np.arange(len(free)) * self.each + free.argmax(1)
+
+    def _server(self, free: Indices) -> int | None:
         if not len(free):
             return None
         if self._allocation is Packing.RANDOM:

@@ -21,19 +21,19 @@ from tests.simulator.matching.test_acquiring import HELD, SERVERS, SMALL, acquir
 DAY_S = 86_400.0
 
 
-def servers(kind: VmKind, cores: list[int], sizes: tuple[int, ...] = (4,)) -> Servers:
+def servers(kind: VmKind, cores: list[int], sizes: tuple[int, ...] = (4,), each: int = 1) -> Servers:
     """Servers with so many unallocated cores."""
     count = len(cores)
     made = Pool(np.arange(count), np.zeros(count), np.array(cores), count, DAY_S, 0.0)
-    found = Servers(made, Packing.RANDOM, np.random.default_rng(1), kind, sizes)
+    found = Servers(made, Packing.RANDOM, np.random.default_rng(1), kind, sizes, each)
     for server, value in enumerate(cores):
         found.change(server, value, 0.0)
     return found
 
 
 def asked(found: Servers) -> set[int]:
-    """Servers on which machines are, after one request more than there are servers."""
-    for number in range(len(found.cores) + 1):
+    """Places at which machines are, after one request more than there are places."""
+    for number in range(len(found.held) + 1):
         at_once(found.request(number))
     return set(np.flatnonzero(found.held).tolist())
 
@@ -60,15 +60,15 @@ def test_a_machine_is_placed_where_there_is_room_and_a_regular_one_anywhere(
 def test_a_harvest_vm_shrinks_to_its_minimum_and_goes_below_it() -> None:
     found = servers(VmKind.HARVEST, [9])
     asked(found)
-    assert [found.change(0, cores, 60.0) for cores in (6, 4, 12, 3)] == [6, 4, 12, 0]
+    assert [found.change(0, cores, 60.0) for cores in (6, 4, 12, 3)] == [[(0, 6)], [(0, 4)], [(0, 12)], [(0, 0)]]
     assert not found.held[0]
-    assert found.change(0, 9, 70.0) is None
+    assert found.change(0, 9, 70.0) == []
 
 
 def test_a_spot_vm_keeps_its_size_and_goes_as_a_whole() -> None:
     found = servers(VmKind.SPOT, [9])
     asked(found)
-    assert [found.change(0, cores, 60.0) for cores in (6, 4, 12, 3)] == [None, None, None, 0]
+    assert [found.change(0, cores, 60.0) for cores in (6, 4, 12, 3)] == [[], [], [], [(0, 0)]]
     assert not found.held[0]
     # That its server changed is not noticed: its cores have not.
     assert found.changed_s[0] == -np.inf
@@ -77,8 +77,19 @@ def test_a_spot_vm_keeps_its_size_and_goes_as_a_whole() -> None:
 def test_a_regular_vm_is_never_evicted() -> None:
     found = servers(VmKind.REGULAR, [9])
     asked(found)
-    assert [found.change(0, cores, 60.0) for cores in (3, 0)] == [None, None]
+    assert [found.change(0, cores, 60.0) for cores in (3, 0)] == [[], []]
     assert found.ours.tolist() == [4]
+
+
+def test_a_server_has_several_spot_vms_and_the_newest_go_first() -> None:
+    found = servers(VmKind.SPOT, [13, 5], each=4)
+    assert asked(found) == {0, 1, 2, 4}
+    assert found.ours.tolist() == [4, 4, 4, 0, 4, 0, 0, 0]
+    came = [number for _, number in sorted((int(found._came[place]), place) for place in (0, 1, 2))]
+    assert found.change(0, 12, 60.0) == []
+    assert found.change(0, 9, 60.0) == [(came[2], 0)]
+    assert found.change(0, 3, 60.0) == [(came[1], 0), (came[0], 0)]
+    assert set(np.flatnonzero(found.held)) == {4}
 
 
 def test_sizes_are_drawn_for_each_request() -> None:
@@ -104,6 +115,9 @@ def test_every_kind_does_the_same_work_and_only_regular_vms_lose_nothing() -> No
     assert (regular.results.kills, regular.metrics["machines_evicted"]) == (0, 0)
     assert spot.results.kills > 0
     assert spot.metrics["machines_evicted"] > 0
+    four = rented(VmKind.SPOT, vms_per_server=4)
+    assert four.results.jobs_done == SMALL.jobs
+    assert four.metrics["machines_evicted"] > 0
     for one in (spot, regular):
         assert one.acquired is not None
         assert {cores % 4 for cores in one.acquired.held.cores} == {0}
@@ -133,7 +147,13 @@ def test_machines_that_go_at_random_are_not_those_that_changed_last() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"kind": VmKind.SPOT}, "vm_cores"), ({"vm_cores": (0, 2)}, "vm_cores")],
+    [
+        ({"kind": VmKind.SPOT}, "vm_cores"),
+        ({"vm_cores": (0, 2)}, "vm_cores"),
+        ({"vms_per_server": 0}, "vms_per_server"),
+        ({"vms_per_server": 2}, "vms_per_server"),
+        ({"vms_per_server": 2, "kind": VmKind.SPOT, "vm_cores": (4,), "removal": Removal.FUTURE}, "vms_per_server"),
+    ],
 )
 def test_what_cannot_be_rented_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidParameter, match=field):
