@@ -81,7 +81,7 @@ def claims() -> Iterator[str]:
     drifts, ages = (
         [pool.mean(f"pool_{name}", **one) for one in at_lives] for name in ("gap_drift", "stable_for_30_min")
     )
-    claim = "Fig. 7: how far an hour's gaps are spread otherwise than all (Kolmogorov)"
+    claim = "Fig. 7: how far the gaps of six hours are spread otherwise than all (Kolmogorov)"
     yield row(claim, "slightly", ", ".join(f"{one:.2f}" for one in drifts), "no figure")
     claim = "Fig. 13: for how many durations (30 min) a machine must be stable to be 70 % sure"
     word = ", ".join("met" if abs(one - 2.6) <= 0.5 else "missed" for one in ages)

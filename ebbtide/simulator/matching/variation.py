@@ -14,6 +14,7 @@ _DAY_S: Final = 86_400.0
 #: Of tasks, and how sure it is to be that they are not preempted (Agarwal et al. 2023, Fig. 13).
 DURATIONS_S: Final = (600.0, 1800.0, 3600.0)
 CONFIDENCE: Final = 0.7
+_PART_S: Final = 6 * _HOUR_S
 #: Fewer gaps say nothing of how they are spread.
 _LEAST_GAPS: Final = 50
 
@@ -74,15 +75,15 @@ def stability(gap_s: Floats, duration_s: float) -> float:
 
 
 def drift(gap_s: Floats, end_s: Floats) -> float:
-    """How far gaps that end in one hour are spread otherwise than all (Kolmogorov's distance); mean over the hours.
+    """How far gaps that end within six hours are spread otherwise than all (Kolmogorov's distance); the mean.
 
-    Fig. 7 shows such distributions; NaN: no hour has enough.
+    Fig. 7 shows such distributions; NaN: there are too few gaps.
     """
-    hours = (end_s / _HOUR_S).astype(np.int64)
+    parts = (end_s / _PART_S).astype(np.int64)
     ordered = np.sort(gap_s)
     found = []
-    for hour in np.unique(hours):
-        mine = np.sort(gap_s[hours == hour])
+    for part in np.unique(parts):
+        mine = np.sort(gap_s[parts == part])
         if len(mine) >= _LEAST_GAPS:
             own, whole = (np.searchsorted(one, ordered, side="right") / len(one) for one in (mine, ordered))
             found.append(float(np.abs(own - whole).max()))
