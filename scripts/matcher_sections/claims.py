@@ -78,13 +78,12 @@ def claims() -> Iterator[str]:
         "met" if failed.mean() >= 0.5 else "fewer",
     )
     at_lives = [{"policy": "yarn", LIFE: life} for life in pool.values(LIFE)]
-    drifts, ages = (
-        [pool.mean(f"pool_{name}", **one) for one in at_lives] for name in ("gap_drift", "stable_for_30_min")
-    )
+    drifts = [pool.mean("pool_gap_drift", **one) for one in at_lives]
     claim = "Fig. 7: how far the gaps of six hours are spread otherwise than all (Kolmogorov)"
     yield row(claim, "slightly", ", ".join(f"{one:.2f}" for one in drifts), "no figure")
-    claim = "Fig. 13: for how many durations (30 min) a machine must be stable to be 70 % sure"
-    word = ", ".join("met" if abs(one - 2.6) <= 0.5 else "missed" for one in ages)
+    ages = [pool.mean(f"pool_stable_for_{minutes}_min", **one) for one in at_lives for minutes in (30, 60)]
+    claim = "Fig. 13: for how many durations (30, 60 min) a machine must be stable to be 70 % sure"
+    word = "met" if max(abs(one - 2.6) for one in ages) <= 0.5 else "near" if max(ages) <= 2.6 else "longer"
     yield row(claim, "about 2.6", ", ".join(f"{one:.1f}" for one in ages), word)
     wastes = [100 * pool.mean("waste", **one) for one in (yarn, three, live)]
     yield row(

@@ -146,6 +146,30 @@ class Pool:
         supply = {} if self.supply is None else self.supply.statistics(from_s, until_s)
         # To the end of the replay: a window of some hours has too few.
         supply |= spread(self, from_s, self.until_s)
+        gap_s, _, end_s = self._gaps(from_s, self.until_s)
+        if len(gap_s):
+            supply |= {
+                f"stable_for_{duration_s / 60:g}_min": stability(gap_s, duration_s) for duration_s in DURATIONS_S
+            }
+            supply["gap_drift"] = drift(gap_s, end_s)
+        gap_s, size, _ = self._gaps(from_s, until_s)
+        if not len(gap_s):
+            return {"changes": 0.0, "mean_cores": self.mean_cores(from_s, until_s), **supply}
+        return {
+            "changes": float(len(gap_s)),
+            "gap_mean_min": float(gap_s.mean()) / 60.0,
+            "gap_p50_min": float(np.median(gap_s)) / 60.0,
+            "gap_p95_min": float(np.percentile(gap_s, 95)) / 60.0,
+            "within_10_min": float((gap_s <= 600.0).mean()),
+            "within_1_h": float((gap_s <= 3600.0).mean()),
+            "change_mean_cores": float(size.mean()),
+            "mean_cores": self.mean_cores(from_s, until_s),
+            "rejected_share": self.rejected_share,
+            **supply,
+        }
+
+    def _gaps(self, from_s: float, until_s: float) -> tuple[Floats, Floats, Floats]:
+        """Times between changes that end within a window, the sizes of these changes, and when they were."""
         gaps, sizes, ends = [], [], []
         for number in range(self.machines):
             mine = self.machine == number
@@ -156,23 +180,7 @@ class Pool:
             gaps.append(np.diff(at_s)[late])
             ends.append(at_s[1:][late])
             sizes.append(np.abs(np.diff(cores))[late])
-        gap_s, size, end_s = np.concatenate(gaps), np.concatenate(sizes), np.concatenate(ends)
-        if not len(gap_s):
-            return {"changes": 0.0, "mean_cores": self.mean_cores(from_s, until_s), **supply}
-        return {
-            "changes": float(len(gap_s)),
-            "gap_mean_min": float(gap_s.mean()) / 60.0,
-            "gap_p50_min": float(np.median(gap_s)) / 60.0,
-            "gap_p95_min": float(np.percentile(gap_s, 95)) / 60.0,
-            "gap_drift": drift(gap_s, end_s),
-            **{f"stable_for_{duration_s / 60:g}_min": stability(gap_s, duration_s) for duration_s in DURATIONS_S},
-            "within_10_min": float((gap_s <= 600.0).mean()),
-            "within_1_h": float((gap_s <= 3600.0).mean()),
-            "change_mean_cores": float(size.mean()),
-            "mean_cores": self.mean_cores(from_s, until_s),
-            "rejected_share": self.rejected_share,
-            **supply,
-        }
+        return np.concatenate(gaps), np.concatenate(sizes), np.concatenate(ends)
 
 
 def pool(
