@@ -20,6 +20,8 @@ BY_SEED = ("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_pe
 BY_SEED += ("goodput", "wasted_share", "kills", "failure_rate", "wait_p50_s", "wait_p90_s", "wait_p99_s", "intervals")
 BY_SEED += ("kills_under_1_h", "kills_under_5_h", "kills_under_30_h", "on_demand_cost", "wait_mean_h", "total_cost")
 BY_SEED += ("low_preempted_share", "low_rejected_share", "high_rejected_share")
+BY_SEED += ("preempted_vms_share", "preemptions_per_day", "deflated_vm_h_share", "taken_core_h_per_day")
+BY_SEED += ("back_median_s", "not_back_share", "work_lost_core_h_per_day", "moves_per_day", "moved_gib_per_day")
 BY_SEED += ("interruptible_jct_geometric_mean_s", "uninterruptible_jct_geometric_mean_s", "slowdown_geometric_mean")
 MEAN, P90, NJCT = BY_SEED[:3]
 #: Sweeps of which the completion time of each job is kept, too, by seed.
@@ -97,6 +99,10 @@ class Sweep:
     def of(self, metric: str, **case: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
         """By seed."""
         return np.array(self._case(case)[metric], np.float64)
+
+    def has(self, metric: str, **case: Any) -> bool:
+        """Whether any seed has a figure of it."""
+        return metric in self._case(case)
 
     def jobs(self, **case: Any) -> list[list[int]]:
         """Completion times in whole seconds, by seed and job: of sweeps in `BY_JOB`."""

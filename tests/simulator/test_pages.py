@@ -21,6 +21,7 @@ PAGES = (
     "tasks_tables",
     "waiting_tables",
     "deflation_tables",
+    "preemption_tables",
 )
 
 

@@ -76,7 +76,9 @@ def test_a_job_is_slowed_down_by_what_it_takes_longer_than_its_longest_task() ->
     found = run(made(), SMALL, "capacity-random", 2, compile=False)
     assert (found.slowdown >= 1.0 - 1e-9).all()
     still = Pool(np.arange(5), np.zeros(5), np.full(5, 10), 5, 2.5 * DAY_S, 0.0)
-    assert run(still, SMALL, "capacity-random", 2, compile=False).metrics["slowdown_geometric_mean"] == pytest.approx(1.0)
+    assert run(still, SMALL, "capacity-random", 2, compile=False).metrics["slowdown_geometric_mean"] == pytest.approx(
+        1.0
+    )
 
 
 def test_a_run_is_the_same_every_time() -> None:

@@ -1,0 +1,92 @@
+"""Writes the tables of docs/research/preemption.md, of experiments/results/preemption.json.
+
+``preemption_tables.py [RESULTS]``: a directory that ``ebb sim run`` wrote is first kept as that file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from kept_results import ROOT, Sweep, begin, head, interval, placed, rewrite, row
+
+PAGE = ROOT / "docs" / "research" / "preemption.md"
+BEGIN = begin("preemption_tables.py")
+#: Metric, in words, digits, scale.
+COLUMNS = (
+    ("preempted_vms_share", "preempted %", 1, 100.0),
+    ("preemptions_per_day", "preemptions a day", 0, 1.0),
+    ("deflated_vm_h_share", "deflated % of VM-hours", 1, 100.0),
+    ("taken_core_h_per_day", "1000 core-hours taken a day", 1, 0.001),
+    ("back_median_s", "back, minutes", 0, 1 / 60.0),
+    ("not_back_share", "not back %", 1, 100.0),
+    ("work_lost_core_h_per_day", "core-hours of work lost a day", 0, 1.0),
+    ("moves_per_day", "moves a day", 0, 1.0),
+    ("moved_gib_per_day", "GiB moved a day", 0, 1.0),
+)
+METRICS = tuple(name for name, *_ in COLUMNS)
+#: What `stop` loses that the others save: metric, policy, in words.
+SAVED = (
+    ("preemptions_per_day", "migration", "preemptions, `migration`"),
+    ("preemptions_per_day", "rebalancing", "preemptions, `rebalancing`"),
+    ("deflated_vm_h_share", "rebalancing", "deflated VM-hours, `rebalancing`"),
+    ("taken_core_h_per_day", "rebalancing", "core-hours taken, `rebalancing`"),
+)
+
+
+def tables() -> Iterator[str]:
+    """The lines."""
+    sweep = Sweep("preemption")
+    seeds = sweep.kept["seeds"]
+    yield from (
+        f"`{sweep.kept['command']}`,",
+        f"seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval.",
+        "",
+    )
+    yield from head("overcommitment", "policy", *(words for _, words, *_ in COLUMNS))
+    for level in sweep.values("overcommitment"):
+        for policy in sweep.values("policy"):
+            case = {"overcommitment": level, "policy": policy}
+            cells = (_cell(sweep, metric, digits, scale, case) for metric, _, digits, scale in COLUMNS)
+            yield row(f"{level:.1f}", f"`{policy}`", *cells)
+    yield from (
+        "",
+        "What moves save against `stop`, of its mean, with the intervals of the differences seed by seed:",
+        "",
+    )
+    yield from head("overcommitment", *(words for *_, words in SAVED), "moves a day", "GiB a day")
+    for level in sweep.values("overcommitment"):
+        cells = []
+        for metric, policy, _ in SAVED:
+            stop, ours = (sweep.of(metric, overcommitment=level, policy=name) for name in ("stop", policy))
+            saved = interval(100.0 * (stop - ours) / stop.mean()) if stop.mean() > 0.5 / len(stop) else None
+            cells.append(f"{saved[0]:.0f} ± {saved[1]:.0f} %" if saved else "-")
+        case = {"overcommitment": level, "policy": "rebalancing"}
+        moved = (f"{sweep.mean(metric, **case):,.0f}" for metric in ("moves_per_day", "moved_gib_per_day"))
+        yield row(f"{level:.1f}", *cells, *moved)
+
+
+def _cell(sweep: Sweep, metric: str, digits: int, scale: float, case: dict[str, Any]) -> str:
+    """The mean over seeds in which there is a figure."""
+    if metric.startswith("move") and case["policy"] not in ("migration", "rebalancing"):
+        return "-"
+    if (metric.startswith(("back", "not_back")) and case["policy"] == "delete") or not sweep.has(metric, **case):
+        return "-"
+    values = scale * sweep.of(metric, **case)
+    values = values[~np.isnan(values)]
+    if len(values) == 0:
+        return "-"
+    mean, half = interval(values)
+    text = f"{mean:,.{digits}f}"
+    return text if len(values) == 1 or float(f"{half:.{digits}f}") == 0.0 else f"{text} ± {half:,.{digits}f}"
+
+
+def written(page: str) -> str:
+    """The page with the tables of the kept results."""
+    return placed(page, BEGIN, tables())
+
+
+if __name__ == "__main__":
+    rewrite(PAGE, written, sys.argv[1:], METRICS)
