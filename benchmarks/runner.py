@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.caches import memcached
-from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, steady, throughput
+from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, steady, throughput, together
 from benchmarks.engines import jvm, spark
 from benchmarks.figures import Figures, document
 from benchmarks.host.bench_host import terminable
@@ -31,6 +31,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "cpu": cpu.run,
     "burst": burst.run,
     "throughput": throughput.run,
+    "together": together.run,
     "latency": latency.run,
     "cold": cold.run,
     "idle": idle.run,

@@ -49,6 +49,7 @@ HIGHLIGHTS: Final = (
     ("cpu", "quota_50", "a parallel compile on half of the CPU: by quota"),
     ("cpu", "off_lining_50", "the same by CPUs off line"),
     ("cpu", "both_50", "the same by both (four emulated vCPUs hinder each other on two cores)"),
+    ("together", "memcached_50", "memcached with half of its CPU, memory and reads at once, to undeflated"),
     ("throughput", "total", "memcached beside a batch VM deflated by half, both rates together"),
     (
         "memcached", "application_to_hypervisor_zipf_4k_50_5000",

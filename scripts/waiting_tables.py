@@ -249,7 +249,8 @@ def longest_waits() -> Iterator[str]:
     ]
     costs, hours = (100.0 * (last / first - 1.0) for first, last in ends)
     text = f"""The paper: with b the cost falls and the wait rises, what is predicted stays near what is known, and MCC
-    rises as b falls (Fig. 6). Here, by perfect knowledge, from b = {waits[0]} to {waits[-1]} h: total cost {costs:+.1f} %, the wait {hours:+.0f} %."""
+    rises as b falls (Fig. 6). Here, by perfect knowledge, from b = {waits[0]} to {waits[-1]} h: total cost
+    {costs:+.1f} %, the wait {hours:+.0f} %."""
     yield from ("", filled(text))
 
 

@@ -140,7 +140,7 @@ def _measure(inside: Group, case: Case, share: float, arm: str, number: int, how
             with _under_load(client, workload):
                 began_s = time.perf_counter()
                 if arm == "application":
-                    _shrink(memcached, to_mib - (footprint_mib - memcached.status_mib("VmRSS")) - MARGIN_MIB)
+                    shrink(memcached, to_mib - (footprint_mib - memcached.status_mib("VmRSS")) - MARGIN_MIB)
                 inside.limit(to_mib)
                 took_s = time.perf_counter() - began_s
             places = int(case.count * share)
@@ -235,7 +235,8 @@ def _under_load(client: Client, workload: Workload) -> Iterator[None]:
         raise errors[0]
 
 
-def _shrink(memcached: Server, target_mib: float) -> None:
+def shrink(memcached: Server, target_mib: float) -> None:
+    """Have the adapter bring it down to so much resident memory. Raises BenchmarkFailed where it does not."""
     adapter = MemcachedAdapter("127.0.0.1", memcached.port, minimum_mib=16.0)
     answer = adapter.deflate({"memory_mib": target_mib}, "ask", Deadline(DEFLATION_LIMIT_S))
     if not isinstance(answer, Promise):

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from app_adapters.adapter import Deadline, Refusal
 from app_adapters.jvm.adapter import JVMAdapter
@@ -60,8 +61,9 @@ QUICK = Size(320, 15, 50, 0.5, 1.5)
 
 @dataclass(frozen=True)
 class Window:
-    """What the service measured: hits over requests, and response times in microseconds."""
+    """What the service measured: requests a second, hits over requests, and response times in microseconds."""
 
+    requests_s: float
     hit_ratio: float
     median_us: float
     p99_us: float
@@ -81,7 +83,7 @@ def run(how: Pass) -> Figures:
     ):
         if swap_mib < 2 * size.heap_mib:
             raise BenchmarkFailed(f"needs {2 * size.heap_mib} MiB of swap behind the limit")
-        _compile(Path(directory))
+        compile_mix(Path(directory))
         found: dict[tuple[bool, float], list[Window]] = {}
         for number in range(how.runs):
             windows = begun_again_when_killed(
@@ -98,10 +100,10 @@ def _run(number: int, group: MemoryGroup, directory: Path, size: Size, how: Pass
     full_mib = 0.0
     # Which one comes first changes, so that what the machine does besides meets both.
     for follows in (True, False) if number % 2 == 0 else (False, True):
-        with _service(group, directory, size) as service:
-            full_mib = full_mib or service.warm(size)
+        with service(group, directory, size) as jvm:
+            full_mib = full_mib or jvm.warm(size)
             for share in (1.0, *SHARES):
-                window = service.at(share * full_mib if share < 1 else UNLIMITED, follows, size)
+                window = jvm.at(share * full_mib if share < 1 else UNLIMITED, follows, size)
                 found[follows, share] = window
                 how.report(
                     f"run {number + 1} of {how.runs}, {'heap follows' if follows else 'heap stays'}, "
@@ -130,10 +132,22 @@ def _figures(found: dict[tuple[bool, float], list[Window]], conditions: str) -> 
     return figures
 
 
-class _Service:
+class Limits(Protocol):
+    """Of a control group for a JVM."""
+
+    def inside(self, command: list[str]) -> list[str]:
+        """A command that starts the other one in the group."""
+        ...
+
+    def limit(self, mib: float) -> None:
+        """Of memory; UNLIMITED: none."""
+        ...
+
+
+class Service:
     """One JVM in the group."""
 
-    def __init__(self, process: subprocess.Popen[str], group: MemoryGroup, adapter: JVMAdapter) -> None:
+    def __init__(self, process: subprocess.Popen[str], group: Limits, adapter: JVMAdapter) -> None:
         self._process = process
         self._group = group
         self._adapter = adapter
@@ -164,7 +178,7 @@ class _Service:
             self._group.limit(limit_mib)
         self.say(f"run {size.warm_s}")
         count, hits, *times = map(float, self.say(f"run {size.window_s}").split())
-        return Window(hits / count, *times)
+        return Window(count / size.window_s, hits / count, *times)
 
     def _follow(self, target_mib: float, size: Size) -> None:
         cache_mib = max(int((target_mib - BESIDE_MIB) / ROOM) - size.live_mib, 1)
@@ -178,7 +192,8 @@ class _Service:
 
 
 @contextlib.contextmanager
-def _service(group: MemoryGroup, directory: Path, size: Size) -> Iterator[_Service]:
+def service(group: Limits, directory: Path, size: Size) -> Iterator[Service]:
+    """A JVM that is ready, for a while."""
     group.limit(UNLIMITED)
     command = ["java", f"-Xmx{size.heap_mib}m", "-Xms32m", "-XX:+UnlockExperimentalVMOptions", "-XX:+UseShenandoahGC"]
     command += ["-XX:-UsePerfData", "-cp", str(directory), "Mix"]
@@ -191,7 +206,7 @@ def _service(group: MemoryGroup, directory: Path, size: Size) -> Iterator[_Servi
         if process.stdout.readline().strip() != "ready":
             raise BenchmarkFailed("the JVM does not start")
         adapter = JVMAdapter(Finder(Choice(pid=process.pid)), Attach(), Originals(str(directory / "state")))
-        yield _Service(process, group, adapter)
+        yield Service(process, group, adapter)
     finally:
         # Out of swap again first: a process that is swapped out ends slowly.
         with contextlib.suppress(BenchmarkFailed):
@@ -202,7 +217,8 @@ def _service(group: MemoryGroup, directory: Path, size: Size) -> Iterator[_Servi
         time.sleep(0.1)
 
 
-def _compile(directory: Path) -> None:
+def compile_mix(directory: Path) -> None:
+    """The service's class into a directory. Raises BenchmarkFailed without root or a JDK."""
     if os.geteuid() != 0:
         raise BenchmarkFailed("needs root for a memory control group and swap")
     if shutil.which("javac") is None:

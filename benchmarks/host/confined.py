@@ -1,4 +1,4 @@
-"""A memcached of our own in a control group of our own: its memory limited, its reads from disk capped (cgroup v1).
+"""A memcached of our own in control groups of our own: memory limited, reads from disk capped, CPU too (cgroup v1).
 
 The group stands for what the hypervisor does to a VM: its memory limit goes down, and swap has what does not fit.
 Files: Documentation/admin-guide/cgroup-v1/memory.rst and blkio-controller.rst.
@@ -25,28 +25,31 @@ NAME = "ebbtide-bench"
 #: What app_adapters.memcached.adapter asks for: pages of 1 MiB are given back to the system one by one.
 MALLOC_SETTING = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 STEP_MIB = 16
+PERIOD_US = 100_000
 START_LIMIT_S = 20.0
 CLOSE_LIMIT_S = 120.0
 
 
 class Group:
-    """A group in the memory and in the blkio hierarchy."""
+    """A group in the memory, the blkio and the CPU hierarchy."""
 
     def __init__(self, device: str, name: str = NAME) -> None:
         self._memory = CGROUPS / "memory" / name
         self._blkio = CGROUPS / "blkio" / name
+        self._cpu = CGROUPS / "cpu" / name
+        self._all = (self._memory, self._blkio, self._cpu)
         self._device = device
 
     def make(self) -> None:
         """Raises BenchmarkFailed where there is no cgroup v1."""
-        for directory in (self._memory, self._blkio):
+        for directory in self._all:
             if not (directory.parent / "cgroup.procs").exists():
                 raise BenchmarkFailed(f"{directory.parent} is no hierarchy of cgroup v1; the limit is made with that")
             directory.mkdir(exist_ok=True)
 
     def remove(self) -> None:
         """Raises OSError where a process is left in it."""
-        for directory in (self._memory, self._blkio):
+        for directory in self._all:
             if directory.exists():
                 directory.rmdir()
 
@@ -57,7 +60,7 @@ class Group:
     @property
     def entrances(self) -> list[str]:
         """Files that take a process in."""
-        return [str(directory / "cgroup.procs") for directory in (self._memory, self._blkio)]
+        return [str(directory / "cgroup.procs") for directory in self._all]
 
     @property
     def usage_mib(self) -> float:
@@ -84,6 +87,10 @@ class Group:
                     if time.monotonic() > end_s:
                         raise BenchmarkFailed(f"the memory limit stays above {at_mib:.0f} MiB: {error}") from error
         _write(path, str(int(limit_mib * MIB)))
+
+    def limit_cpu(self, cores: float | None) -> None:
+        """A quota of CPU time; None: none."""
+        _write(self._cpu / "cpu.cfs_quota_us", str(-1 if cores is None else int(cores * PERIOD_US)))
 
     def cap_reads(self, per_s: int | None) -> None:
         """Let the group read so often a second from the swap's disk; None lifts the cap."""
@@ -122,10 +129,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def group(path: Path) -> Iterator[Group]:
+def group(path: Path, name: str = NAME) -> Iterator[Group]:
     """A group whose reads of the disk that holds `path` can be capped. What a killed benchmark left goes first."""
     number = _whole_disk(os.stat(path).st_dev)
-    made = Group(number)
+    made = Group(number, name)
     _end(made)
     try:
         made.make()

@@ -12,7 +12,7 @@ from benchmarks.passes import Pass
 
 def test_ratios_are_taken_within_a_run_and_below_one_is_better() -> None:
     def windows(*means: float) -> list[Window]:
-        return [Window(1.0, mean / 2, mean * 10, mean) for mean in means]
+        return [Window(1.0, 1.0, mean / 2, mean * 10, mean) for mean in means]
 
     found = {
         (follows, share): windows(20, 40) if follows else windows(40, 50)

@@ -88,7 +88,7 @@ def test_the_number_of_runs_reaches_the_benchmark_and_its_file(tmp_path: Path) -
 
 def test_every_benchmark_can_be_run_by_name() -> None:
     hosts = {"policies", "cascade", "cpu", "burst", "throughput", "latency", "cold", "idle", "steady", "metrics-agent"}
-    adapters = {"memcached", "jvm", "spark"}
+    adapters = {"memcached", "jvm", "spark", "together"}
     managers = {"placement", "decisions", "metrics-manager", "history", "history-cost", "page", "top"}
     assert set(ALL) == hosts | adapters | managers | {"matcher", "simulator", "tasks", "tasks-simulated"}
 

@@ -1,0 +1,23 @@
+"""The benchmark `together`: one short pass with real applications under real limits."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.deflating import together
+from benchmarks.host.confined import CGROUPS
+from benchmarks.passes import Pass
+
+
+@pytest.mark.service
+def test_a_short_pass_measures_all_applications_and_leaves_nothing_behind() -> None:
+    said: list[str] = []
+    figures = together.run(Pass(runs=1, quick=True, report=said.append))
+    shares = [f"{share:.0%}".removesuffix("%") for share in together.SHARES]
+    names = ("memcached", "jvm", "jvm_response", "compile")
+    assert set(figures) == {f"{name}_{share}" for name in names for share in shares}
+    # Two processes of a compile that have a quarter of a core take longer than with all of it.
+    assert 0 < figures["compile_75"].value < 0.7
+    assert sum("keeps" in sentence for sentence in said) == len(names)
+    assert not together.SWAP.exists()
+    assert not list(CGROUPS.glob("*/ebbtide-bench-together"))
