@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Callable, Union
 
 from app_adapters import checks
@@ -18,6 +19,10 @@ OPERATIONS_KEPT = 256
 BUSY_RETRY_S = 1.0
 # How long a newer attempt waits for the older one to stop: the guest agent gives a hook 2.5 s for its answer.
 CALL_OFF_LIMIT_S = 1.5
+# An application that is at work is asked no more often what it still has.
+LOOK_EVERY_S = 0.1
+# One that takes longer to say so is not asked at all: the guest agent waits for 2.5 s.
+LOOK_LIMIT_S = 0.5
 
 AnswerBody = Union[PromiseBody, RefusalBody]
 UNITS = {"memory_mib": "MiB", "cpu_cores": "cores"}
@@ -33,6 +38,9 @@ class _Operation:
     request: TargetRequest
     answer: AnswerBody
     status: TargetStatus
+    # What it had when the work began, empty where that is not known, and when it was last asked.
+    before: dict[str, float] = field(default_factory=dict)
+    looked_at: float = -math.inf
 
 
 def attempt(request_id: str) -> tuple[str, str, int]:
@@ -55,6 +63,7 @@ class Operations:
         self._log = log
         self._deciding = threading.Lock()  # held while the adapter decides, which may take as long as its application
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._operations: OrderedDict[str, _Operation] = OrderedDict()
         self._worker: threading.Thread | None = None
         self._latest: _Operation | None = None
@@ -119,9 +128,52 @@ class Operations:
             return body
 
     def status(self, request_id: str) -> TargetStatus | None:
-        """How far a request is, None where it is unknown."""
+        """How far a request is, None where it is unknown. While it runs: what has come free so far, as measured now."""
         operation = self._find(request_id)
-        return None if operation is None else operation.status
+        if operation is None:
+            return None
+        if operation.status.state == "running" and operation.before:
+            self._look(operation)
+        return operation.status
+
+    def _look(self, operation: _Operation) -> None:
+        """Measure what has come free since the work began; never more than was promised."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            if time.monotonic() - operation.looked_at < LOOK_EVERY_S:
+                return
+            now = self._has()
+            operation.looked_at = time.monotonic()
+        finally:
+            self._looking.release()
+        promised = operation.answer.promised if isinstance(operation.answer, PromiseBody) else {}
+        released = {
+            name: round(min(max(before - now[name], 0.0), promised[name]), 3)
+            for name, before in operation.before.items()
+            if name in now and name in promised
+        }
+        if not released:  # not asked again: one that cannot say it now answers no status late because of that
+            operation.before = {}
+            return
+        with self._lock:
+            status = operation.status
+            # It may have ended meanwhile, and then its own word stands.
+            if status.state == "running":
+                words = "what it has now"
+                operation.status = TargetStatus(status.request_id, "running", released, words, status.reason)
+
+    def _has(self) -> dict[str, float]:
+        """What the application has now. Empty: it cannot say, or not soon enough, which is no fault of its work."""
+        began = time.monotonic()
+        try:
+            found = checks.vector(self._adapter.status(), "status")
+        except (ApplicationError, BadAnswer):
+            return {}
+        except Exception as error:
+            fault("the adapter's status failed while its work runs", error)
+            return {}
+        return found if time.monotonic() - began < LOOK_LIMIT_S else {}
 
     def stop(self, limit_s: float = 5.0) -> None:
         """Cancel what runs and wait for it, at most `limit_s` seconds."""
@@ -166,20 +218,24 @@ class Operations:
         began = time.monotonic()
         request_id = operation.request.request_id
         try:
+            if operation.request.direction == "deflate":
+                operation.before = self._has()
             release = checks.release(promise.work())
         except BaseException as error:  # whatever the adapter does, sys.exit() included, the request must end
             if isinstance(error, (ApplicationError, BadAnswer)):
                 reason = str(error)
             else:
                 reason = f"the work ended by {type(error).__name__}: {error}"
-            operation.status = TargetStatus(request_id, "failed", {}, "", reason)
+            with self._lock:
+                operation.status = TargetStatus(request_id, "failed", {}, "", reason)
             self._log(f"{request_id}: failed: {reason}")
             if not isinstance(error, ApplicationError):
                 fault(f"{request_id}: the adapter's work failed", error)
             return
         reason = f"{release.reason}; took {time.monotonic() - began:.1f} s"
         state = "released" if release.complete else "failed"
-        operation.status = TargetStatus(request_id, state, release.released, release.measured_by, reason)
+        with self._lock:
+            operation.status = TargetStatus(request_id, state, release.released, release.measured_by, reason)
         self._log(f"{request_id}: {state} {in_words(release.released)}: {reason}")
 
     def _find(self, request_id: str) -> _Operation | None:

@@ -5,7 +5,8 @@ The VM is half of the host's memory, or as much as is free. memcached holds FILL
 so that only what the guest has idle can be unplugged and the rest has to go to swap through the limit that swap backs
 (on a host without swap: a file for the time of the benchmark). Where that falls short, the seconds are those of what
 was reached, and the share that was reached is given. The largest share is also taken with the VM's reads from swap
-capped, as a cloud's volumes are, and by virtio-mem alone from the same guest while its cache is empty.
+capped, as a cloud's volumes are; by virtio-mem alone from the same guest while its cache is empty; and the application
+alone gives it back, of which nothing is unplugged. The slower of these two is what the cascade has to keep up with.
 
 Between two deflations the VM gets its size back, what is in swap is read back (otherwise the next deflation would move
 memory that the one before has left there), and what was evicted is stored again.
@@ -40,6 +41,7 @@ from benchmarks.host.vm_driver import VMDriver, driven
 from benchmarks.passes import Pass
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.cascade.mechanisms import Mechanism
+from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.lab.guest_link import LabLink
 from ebbtide.messages.common import Vector
@@ -107,10 +109,11 @@ class Case:
 
 @dataclass
 class Found:
-    """The outcomes of all cases, a value a run, and of virtio-mem alone on a guest whose cache is empty."""
+    """The outcomes of all cases, a value a run, of virtio-mem alone on an empty cache, of the application alone."""
 
     cases: dict[Case, list[Outcome]]
     alone: list[Outcome] = field(default_factory=list)
+    application: list[Outcome] = field(default_factory=list)
 
 
 def cases(quick: bool) -> list[Case]:
@@ -166,6 +169,13 @@ async def _measure(ground: BenchHost, how: Pass, size_mib: float, place: Path) -
                     await driver.give_back()
                     how.report(f"run {number + 1} of {how.runs}, virtio-mem alone: {outcome.sentence}")
                     await _grow_cache(guest, size_mib)
+                    await _fill(guest, size_mib)
+                    found.application.append(outcome := await driver.take(size, [Mechanism.APPLICATION]))
+                    await driver.give_back()
+                    await _grow_cache(guest, size_mib)
+                    how.report(
+                        f"run {number + 1} of {how.runs}, the application alone: {_application_s(outcome):.1f} s"
+                    )
                     for case, outcomes in found.cases.items():
                         seconds = await _fill(guest, size_mib)
                         with reads_capped(qemu_pid(vm.domain), place.parent, case.reads_s or None):
@@ -205,12 +215,25 @@ def figures(found: Found, conditions: str) -> Figures:
     made["virtio_mem_reached"] = Figure.over([_reached(outcome) for outcome in found.alone], "ratio", "what was asked")
     name = Case(largest, True).name
     made[f"{name}_mib_s"] = Figure.over(ours, "MiB/s", f"memory taken over {name}_s; {conditions}")
+    times = [_application_s(outcome) for outcome in found.application]
+    what = f"memcached's own time for {largest:.0%} of memory, nothing unplugged; {conditions}"
+    made["application_alone_s"] = Figure.over(times, "s", what)
+    slower = [max(own, _seconds(outcome)) for own, outcome in zip(times, found.alone, strict=True)]
+    with_s = [_seconds(outcome) for outcome in found.cases[Case(largest, True)]]
+    what = "the slower of virtio-mem alone and the application alone, in the same run"
+    made[f"{name}_to_slower_alone"] = Figure.over(ratios(with_s, slower), "ratio", what)
     made[f"{name}_to_virtio_mem"] = Figure.over(ratios(ours, alone), "ratio", f"virtio_mem_mib_s: {what}")
     return made
 
 
 def _seconds(outcome: Outcome) -> float:
     return max(outcome.seconds, 1e-3)
+
+
+def _application_s(outcome: Outcome) -> float:
+    """How long the application was at work on memory."""
+    mine = (one for one in outcome.ledger if one.layer is Layer.APPLICATION and one.resource == "memory_mib")
+    return max(sum(one.seconds for one in mine), 1e-3)
 
 
 def _mib_s(outcome: Outcome) -> float:

@@ -95,7 +95,7 @@ def calibration() -> Iterator[str]:
 
 def foresight() -> Iterator[str]:
     sweep = Sweep("foresight")
-    yield from ("## What could be known where servers are alike", "", sweep.command, "")
+    yield from ("## What could be known", "", sweep.command, "")
     yield from (
         "Every half hour a machine is picked for a task that leaves 0, 2 or 6 cores free, for 10 min to 2 h: how",
         "often it keeps the room, per cent. Who knows the VMs to come knows each that will come and go, and not which",
@@ -106,15 +106,15 @@ def foresight() -> Iterator[str]:
     )
     cells = ("anyone", "`live`", "knows the VMs to come", "both", "knows all", "`live` has", "both have", "errors")
     yield from head("pool", *cells)
-    for packing in sweep.values("packing"):
+    for name_of in sweep.values("policy"):
         names = ("random", "predicted", "known", "both", "best")
-        picked = {name: 100 * sweep.mean(f"picked_{name}", packing=packing) for name in names}
+        picked = {name: 100 * sweep.mean(f"picked_{name}", policy=name_of) for name in names}
         parts = [
             (picked[name] - picked["random"]) / (picked["best"] - picked["random"]) for name in ("predicted", "both")
         ]
-        errors = (sweep.mean(f"picks_{name}_brier", packing=packing) for name in ("predicted", "known"))
+        errors = (sweep.mean(f"picks_{name}_brier", policy=name_of) for name in ("predicted", "known"))
         yield row(
-            packing,
+            name_of,
             *(f"{value:.1f}" for value in picked.values()),
             *(f"{value:.2f}" for value in parts),
             ", ".join(f"{value:.3f}" for value in errors),
