@@ -20,7 +20,7 @@ BUSY_RETRY_S = 1.0
 # How long a newer attempt waits for the older one to stop: the guest agent gives a hook 2.5 s for its answer.
 CALL_OFF_LIMIT_S = 1.5
 # An application that is at work is asked no more often what it still has.
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.25
 # One that takes longer to say so is not asked at all: the guest agent waits for 2.5 s.
 LOOK_LIMIT_S = 0.5
 
