@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app_adapters import operations
 from tests.adapters.cache import Cache
 from tests.adapters.memcached_load import Reader
 from tests.adapters.rest import Rest
@@ -55,6 +56,23 @@ def test_half_of_the_memory_comes_back_while_a_client_reads(tmp_path: Path, reco
         assert reader.errors == []
         assert len(reader.seconds) > 100
         assert reader.percentile_ms(99) < 1000
+
+
+def test_what_has_come_free_is_said_while_more_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page at a time: the guest can unplug that before memcached has ended."""
+    monkeypatch.setattr(operations, "LOOK_EVERY_S", 0.0)
+    with hooked(tmp_path, 500) as (cache, rest):
+        cache.fill(400)
+        status, answer = rest.target("down", "deflate", cache.rss_mib() / 2)
+        assert status == 202, answer
+        said = [rest.send("GET", "/deflation/v1/targets/down")[1]]
+        while said[-1]["state"] == "running":
+            said.append(rest.send("GET", "/deflation/v1/targets/down")[1])
+        promised, done = answer["promised"]["memory_mib"], released_mib(said[-1])
+        parts = {released_mib(one) for one in said[:-1] if one["released"]}
+        assert len([part for part in parts if 0.05 * promised < part < 0.95 * promised]) >= 3, sorted(parts)
+        assert max(parts) <= promised
+        assert done == pytest.approx(promised, rel=0.1)
 
 
 def test_what_is_read_meanwhile_stays_though_its_time_of_access_is_old(tmp_path: Path) -> None:
