@@ -40,7 +40,7 @@ HIGHLIGHTS: Final = (
     ("cascade", "loop_stall_ms", "longest stall of the agent's event loop in a deflation"),
     ("cascade", "virtio_mem_mib_s", "memory taken by virtio-mem alone"),
     ("cascade", "balloon_mib_s", "memory taken by the balloon alone (Proxmox's rule gives 10 MiB/s)"),
-    ("latency", "with_application_50_s", "half of the memory of a VM of half of the host, with its application"),
+    ("latency", "with_application_50_s", "half of the memory of a VM of 2 GiB, with its application"),
     ("latency", "without_application_50_s", "the same without the application, by swap on a fast disk (missed, below)"),
     ("idle", "agent_cpu_20_vms", "CPU of the agent with 20 settled VMs"),
     ("idle", "agent_resident_20_vms", "resident memory of the agent with 20 settled VMs"),

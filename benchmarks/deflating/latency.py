@@ -216,12 +216,12 @@ def figures(found: Found, conditions: str) -> Figures:
     name = Case(largest, True).name
     made[f"{name}_mib_s"] = Figure.over(ours, "MiB/s", f"memory taken over {name}_s; {conditions}")
     times = [_application_s(outcome) for outcome in found.application]
-    what = f"memcached's own time for {largest:.0%} of memory, nothing unplugged; {conditions}"
-    made["application_alone_s"] = Figure.over(times, "s", what)
-    slower = [max(own, _seconds(outcome)) for own, outcome in zip(times, found.alone, strict=True)]
+    own = f"memcached's own time for {largest:.0%} of memory, nothing unplugged; {conditions}"
+    made["application_alone_s"] = Figure.over(times, "s", own)
+    slower = [max(took_s, _seconds(outcome)) for took_s, outcome in zip(times, found.alone, strict=True)]
     with_s = [_seconds(outcome) for outcome in found.cases[Case(largest, True)]]
-    what = "the slower of virtio-mem alone and the application alone, in the same run"
-    made[f"{name}_to_slower_alone"] = Figure.over(ratios(with_s, slower), "ratio", what)
+    of = "the slower of virtio-mem alone and the application alone, in the same run"
+    made[f"{name}_to_slower_alone"] = Figure.over(ratios(with_s, slower), "ratio", of)
     made[f"{name}_to_virtio_mem"] = Figure.over(ratios(ours, alone), "ratio", f"virtio_mem_mib_s: {what}")
     return made
 
