@@ -39,6 +39,7 @@ from benchmarks.runner import ALL
 from benchmarks.simulating import peers, simulator_run
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.instructions import Outcome
+from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.guest import ApplicationRelease, GuestAmounts
 from ebbtide.simulator.inputs.batches import JobBatch
@@ -309,7 +310,8 @@ def test_every_way_to_deflate_the_cpu_leaves_the_same_cores(share: float, nomina
 def outcome(asked_mib: float, taken_mib: float, seconds: float) -> Outcome:
     before, target = Bound(2, None, 1024.0, 1024.0), ResourceVector(cpu_cores=2, memory_mib=2048 - asked_mib)
     after = Bound(2, None, 1024.0, 1024.0 - taken_mib)
-    return Outcome(before, after, target, (), ResourceVector(), seconds, "")
+    entry = LedgerEntry(Layer.APPLICATION, "memory_mib", asked_mib, asked_mib, 0.0, seconds, "")
+    return Outcome(before, after, target, (entry,), ResourceVector(), seconds, "")
 
 
 def test_latencies_are_compared_only_where_both_got_there() -> None:
@@ -320,13 +322,16 @@ def test_latencies_are_compared_only_where_both_got_there() -> None:
         latency.Case(0.5, False): [outcome(1000, 1000, 9.0), outcome(1000, 250, 1.0)],
     }
     alone = [outcome(1000, 1000, 4.0), outcome(1000, 500, 4.0)]
-    figures = latency.figures(latency.Found(found, alone), "here")
+    application = [outcome(1000, 0, 2.5), outcome(1000, 0, 2.0)]
+    figures = latency.figures(latency.Found(found, alone, application), "here")
     assert figures["without_to_with_10"].runs == (3.0, 2.0)
     assert "without_to_with_50" not in figures
     assert figures["without_application_50_reached"].runs == (1.0, 0.25)
     assert figures["with_application_50_s"].value == 5.0
     assert figures["with_application_50_to_virtio_mem"].runs == (0.8, 1.6)
     assert figures["virtio_mem_reached"].runs == (1.0, 0.5)
+    assert figures["application_alone_s"].runs == (2.5, 2.0)
+    assert figures["with_application_50_to_slower_alone"].runs == (1.25, 1.25)
 
 
 def test_latencies_are_compared_under_the_same_cap_and_neither_is_always_first() -> None:
