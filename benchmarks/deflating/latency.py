@@ -5,8 +5,10 @@ The VM is half of the host's memory, or as much as is free. memcached holds FILL
 so that only what the guest has idle can be unplugged and the rest has to go to swap through the limit that swap backs
 (on a host without swap: a file for the time of the benchmark). Where that falls short, the seconds are those of what
 was reached, and the share that was reached is given. The largest share is also taken with the VM's reads from swap
-capped, as a cloud's volumes are; by virtio-mem alone from the same guest while its cache is empty; and the application
-alone gives it back, of which nothing is unplugged. The slower of these two is what the cascade has to keep up with.
+capped, as a cloud's volumes are; by virtio-mem alone from the same guest while its cache is empty; and by the
+application alone first, of which nothing is unplugged meanwhile, and by virtio-mem alone then. The slower of these last
+two, which both have to do with what memcached keeps, is what the cascade has to keep up with; how much memory the
+guest's kernel had to move out of the way is counted each time.
 
 Between two deflations the VM gets its size back, what is in swap is read back (otherwise the next deflation would move
 memory that the one before has left there), and what was evicted is stored again.
@@ -15,8 +17,9 @@ memory that the one before has left there), and what was evicted is stored again
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +67,9 @@ ROOM = 1.25
 #: Part of the values that must be there: memcached may evict a few while it moves pages.
 PRESENT = 0.95
 VCPUS = 2
+#: As the figures of virtio-mem by itself are named: on an empty cache, and after the application.
+ALONE = "virtio_mem"
+AFTER = "virtio_mem_after_application"
 #: Part of what was asked for that counts as having got there.
 ARRIVED = 0.98
 
@@ -109,11 +115,14 @@ class Case:
 
 @dataclass
 class Found:
-    """The outcomes of all cases, a value a run, of virtio-mem alone on an empty cache, of the application alone."""
+    """The outcomes of all cases, a value a run, of virtio-mem alone on an empty cache, of the application alone, and of
+    virtio-mem alone after it. `moved_mib`: what the guest's kernel moved, by what was done."""
 
     cases: dict[Case, list[Outcome]]
     alone: list[Outcome] = field(default_factory=list)
     application: list[Outcome] = field(default_factory=list)
+    after: list[Outcome] = field(default_factory=list)
+    moved_mib: dict[str, list[float]] = field(default_factory=dict)
 
 
 def cases(quick: bool) -> list[Case]:
@@ -165,21 +174,28 @@ async def _measure(ground: BenchHost, how: Pass, size_mib: float, place: Path) -
                     await _empty(driver, guest, size_mib)
                     # As much as can be unplugged; the balloon is not in it.
                     size = nominal.with_component("memory_mib", size_mib * (1 - largest))
-                    found.alone.append(outcome := await driver.take(size, [Mechanism.VIRTIO_MEM]))
+                    async with _moved(guest, found, ALONE):
+                        found.alone.append(outcome := await driver.take(size, [Mechanism.VIRTIO_MEM]))
                     await driver.give_back()
                     how.report(f"run {number + 1} of {how.runs}, virtio-mem alone: {outcome.sentence}")
                     await _grow_cache(guest, size_mib)
                     await _fill(guest, size_mib)
                     found.application.append(outcome := await driver.take(size, [Mechanism.APPLICATION]))
+                    took_s = _application_s(outcome)
+                    async with _moved(guest, found, AFTER):
+                        found.after.append(outcome := await driver.take(size, [Mechanism.VIRTIO_MEM]))
                     await driver.give_back()
                     await _grow_cache(guest, size_mib)
                     how.report(
-                        f"run {number + 1} of {how.runs}, the application alone: {_application_s(outcome):.1f} s"
+                        f"run {number + 1} of {how.runs}, the application alone: {took_s:.1f} s; virtio-mem alone "
+                        f"after it: {outcome.sentence}"
                     )
                     for case, outcomes in found.cases.items():
                         seconds = await _fill(guest, size_mib)
-                        with reads_capped(qemu_pid(vm.domain), place.parent, case.reads_s or None):
-                            outcomes.append(outcome := await _take(driver, size_mib * (1 - case.share), case.asked))
+                        capped = reads_capped(qemu_pid(vm.domain), place.parent, case.reads_s or None)
+                        async with _moved(guest, found, case.name):
+                            with capped:
+                                outcomes.append(outcome := await _take(driver, size_mib * (1 - case.share), case.asked))
                         await driver.give_back()
                         await asyncio.to_thread(bring_back, place)
                         how.report(
@@ -218,10 +234,17 @@ def figures(found: Found, conditions: str) -> Figures:
     times = [_application_s(outcome) for outcome in found.application]
     own = f"memcached's own time for {largest:.0%} of memory, nothing unplugged; {conditions}"
     made["application_alone_s"] = Figure.over(times, "s", own)
-    slower = [max(took_s, _seconds(outcome)) for took_s, outcome in zip(times, found.alone, strict=True)]
+    after = [_seconds(outcome) for outcome in found.after]
+    then = f"{largest:.0%} of memory by virtio-mem alone, once the application alone has done; {conditions}"
+    made[f"{AFTER}_s"] = Figure.over(after, "s", then)
+    made[f"{AFTER}_reached"] = Figure.over([_reached(outcome) for outcome in found.after], "ratio", "what was asked")
+    slower = [max(pair) for pair in zip(times, after, strict=True)]
     with_s = [_seconds(outcome) for outcome in found.cases[Case(largest, True)]]
-    of = "the slower of virtio-mem alone and the application alone, in the same run"
+    of = f"the slower of application_alone_s and {AFTER}_s, in the same run"
     made[f"{name}_to_slower_alone"] = Figure.over(ratios(with_s, slower), "ratio", of)
+    for what_moved in (ALONE, AFTER, name):
+        moved = "moved by the guest's kernel to empty what it unplugs (pgmigrate_success)"
+        made[f"{what_moved}_moved_mib"] = Figure.over(found.moved_mib[what_moved], "MiB", moved)
     made[f"{name}_to_virtio_mem"] = Figure.over(ratios(ours, alone), "ratio", f"virtio_mem_mib_s: {what}")
     return made
 
@@ -249,6 +272,16 @@ def _reached(outcome: Outcome) -> float:
 async def _take(driver: VMDriver, memory_mib: float, asked: bool) -> Outcome:
     means = [one for one in Mechanism if asked or one is not Mechanism.APPLICATION]
     return await driver.take(ResourceVector(cpu_cores=VCPUS, memory_mib=memory_mib), means)
+
+
+@contextlib.asynccontextmanager
+async def _moved(guest: LabLink, found: Found, name: str) -> AsyncIterator[None]:
+    """Count what the guest's kernel moves meanwhile, in pages of 4 KiB."""
+    ask = "grep -w pgmigrate_success /proc/vmstat"
+    before = (await in_guest(guest, ask)).split()[1]
+    yield
+    pages = int((await in_guest(guest, ask)).split()[1]) - int(before)
+    found.moved_mib.setdefault(name, []).append(pages / 256)
 
 
 async def _empty(driver: VMDriver, guest: LabLink, size_mib: float) -> None:

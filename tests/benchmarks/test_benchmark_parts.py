@@ -323,7 +323,9 @@ def test_latencies_are_compared_only_where_both_got_there() -> None:
     }
     alone = [outcome(1000, 1000, 4.0), outcome(1000, 500, 4.0)]
     application = [outcome(1000, 0, 2.5), outcome(1000, 0, 2.0)]
-    figures = latency.figures(latency.Found(found, alone, application), "here")
+    after = [outcome(1000, 1000, 5.0), outcome(1000, 1000, 2.5)]
+    moved_mib = {latency.ALONE: [10.0, 10.0], latency.AFTER: [600.0, 800.0], "with_application_50": [700.0, 900.0]}
+    figures = latency.figures(latency.Found(found, alone, application, after, moved_mib), "here")
     assert figures["without_to_with_10"].runs == (3.0, 2.0)
     assert "without_to_with_50" not in figures
     assert figures["without_application_50_reached"].runs == (1.0, 0.25)
@@ -331,7 +333,9 @@ def test_latencies_are_compared_only_where_both_got_there() -> None:
     assert figures["with_application_50_to_virtio_mem"].runs == (0.8, 1.6)
     assert figures["virtio_mem_reached"].runs == (1.0, 0.5)
     assert figures["application_alone_s"].runs == (2.5, 2.0)
-    assert figures["with_application_50_to_slower_alone"].runs == (1.25, 1.25)
+    assert figures["with_application_50_to_slower_alone"].runs == (1.0, 2.0)
+    assert figures["with_application_50_moved_mib"].runs == (700.0, 900.0)
+    assert figures["virtio_mem_after_application_s"].runs == (5.0, 2.5)
 
 
 def test_latencies_are_compared_under_the_same_cap_and_neither_is_always_first() -> None:
