@@ -301,17 +301,28 @@ class Agent:
 
     def _status(self, params: Params) -> StatusResult:
         brief, wait_s = flag_param(params, "brief"), _wait_s(params)
-        if wait_s > 0:
-            enough_mib = amount_param(params, "until_total_mib")
-            waited(lambda: self._memory.total_mib() <= enough_mib, bool, wait_s, MEMORY_LOOK_S)
+        state = self._memory_once_at(amount_param(params, "until_total_mib"), wait_s) if wait_s > 0 else None
         return StatusResult(
             boot_id=self._boot_id(),
             uptime_s=self._uptime_s(),
             cpus=self._cpus.status(brief),
             applications=[] if brief else self._applications.sizes(),
             cold_blocked=self._cold.blocked(),
-            **memory_state(self._memory),
+            **(state or memory_state(self._memory)),
         )
+
+    def _memory_once_at(self, total_mib: float, wait_s: float) -> dict[str, Any] | None:
+        """`memory_state` with no more in all than so much; None: it does not come to that in time.
+
+        What is told has to be there itself: while the kernel takes a block of memory away, the whole of it counts again
+        for a moment.
+        """
+
+        def look() -> dict[str, Any] | None:
+            found = memory_state(self._memory) if self._memory.total_mib() <= total_mib else None
+            return found if found is not None and found["memory"].total_mib <= total_mib else None
+
+        return waited(look, lambda found: found is not None, wait_s, MEMORY_LOOK_S)
 
     def _application_status(self, params: Params) -> Any:
         request_id, wait_s = text_param(params, "request_id"), _wait_s(params)

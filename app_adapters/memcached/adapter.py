@@ -8,6 +8,7 @@ moved together (memcached_pages).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 import time
@@ -117,6 +118,13 @@ class MemcachedAdapter(Adapter):
             return Release({"memory_mib": 0.0}, "limit_maxbytes", f"limit raised from {now_mib} to {measured} MiB")
 
         return Promise({}, 0.1, raise_limit, f"limit {now_mib} to {limit_mib} MiB")
+
+    def status(self) -> dict[str, float]:
+        """Its resident size by the kernel alone, while the process is the one that was asked last."""
+        for pid in self._largest_limits:
+            with contextlib.suppress(ApplicationError):
+                return {"memory_mib": round(resident_mib(pid, "memcached"), 3)}
+        return super().status()
 
     def _client(self) -> MemcachedClient:
         return MemcachedClient(self._host, self._port)

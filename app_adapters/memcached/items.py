@@ -88,7 +88,8 @@ def delete_coldest(
     """Delete the coldest items until the rest fits under the limit.
 
     In two passes over a dump, so that the memory which this takes does not grow with the number of items. A dump in the
-    order of the hash table is in random order, so the first pass ends after a sample.
+    order of the hash table is in random order, so the first pass ends after a sample; where that is all there is, it is
+    the second pass as well.
 
     :param in_any_order: whether this memcached can dump in the order of its hash table.
 
@@ -103,7 +104,7 @@ def delete_coldest(
             seen[key] = seen.get(key, 0) + times
         slabs = client.slabs()
         surplus = surplus_bytes(slabs, limit_mib)
-        by_rank = _ranks(client, in_any_order, seen, _taken(slabs), deadline)
+        by_rank, everything = _ranks(client, in_any_order, seen, _taken(slabs), deadline)
         found = sum(by_rank.values())
         if not found or surplus <= 0:
             return
@@ -113,12 +114,13 @@ def delete_coldest(
         if not seen or share <= _cold_share(client):
             break
     taken, at_border = _taken(slabs), cold.at_rank_bytes * max(used / found, 1.0)
-    for items in _dump(client, in_any_order, deadline):
+    for items in everything or _dump(client, in_any_order, deadline):
         keys, surplus, at_border = _cold_keys(items, seen, taken, cold.rank, surplus, at_border)
         if keys:
             deleter.delete_quietly(keys)
         if surplus <= 0:
-            client.close()  # ends the dump
+            if not everything:
+                client.close()  # ends the dump
             break
     deleter.settle()
 
@@ -129,19 +131,22 @@ def _taken(slabs: Slabs) -> Taken:
 
 def _ranks(
     client: MemcachedClient, in_any_order: bool, seen: Seen, taken: Taken, deadline: Deadline
-) -> dict[int, float]:
-    """Bytes by rank, of a sample where the order is random."""
+) -> tuple[dict[int, float], list[list[Item]]]:
+    """Bytes by rank, of a sample where the order is random; and all items, empty where there are more than a sample."""
     by_rank: dict[int, float] = {}
+    everything: list[list[Item]] = []
     looked_at = 0
     for items in _dump(client, in_any_order, deadline):
         for item in items:
             at = rank(item, seen)
             by_rank[at] = by_rank.get(at, 0) + item_bytes(item, taken)
         looked_at += len(items)
-        if in_any_order and looked_at >= SAMPLE:
+        if looked_at < SAMPLE:
+            everything.append(items)
+        elif in_any_order:
             client.close()
             break
-    return by_rank
+    return by_rank, everything if looked_at < SAMPLE else []
 
 
 def _cold_share(client: MemcachedClient) -> float:

@@ -11,8 +11,12 @@ from app_adapters.memcached.client import MIB, Busy, MemcachedClient, Slabs
 
 PAGES_PER_LOOK = 32
 STALL_S = 5.0
-#: Between two looks whether a page has moved; each look is a request.
-BUSY_PAUSE_S = 0.0002
+#: Between two looks whether a page has moved. Each look is a request, which takes processors that the mover could have:
+#: so the first is after this part of what a page has taken lately, and the others a part of it apart.
+LOOK_S, LONGEST_LOOK_S = 0.0002, 0.05
+FIRST_LOOK, NEXT_LOOK = 0.7, 0.15
+#: How much the latest page counts in that.
+LATEST = 0.25
 #: An answer that takes so long, or so many times what is usual here, is slow.
 SLOW_S = 0.001
 SLOW_TIMES = 4.0
@@ -31,6 +35,7 @@ class Pace:
     def __init__(self, usual_s: float) -> None:
         self._slow_s = max(SLOW_S, SLOW_TIMES * usual_s)
         self.pause_s = 0.0
+        self._page_s = 0.0
 
     def answered(self, seconds: float) -> None:
         """memcached took so long for an answer."""
@@ -38,6 +43,18 @@ class Pace:
             self.pause_s = min(max(2 * self.pause_s, LEAST_PAUSE_S), MOST_PAUSE_S)
         else:
             self.pause_s = self.pause_s / 2 if self.pause_s > LEAST_PAUSE_S else 0.0
+
+    def moved(self, seconds: float, looks: int) -> None:
+        """A page took so long, from its beginning to that of the next, and so many looks in vain.
+
+        Without one it may have taken much less: what is waited must not be what is learned.
+        """
+        self._page_s += LATEST * ((seconds if looks else 0.0) - self._page_s)
+
+    def look_s(self, looks: int) -> float:
+        """How long to wait for a page after so many looks at it."""
+        share = NEXT_LOOK if looks else FIRST_LOOK
+        return min(max(share * self._page_s, LOOK_S), LONGEST_LOOK_S)
 
 
 def usual_answer_s(client: MemcachedClient) -> float:
@@ -68,28 +85,41 @@ def return_pages(client: MemcachedClient, limit_mib: int, pace: Pace, deadline: 
         pages = pages_to_move(slabs, min(surplus, PAGES_PER_LOOK))
         if not pages:
             raise ApplicationError(f"no slab class has a page to spare, {surplus} MiB over the limit")
+        began_at: float | None = None
         for source in pages:
-            if not _move(client, source, pace, moved_at + STALL_S, deadline):
+            if began_at is not None:
+                deadline.wait(pace.look_s(0))
+            looks = _move(client, source, pace, moved_at + STALL_S, deadline)
+            if looks is None:
                 raise ApplicationError(f"the deadline passed {surplus} MiB over the limit of {limit_mib} MiB")
+            now = time.monotonic()
+            if began_at is not None:
+                pace.moved(now - began_at, looks)
+            began_at = now
 
 
-def _move(client: MemcachedClient, source: int, pace: Pace, end: float, deadline: Deadline) -> bool:
-    """Have one page moved, once the one before is done or time is over; returns whether the deadline has not passed."""
+def _move(client: MemcachedClient, source: int, pace: Pace, end: float, deadline: Deadline) -> int | None:
+    """Have one page moved, once the one before is done or time is over; returns after how many looks in vain.
+
+    None: the deadline has passed.
+    """
+    looks = 0
     while not deadline.passed:
         began = time.monotonic()
         try:
             client.reassign(source)
         except Busy:
+            looks += 1
             pace.answered(time.monotonic() - began)
-            deadline.wait(BUSY_PAUSE_S)
+            deadline.wait(pace.look_s(looks))
             if time.monotonic() > end:
-                return True
+                return looks
             continue
         pace.answered(time.monotonic() - began)
         if pace.pause_s:
             deadline.wait(pace.pause_s)
-        return True
-    return False
+        return looks
+    return None
 
 
 def pages_to_move(slabs: Slabs, count: int) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from guestagent.memory import Memory
 from tests.guestagent.elastic import Elastic, Serve
 from tests.guestagent.harness import BOOT_ID, TOKEN, Bench, GuestTree, Host
 
@@ -108,6 +109,18 @@ def test_a_question_waits_until_memory_is_given(guest: Bench, host: Host) -> Non
     guest.tree.meminfo(1024, 600)
     asked = host.ask("status", brief=True, until_total_mib=900, wait_s=5)
     assert host.result("status", brief=True)["memory"]["total_mib"] == 1024, "others are answered meanwhile"
+    guest.tree.meminfo(896, 472)
+    answer = host.receive()
+    assert (answer["id"], answer["result"]["memory"]["total_mib"]) == (asked, 896)
+
+
+def test_what_is_waited_for_is_what_is_told(guest: Bench, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a block of memory is taken away the kernel counts all of it again for a moment."""
+    looks = iter([896.0])
+    guest.tree.meminfo(1024, 600)
+    monkeypatch.setattr(Memory, "total_mib", lambda memory: next(looks, memory.status().total_mib))
+    asked = host.ask("status", brief=True, until_total_mib=900, wait_s=5)
+    assert host.result("status", brief=True)["memory"]["total_mib"] == 1024
     guest.tree.meminfo(896, 472)
     answer = host.receive()
     assert (answer["id"], answer["result"]["memory"]["total_mib"]) == (asked, 896)

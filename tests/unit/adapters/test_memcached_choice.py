@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from app_adapters.memcached.adapter import _dumps_hash, _kept_by_allocator
 from app_adapters.memcached.client import MIB, Item, SlabClass, Slabs
 from app_adapters.memcached.items import Border, _cold_keys, border, item_bytes, rank, surplus_bytes, used_bytes
-from app_adapters.memcached.pages import MOST_PAUSE_S, Pace
+from app_adapters.memcached.pages import LONGEST_LOOK_S, LOOK_S, MOST_PAUSE_S, Pace
 
 TAKEN = {b"1": 1024}
 
@@ -85,6 +85,22 @@ def test_the_pace_waits_only_where_answers_are_slow() -> None:
     for _ in range(10):
         pace.answered(0.0001)
     assert pace.pause_s == 0
+
+
+def test_a_page_is_looked_at_by_what_pages_take_and_a_wait_teaches_nothing() -> None:
+    pace = Pace(0.0001)
+    assert pace.look_s(0) == pace.look_s(1) == LOOK_S
+    for _ in range(40):
+        pace.moved(0.01, looks=1)
+    assert pace.look_s(0) == pytest.approx(0.007, rel=0.01)
+    assert pace.look_s(1) < pace.look_s(0) / 4
+    for _ in range(40):
+        # Done at the first look: maybe at once.
+        pace.moved(pace.look_s(0), looks=0)
+    assert pace.look_s(0) == LOOK_S
+    for _ in range(40):
+        pace.moved(10.0, looks=3)
+    assert pace.look_s(0) == LONGEST_LOOK_S
 
 
 def test_where_every_answer_is_slow_that_is_usual() -> None:
