@@ -161,8 +161,26 @@ def terminable() -> Iterator[None]:
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a benchmark's coroutine in an event loop of its own."""
-    return asyncio.run(work)
+    """Run a benchmark's coroutine in an event loop of its own.
+
+    SIGTERM cancels it alone, as Ctrl-C does: what it puts back at its end needs the agent, whose tasks go on.
+    """
+
+    async def cancellable() -> T:
+        task = asyncio.current_task()
+        if task is not None and threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        return asyncio.run(cancellable())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            # The loop leaves none.
+            signal.signal(signal.SIGTERM, before)
 
 
 def room_mib(wanted_mib: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from benchmarks.deflating import bare, burst, cpu, latency, neighbours, side_by_
 from benchmarks.deflating.steady_arrivals import A_DAY, BATCHES, HOST_GIB, arrivals
 from benchmarks.figures import Figure, document, ratios
 from benchmarks.host import swapfile
+from benchmarks.host.bench_host import run_async, terminable
 from benchmarks.host.recorder import (
     CallCounter,
     Recorder,
@@ -302,6 +304,32 @@ def test_every_way_to_deflate_the_cpu_leaves_the_same_cores(share: float, nomina
     assert settings["quota"].online == cpu.VCPUS
     assert settings["off-lining"].quota == nominal / cpu.VCPUS
     assert settings["both"].online <= settings["off-lining"].online
+
+
+# --- being ended -----------------------------------------------------------------------------------------------------
+
+
+def test_a_benchmark_that_is_ended_cleans_up_while_its_agent_still_works() -> None:
+    found = []
+
+    async def agent() -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        working = asyncio.create_task(agent(), name="agent")
+        try:
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            found.append(working.cancelling())
+
+    with terminable():
+        before = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            run_async(work())
+        assert signal.getsignal(signal.SIGTERM) is before
+    assert found == [0]
 
 
 # --- latency ---------------------------------------------------------------------------------------------------------
