@@ -226,11 +226,11 @@ class Fleet:
         whole, steps = self._whole(cores, memory_mib)
         if row not in self._names or whole > self._most_cores or steps > MEMORY_STEPS:
             return math.inf
-        held, held_mib = self._held(row)
-        at = next((at for at, free in _growing(has, 1.0, held) if free >= whole), math.inf)
-        return max(
-            at, next((at for at, free in _growing(has_mib, self._step_mib, held_mib) if free >= steps), math.inf)
-        )
+        ends = self._ends(row)
+        at = _first_at(has, 1.0, [(at, held) for at, held, _ in ends], whole)
+        if math.isinf(has_mib):
+            return at
+        return max(at, _first_at(has_mib, self._step_mib, [(at, held) for at, _, held in ends], steps))
 
     def overrun(self, rows: Integers, now: float) -> Integers:
         """Places of the rows with tasks that overrun their estimates: `room_at` is another than it was before."""
@@ -287,20 +287,20 @@ class Fleet:
         if row not in self._names:
             cores[:] = memory[:] = np.inf
             return
-        held, held_mib = self._held(row)
-        _fill_column(cores, self.cores.item(row), 1.0, held)
-        _fill_column(memory, self.memory_mib.item(row), self._step_mib, held_mib)
+        ends = self._ends(row)
+        _fill_column(cores, self.cores.item(row), 1.0, [(at, held) for at, held, _ in ends])
+        _fill_column(memory, self.memory_mib.item(row), self._step_mib, [(at, held) for at, _, held in ends])
 
     def _whole(self, cores: float, memory_mib: float) -> tuple[int, int]:
         """What a task wants, in steps of the table."""
         return math.ceil(cores - _EPSILON), math.ceil(memory_mib / self._step_mib - _EPSILON)
 
-    def _held(self, row: int) -> tuple[_Ends, _Ends]:
-        """Cores and memory that tasks hold on a machine, in the order in which they are expected to end now."""
+    def _ends(self, row: int) -> list[tuple[float, float, float]]:
+        """When tasks are expected to end on a machine, in that order, and the cores and memory that they hold."""
         now = self._now
         ends = [
             (
-                task.ends_at if task.ends_at > now else now + float(remaining_s(task.ends_at, task.started_at, now)),
+                task.ends_at if task.ends_at > now else now + remaining_s(task.ends_at, task.started_at, now),
                 task.cores,
                 task.memory_mib,
             )
@@ -308,7 +308,12 @@ class Fleet:
         ]
         ends += [(task.ends_at, task.cores, task.memory_mib) for task in self._promised.get(row, ())]
         ends.sort()
-        return [(at, held) for at, held, _ in ends], [(at, held) for at, _, held in ends]
+        return ends
+
+
+def _first_at(has: float, step: float, tasks: _Ends, steps: int) -> float:
+    """When so many steps are free; infinite: never."""
+    return next((at for at, free in _growing(has, step, tasks) if free >= steps), math.inf)
 
 
 def _growing(has: float, step: float, tasks: _Ends) -> Iterator[tuple[float, float]]:

@@ -89,8 +89,9 @@ def usable_duration_s(estimate_s: float, ran_s: float, fallback_s: float) -> flo
     return max(chosen, (1.0 + OVERRUN) * ran_s)
 
 
-def remaining_s(ends_s: Value, started_s: Value, now_s: Value) -> Value:
-    """How much longer a running task is expected to take, also when it should have ended long ago."""
-    left = np.fmax(ends_s - now_s, -1.0)
-    overdue = left <= 0.0
-    return (1.0 - overdue) * left + overdue * OVERRUN * np.fmax(now_s - started_s, 1.0)
+def remaining_s(ends_s: float, started_s: float, now_s: float) -> float:
+    """How much longer a running task is expected to take, also when it should have ended long ago. One task's."""
+    left_s = ends_s - now_s
+    if left_s > 0.0:
+        return left_s
+    return OVERRUN * max(1.0, now_s - started_s)

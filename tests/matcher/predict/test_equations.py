@@ -147,7 +147,6 @@ def test_arrays_and_single_values_give_the_same(rows: list[tuple[float, float, f
         lives_on(HAZARD, KNOWN, elapsed_s, duration_s),
         wasted_s(HAZARD, AREA, elapsed_s, duration_s),
         wasted_evenly_s(p, duration_s),
-        remaining_s(elapsed_s, p, duration_s),
         expected_s(elapsed_s, p, 0.5 * elapsed_s, 2e5, 1e5, 60.0, 0.3),
     ]
     for index, (share, age, span) in enumerate(rows):
@@ -155,7 +154,6 @@ def test_arrays_and_single_values_give_the_same(rows: list[tuple[float, float, f
             lives_on(HAZARD, KNOWN, age, span),
             wasted_s(HAZARD, AREA, age, span),
             wasted_evenly_s(share, span),
-            remaining_s(age, share, span),
             expected_s(age, share, 0.5 * age, 2e5, 1e5, 60.0, 0.3),
         ]
         assert [float(values[index]) for values in together] == pytest.approx([float(value) for value in alone])
