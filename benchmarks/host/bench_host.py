@@ -148,39 +148,25 @@ def terminable() -> Iterator[None]:
     """SIGTERM ends a benchmark as Ctrl-C does: with its guests removed."""
 
     def interrupt(_number: int, _frame: types.FrameType | None) -> None:
-        raise KeyboardInterrupt
+        # asyncio cancels the benchmark alone by it: what that puts back at its end needs the agent, whose tasks go on.
+        signal.raise_signal(signal.SIGINT)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # A process in the background of a script ignores SIGINT.
+    handlers = {signal.SIGTERM: interrupt, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a benchmark's coroutine in an event loop of its own.
-
-    SIGTERM cancels it alone, as Ctrl-C does: what it puts back at its end needs the agent, whose tasks go on.
-    """
-
-    async def cancellable() -> T:
-        task = asyncio.current_task()
-        if task is not None and threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await work
-
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        return asyncio.run(cancellable())
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            # The loop leaves none.
-            signal.signal(signal.SIGTERM, before)
+    """Run a benchmark's coroutine in an event loop of its own."""
+    return asyncio.run(work)
 
 
 def room_mib(wanted_mib: float) -> float:

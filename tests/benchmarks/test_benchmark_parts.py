@@ -324,12 +324,11 @@ def test_a_benchmark_that_is_ended_cleans_up_while_its_agent_still_works() -> No
             await asyncio.sleep(0)
             found.append(working.cancelling())
 
-    with terminable():
-        before = signal.getsignal(signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            run_async(work())
-        assert signal.getsignal(signal.SIGTERM) is before
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(KeyboardInterrupt), terminable():
+        run_async(work())
     assert found == [0]
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
 # --- latency ---------------------------------------------------------------------------------------------------------

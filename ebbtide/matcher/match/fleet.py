@@ -226,7 +226,7 @@ class Fleet:
         whole, steps = self._whole(cores, memory_mib)
         if row not in self._names or whole > self._most_cores or steps > MEMORY_STEPS:
             return math.inf
-        ends = self._ends(row)
+        ends = self._by_end(row)
         at = _first_at(has, 1.0, [(at, held) for at, held, _ in ends], whole)
         if math.isinf(has_mib):
             return at
@@ -287,7 +287,7 @@ class Fleet:
         if row not in self._names:
             cores[:] = memory[:] = np.inf
             return
-        ends = self._ends(row)
+        ends = self._by_end(row)
         _fill_column(cores, self.cores.item(row), 1.0, [(at, held) for at, held, _ in ends])
         _fill_column(memory, self.memory_mib.item(row), self._step_mib, [(at, held) for at, _, held in ends])
 
@@ -295,7 +295,7 @@ class Fleet:
         """What a task wants, in steps of the table."""
         return math.ceil(cores - _EPSILON), math.ceil(memory_mib / self._step_mib - _EPSILON)
 
-    def _ends(self, row: int) -> list[tuple[float, float, float]]:
+    def _by_end(self, row: int) -> list[tuple[float, float, float]]:
         """When tasks are expected to end on a machine, in that order, and the cores and memory that they hold."""
         now = self._now
         ends = [
