@@ -167,7 +167,10 @@ class GunicornAdapter(PoolAdapter):
         return len(_without(pids, self._ending)) > workers or len(pids) < workers
 
     def _command(self, master: int, workers: int, deadline: Deadline) -> bool:
-        """By the control socket; returns whether gunicorn confirmed the number by the deadline."""
+        """By the control socket; returns whether the number was asked for by the deadline.
+
+        The old master of an upgrade takes the new one's socket away as it ends, for good: then signals do the rest.
+        """
         assert self._control is not None
         began = time.monotonic()
         while not deadline.passed:
@@ -181,7 +184,11 @@ class GunicornAdapter(PoolAdapter):
             except ApplicationError:
                 # It forks, or is busy. What was asked may have been done, so the next round looks first.
                 if time.monotonic() - began > CONTROL_LIMIT_S:
-                    raise
+                    if os.path.exists(self._control.path):
+                        raise
+                    self._control = None
+                    self._step(master, workers, deadline)
+                    return True
             deadline.wait(LOOK_S)
         return False
 

@@ -86,7 +86,10 @@ def _read(connection: socket.socket, length: int) -> bytes:
 
 
 def find_control(master: int, procfs: str = "/proc") -> GunicornControl | None:
-    """The control socket on which this master listens, None where there is none (or one that has another ending)."""
+    """The control socket on which this master listens, None where there is none (or one that has another ending).
+
+    One whose path is gone cannot be called, though the master still listens on it.
+    """
     inodes = set()
     try:
         for name in os.listdir(f"{procfs}/{master}/fd"):
@@ -102,7 +105,7 @@ def find_control(master: int, procfs: str = "/proc") -> GunicornControl | None:
             continue
         # A server's own unix socket takes requests of HTTP; it is not to be sent anything else.
         path = os.path.join(_link(f"{procfs}/{master}/cwd") or "/", fields[7].strip())
-        if path.endswith(".ctl"):
+        if path.endswith(".ctl") and os.path.exists(path):
             return GunicornControl(path)
     return None
 

@@ -160,11 +160,24 @@ def test_an_upgraded_gunicorn_is_followed_by_its_pid_file(tmp_path: Path) -> Non
             assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 4
             _, answer = rest.target("again", "deflate", 0, target={"cpu_cores": 2.0})
             assert f"gunicorn is process {new} now" in answer["reason"]
-            assert rest.finished("again")["state"] == "released"
+            done = rest.finished("again")
+            assert done["state"] == "released", done["reason"]
             assert len(children(new)) == 1
         finally:
             os.kill(new, signal.SIGTERM)
             until(lambda: not Path(f"/proc/{new}").exists() or not children(new), "its end")
+
+
+def test_a_control_socket_that_was_taken_away_for_good_leaves_the_signals(tmp_path: Path) -> None:
+    with hooked(tmp_path, mib=1) as (gunicorn, rest):
+        cores(rest, "down", "deflate", 3.0)
+        (gunicorn.directory / "control.ctl").unlink()
+        for workers in (2, 1):  # the first finds out that it is gone, the second knows
+            done = cores(rest, f"to-{workers}", "deflate", float(workers))
+            assert done["state"] == "released", done["reason"]
+            assert len(gunicorn.workers()) == workers
+        cores(rest, "up", "reinflate", 4.0)
+        assert len(gunicorn.workers()) == 4
 
 
 def test_the_minimum_of_workers_is_kept_and_is_the_floor(tmp_path: Path) -> None:
