@@ -50,7 +50,7 @@ class Ending:
         """
         limit_s = float(cause.body["limit_s"])
         until = now() + max(limit_s - max(time.time() - cause.started_at, 0.0), min(limit_s, LEAST_S))
-        if resumed:
+        if resumed and vm.running:
             await vm.wait_for_hello(left(until) / 3)
         said = ""
         if cause.body.get("suspend"):

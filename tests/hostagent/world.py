@@ -420,8 +420,11 @@ class World:
     # --- the guest -----------------------------------------------------------------------------------------------
 
     async def _guest_call(self, d: Domain, method: str, params: Reply) -> Reply:
-        if not self.guests_answer or d.state != "running":
-            await asyncio.sleep(3600)
+        # What waits in the channel is answered by a guest that goes on.
+        while not self.guests_answer or d.state != "running":
+            if d.state == "stopped":
+                raise ConnectionResetError("there is no QEMU")
+            await asyncio.sleep(0.02)
         self.guest_calls.append((method, str(params.get("request_id", ""))))
         handler = {
             "hello": self._hello,

@@ -67,7 +67,7 @@ async def test_it_grows_to_its_ceiling_within_the_budget_and_the_matcher_hears_o
     client: Client, spare: Domain, host: Host
 ) -> None:
     assert spare.quota == pytest.approx(0.25)
-    assert (await grant(client, 1))["held"]["cpu_cores"] == 0.5
+    await grant(client, 1)
     await until(lambda: size(host) == ResourceVector(4, 1536))
     await host_idle(host)
     assert (spare.quota, spare.bound_mib) == (None, 1536)
