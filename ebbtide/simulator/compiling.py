@@ -117,13 +117,15 @@ def prepare() -> None:
         return
     from ebbtide.simulator.parts import runtime_later
 
-    if sys.modules.get("scipy") is None:
+    if "numba.np.arraymath" not in sys.modules:
         _without_scipy()
     runtime_later()
 
 
 def _without_scipy() -> None:
     modules: dict[str, Any] = sys.modules
+    # Distributions of durations may have brought it, and need no linear algebra either.
+    before = {"scipy": modules["scipy"]} if "scipy" in modules else {}
     modules["scipy"] = None
     try:
         arraymath: Any = importlib.import_module("numba.np.arraymath")
@@ -131,6 +133,7 @@ def _without_scipy() -> None:
         return
     finally:
         del modules["scipy"]
+        modules.update(before)
     arraymath._HAVE_BLAS = bool(Later("scipy"))
 
 

@@ -259,6 +259,22 @@ def test_scipy_is_loaded_for_loops_that_need_it_only() -> None:
     assert done.stdout.splitlines() == ["False", "[[1.0, 0.0], [0.0, 1.0]] True"]
 
 
+def test_scipy_that_is_there_already_brings_no_linear_algebra() -> None:
+    code = """if True:
+        import sys
+        import numpy as np
+        import scipy.special
+        from ebbtide.simulator import compiling
+        compiling.prepare()
+        import numba
+        assert sys.modules["scipy"] is scipy
+        print("scipy.linalg" in sys.modules)
+        print(numba.njit(lambda a: np.dot(a, a))(np.eye(2)).tolist(), scipy.special.ndtr(0.0))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False", "[[1.0, 0.0], [0.0, 1.0]] 0.5"]
+
+
 def test_numbas_runtime_is_compiled_with_the_first_loop_and_not_before() -> None:
     code = """if True:
         import numpy as np

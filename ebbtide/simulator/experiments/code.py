@@ -7,7 +7,6 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +63,9 @@ def model_fingerprint(model: object) -> str:
 
 def version() -> str:
     """The version of the package; "unknown" where it is not installed."""
+    # Imported here: no run asks for it.
+    from importlib import metadata
+
     try:
         return metadata.version("ebbtide")
     except metadata.PackageNotFoundError:
