@@ -25,6 +25,9 @@ def bench(
     vm_mib: Annotated[
         float | None, typer.Option(min=1024, help="Size of the large VM of `latency`; default: half of the host.")
     ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="Part of `spark`, once for each; what it measured before is kept.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
     """Run benchmarks and write NAME.json with medians, each a ratio within one run."""
@@ -32,7 +35,7 @@ def bench(
         raise typer.BadParameter(f"there is no benchmark {name}; there are {', '.join(ALL)}")
     results = []
     with Steps() as steps:
-        how = Pass(runs=runs, quick=quick, report=steps, output=output, vm_mib=vm_mib)
+        how = Pass(runs=runs, quick=quick, report=steps, output=output, vm_mib=vm_mib, parts=tuple(part or ()))
         for chosen in [name] if name is not None else ALL:
             steps(f"running {chosen}")
             results.append(run(chosen, how))

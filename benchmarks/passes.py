@@ -26,7 +26,7 @@ class Pass:
     runs: how often each thing is measured. quick: shorter and smaller, to see whether it works; what it measures is
     marked and not to be quoted. report: takes a sentence a step. output: where a benchmark may leave more than its
     figures (tables, pictures), if anywhere. vm_mib: size of the large VM of a benchmark that has one; None: its own
-    choice.
+    choice. parts: of a benchmark that is measured in parts; empty: all of them.
     """
 
     runs: int = LEAST_RUNS
@@ -34,6 +34,7 @@ class Pass:
     report: Callable[[str], None] = lambda sentence: None
     output: Path | None = None
     vm_mib: float | None = None
+    parts: tuple[str, ...] = ()
 
 
 class Killed(BenchmarkFailed):

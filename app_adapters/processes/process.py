@@ -46,12 +46,17 @@ def started(pid: int, procfs: str = "/proc") -> int | None:
 
 def children(pid: int, procfs: str = "/proc") -> list[int]:
     """Child processes that live, without zombies, by pid."""
-    found = []
-    for name in os.listdir(procfs):
-        fields = _stat(int(name), procfs) if name.isdigit() else []
-        if len(fields) > 1 and fields[1] == str(pid) and fields[0] not in ("Z", "X"):
-            found.append(int(name))
-    return sorted(found)
+    return families(procfs).get(pid, [])
+
+
+def families(procfs: str = "/proc") -> dict[int, list[int]]:
+    """The children of every process that has some and is seen here, without zombies, by pid."""
+    found: dict[int, list[int]] = {}
+    for pid in sorted(int(name) for name in os.listdir(procfs) if name.isdigit()):
+        fields = _stat(pid, procfs)
+        if len(fields) > 1 and fields[0] not in ("Z", "X"):
+            found.setdefault(int(fields[1]), []).append(pid)
+    return found
 
 
 def _stat(pid: int, procfs: str) -> list[str]:

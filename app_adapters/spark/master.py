@@ -15,7 +15,6 @@ from app_adapters.spark.rest import SparkRest
 from app_adapters.spark.service import SparkService
 from app_adapters.spark.window import WINDOW_S
 
-RESTART_S = 5.0
 LONGEST_WINDOW_S = 10.0
 _URL = re.compile(r"http://[A-Za-z0-9._-]+(?::[0-9]{1,5})?|http://\[[0-9a-fA-F:]+\](?::[0-9]{1,5})?")
 
@@ -77,13 +76,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--window-s", type=amount, default=WINDOW_S, metavar="N", help="requests are collected (default: %(default)g)"
     )
     parser.add_argument("--curves", metavar="FILE", help="measured throughput at deflations, JSON (default: linear)")
-    parser.add_argument(
-        "--restart-s",
-        type=amount,
-        default=RESTART_S,
-        metavar="N",
-        help="seconds that a job loses where all executors are restarted (default: %(default)g)",
-    )
 
 
 def _build(options: argparse.Namespace) -> SparkMasterAdapter:
@@ -95,9 +87,7 @@ def _build(options: argparse.Namespace) -> SparkMasterAdapter:
 
     def start() -> SparkService:
         try:
-            return SparkService(
-                rest, options.cluster_token_file, host, port, options.window_s, curves, options.restart_s
-            ).start()
+            return SparkService(rest, options.cluster_token_file, host, port, options.window_s, curves).start()
         except OSError as error:
             raise AdapterError(f"--serve: cannot listen on {host}:{port}: {error}") from None
 
@@ -113,9 +103,8 @@ gives nothing.
 example:
   ebb-adapter spark --master-ui http://127.0.0.1:8080 --driver http://127.0.0.1:4040 --serve 10.0.0.5:7079
 
-Relays' requests are not encrypted: listen on a network of the cluster alone. The master must run with
-spark.decommission.enabled=true; an application that sets spark.ebbtide.stages is known better
-(docs/reference/adapters/spark.md).""",
+Relays' requests are not encrypted: listen on a network of the cluster alone. An application that sets
+spark.ebbtide.stages is known better (docs/reference/adapters/spark.md).""",
     _options,
     _build,
 )

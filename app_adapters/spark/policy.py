@@ -1,4 +1,4 @@
-"""Choice between giving Spark workers up and having their VMs throttled (Sharma et al. 2019, §4.1.1). Pure.
+"""Choice between giving Spark's slots up and having their VMs throttled (Sharma et al. 2019, §4.1.1). Pure.
 
 Both running times are relative to that of the undeflated job, which therefore need not be known.
 """
@@ -34,14 +34,12 @@ class Deflation:
 class Job:
     """One running application. `progress` is c, `recomputed` is r of Eq. 2, both in [0, 1].
 
-    `elapsed_s` seconds have passed since its first stage began; `cores` weigh it beside others. `waves`: tasks of a
-    stage for each slot, at least 1.
+    `cores` weigh it beside others. `waves`: tasks of a stage for each slot, at least 1.
     """
 
     name: str
     progress: float
     recomputed: float
-    elapsed_s: float = 0.0
     cores: float = 1.0
     waves: float = 1.0
 
@@ -88,16 +86,12 @@ def _stretch(vector: Sequence[Deflation], curves: Curves, waves: float) -> float
     return min(last / math.ceil(waves - 1e-9), 1 / min(lefts))
 
 
-def time_self(
-    progress: float, recomputed: float, vector: Sequence[Deflation], curves: Curves = LINEAR, restart: float = 0.0
-) -> float:
+def time_self(progress: float, recomputed: float, vector: Sequence[Deflation], curves: Curves = LINEAR) -> float:
     """Eq. 2 and 3: slots that are gone hold no other up, so the mean counts; what was lost with them is computed again.
 
-    `restart` is what restarted executors cost, relative to the undeflated run: Eq. 3 leaves it out, which is right for
-    jobs of hours.
+    Nothing is added for a restart: the slots that stay go on as they are.
     """
-    left = curves.self_deflated.at(mean(vector))
-    return progress + _over(recomputed * progress + 1 - progress, left) + restart
+    return progress + _over(recomputed * progress + 1 - progress, curves.self_deflated.at(mean(vector)))
 
 
 def mean(vector: Sequence[Deflation]) -> float:
@@ -106,27 +100,11 @@ def mean(vector: Sequence[Deflation]) -> float:
     return sum(one.own * one.cores for one in vector) / cores if cores > 0 else 0.0
 
 
-def restart_share(job: Job, vector: Sequence[Deflation], restart_s: float, curves: Curves = LINEAR) -> float:
-    """What restarting takes of the job, relative to its undeflated run: restarted slots, on what their VMs have left.
-
-    `restart_s`: the seconds that a job loses where all executors are restarted and nothing is throttled: until they are
-    back, until their code is compiled and what was cached is there again. A VM that gives up all slots restarts none.
-    The run's length is what has passed over the progress; where that says nothing, restarts cost nothing.
-    """
-    cores = sum(one.cores for one in vector)
-    if job.progress <= 0 or job.elapsed_s <= 0 or cores <= 0:
-        return 0.0
-    restarted = sum(_over(one.cores, curves.vm.at(one.vm)) for one in vector if 0 < one.own < 1) / cores
-    return restart_s * restarted / (job.elapsed_s / job.progress) if restart_s > 0 else 0.0
-
-
-def decide(
-    vector: Mapping[str, Deflation], jobs: Sequence[Job], curves: Curves = LINEAR, restart_s: float = 0.0
-) -> Decision:
+def decide(vector: Mapping[str, Deflation], jobs: Sequence[Job], curves: Curves = LINEAR) -> Decision:
     """One decision for all VMs: whichever gives the shorter running time, VM-level where they are equal.
 
     `vector` has all VMs of the cluster by host, also those that are not deflated. Of several jobs the sum of relative
-    times counts, each weighted by the cores that it holds. No job: giving workers up costs nothing.
+    times counts, each weighted by the cores that it holds. No job: giving slots up costs nothing.
     """
     every = tuple(vector.values())
     most, average = max((one.vm for one in every), default=0.0), mean(every)
@@ -137,9 +115,8 @@ def decide(
     vm_time = own_time = 0.0
     parts = []
     for job in jobs:
-        restart = restart_share(job, every, restart_s, curves)
         vm = time_vm_level(job.progress, every, curves, job.waves)
-        own = time_self(job.progress, job.recomputed, every, curves, restart)
+        own = time_self(job.progress, job.recomputed, every, curves)
         vm_time += vm * max(job.cores, 1.0) / weight
         own_time += own * max(job.cores, 1.0) / weight
         figures = f"c {job.progress:.2f}, r {job.recomputed:.2f}, {job.waves:.1f} tasks a slot"

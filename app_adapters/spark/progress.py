@@ -90,12 +90,6 @@ def recomputed(found: Sequence[Stage], now_s: float) -> float:
     return min(synchronous_s / total_s, 1.0) if total_s > 0 else 0.0
 
 
-def elapsed_s(found: Sequence[Stage], now_s: float) -> float:
-    """Seconds since the first stage began."""
-    began = [stage.began_s for stage in found if stage.began_s is not None]
-    return max(now_s - min(began), 0.0) if began else 0.0
-
-
 def waves(found: Sequence[Stage], slots: float, now_s: float) -> float:
     """Tasks of a stage for each slot, a mean over the stages by how long they took; at least 1."""
     latest = [stage for stage in _last_attempts(found) if stage.tasks > 0 and stage.seconds(now_s) > 0]

@@ -26,10 +26,10 @@ class Undecided(ApplicationError):
 
 @dataclass(frozen=True)
 class HostState:
-    """A host as the master has it: cores of its workers that take tasks, and tasks that run (None: unknown)."""
+    """A host as the master has it: cores of its Workers that take work; and the applications of the cluster."""
 
     cores: int
-    active_tasks: int | None
+    applications: int
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,13 @@ class Relay:
         body = {"host": self.host, "vm": size.vm, "self": size.own, "cores": size.cores}
         _expect(*self._send("POST", "/spark/v1/sizes", body))
 
-    def decommission(self) -> None:
-        """Have the master give this host's workers no more tasks."""
-        _expect(*self._send("POST", "/spark/v1/decommissions", {"host": self.host}))
-
     def state(self) -> HostState:
-        """The host's workers."""
+        """What the master has of the host."""
         status, answer = self._send("GET", "/spark/v1/hosts/" + quote(self.host, safe=""))
         _expect(status, answer)
         try:
             cores = sum(int(worker["cores"]) for worker in answer["workers"] if worker["state"] == "ALIVE")
-            tasks = answer["active_tasks"]
-            return HostState(cores, None if tasks is None else int(tasks))
+            return HostState(cores, int(answer["applications"]))
         except (KeyError, TypeError, ValueError):
             raise ApplicationError(f"the service at {self.service} answered with something else") from None
 

@@ -99,7 +99,6 @@ class SparkRest:
                     name=application.name,
                     progress=progress.progress(stages, expected),
                     recomputed=progress.recomputed(stages, now_s),
-                    elapsed_s=progress.elapsed_s(stages, now_s),
                     cores=application.cores,
                     waves=progress.waves(stages, application.cores, now_s),
                 )
@@ -110,28 +109,6 @@ class SparkRest:
         """The stages that it has had so far. Raises: ApplicationError."""
         path = f"/api/v1/applications/{urllib.parse.quote(application.id, safe='')}/stages"
         return progress.stages(self._get(self._driver(application), path))
-
-    def active_tasks(self, host: str) -> int:
-        """Tasks that run on a host, of all applications whose drivers are known. Raises: ApplicationError."""
-        tasks = 0
-        for application in self.cluster().applications:
-            path = f"/api/v1/applications/{urllib.parse.quote(application.id, safe='')}/executors"
-            rows = self._get(self._driver(application), path)
-            if not isinstance(rows, list):
-                raise ApplicationError("executors: Spark answered without a list")
-            for row in rows:
-                if isinstance(row, dict) and str(row.get("hostPort", "")).rpartition(":")[0] == host:
-                    tasks += _count(row, "activeTasks")
-        return tasks
-
-    def decommission(self, host: str) -> None:
-        """Have the master give the workers of a host no more tasks; those that run end by themselves.
-
-        Raises: ApplicationError where the master does not allow it (spark.master.ui.decommission.allow.mode is LOCAL
-        by default: only from its own machine), or the workers stay (spark.decommission.enabled must be true there).
-        """
-        data = urllib.parse.urlencode({"host": host}).encode("ascii")
-        self._open(urllib.request.Request(self.master_ui + "/workers/kill/", data=data), "decommissioning")
 
     def _driver(self, application: Application) -> str:
         """The UI of the driver that runs it: each known one is asked once. Raises: ApplicationError."""
@@ -152,18 +129,17 @@ class SparkRest:
         raise ApplicationError(f"the driver of {application.name} ({application.id}) cannot be asked: {why}")
 
     def _get(self, base: str, path: str) -> Any:
-        text = self._open(urllib.request.Request(base + path), path)
         try:
-            return json.loads(text.decode("utf-8"))
+            return json.loads(self._read(base + path).decode("utf-8"))
         except (ValueError, RecursionError):
             raise ApplicationError(f"{base}{path} answered without JSON") from None
 
-    def _open(self, request: urllib.request.Request, what: str) -> bytes:
+    def _read(self, address: str) -> bytes:
         end = time.monotonic() + self.timeout_s
         parts: list[bytes] = []
         size = 0
         try:
-            with _OPENER.open(request, timeout=self.timeout_s) as response:
+            with _OPENER.open(address, timeout=self.timeout_s) as response:
                 while True:
                     part = response.read1(65536)
                     if not part:
@@ -171,13 +147,13 @@ class SparkRest:
                     parts.append(part)
                     size += len(part)
                     if size > ANSWER_BYTES:
-                        raise ApplicationError(f"{request.full_url} answered with more than {ANSWER_BYTES} bytes")
+                        raise ApplicationError(f"{address} answered with more than {ANSWER_BYTES} bytes")
                     if time.monotonic() > end:  # the timeout of a socket is for each read alone
-                        raise ApplicationError(f"{request.full_url} was not done within {self.timeout_s:g} s")
+                        raise ApplicationError(f"{address} was not done within {self.timeout_s:g} s")
         except urllib.error.HTTPError as error:
-            raise ApplicationError(f"{what}: {request.full_url} answered with {error.code}") from None
+            raise ApplicationError(f"{address} answered with {error.code}") from None
         except (OSError, ValueError) as error:
-            raise ApplicationError(f"{request.full_url} cannot be reached: {error}") from None
+            raise ApplicationError(f"{address} cannot be reached: {error}") from None
 
 
 def _expected(body: Any) -> int:

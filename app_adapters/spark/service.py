@@ -1,7 +1,7 @@
 """The service beside the Spark master: it collects what is asked of the cluster's VMs and decides once for all of them.
 
 Relays of the workers' VMs (worker.py) talk to it with a token of the cluster. It does nothing by itself that a restart
-could lose: a worker is decommissioned when its own adapter, having accepted, asks for that.
+could lose: slots are given up by the VM's own adapter, when it has accepted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ RETRY_S = 1.0
 ALIKE = 0.05
 DEFLATIONS = "/spark/v1/deflations"
 SIZES = "/spark/v1/sizes"
-DECOMMISSIONS = "/spark/v1/decommissions"
 DECISIONS = "/spark/v1/decisions"
 HOSTS = "/spark/v1/hosts/"
 
@@ -49,12 +48,10 @@ class SparkService:
         port: int = 7079,
         window_s: float = WINDOW_S,
         curves: Curves = LINEAR,
-        restart_s: float = 0.0,
     ) -> None:
         self._rest = rest
         self._token = TokenFile(token_file)
         self._curves = curves
-        self._restart_s = restart_s
         self._windows = Windows(window_s)
         self._changed = threading.Condition()
         self._readings: dict[int, tuple[list[Job], str]] = {}
@@ -90,7 +87,6 @@ class SparkService:
         answers: dict[str, Callable[[dict[str, Any]], Reply]] = {
             DEFLATIONS: self._deflation,
             SIZES: self._size,
-            DECOMMISSIONS: self._decommission,
         }
         try:
             if method == "POST" and path in answers:
@@ -130,18 +126,10 @@ class SparkService:
             self._windows.set_deflation(_name(body), _deflation(body))
         return HTTPStatus.OK, {}
 
-    def _decommission(self, body: dict[str, Any]) -> Reply:
-        self._rest.decommission(_name(body))
-        return HTTPStatus.OK, {}
-
     def _host(self, host: str) -> Reply:
         cluster = self._rest.cluster()
-        try:
-            tasks: int | None = self._rest.active_tasks(host)
-        except ApplicationError:
-            tasks = None  # a driver that cannot be asked
         workers = [{"id": w.id, "state": w.state, "cores": w.cores} for w in cluster.workers if w.host == host]
-        return HTTPStatus.OK, {"workers": workers, "active_tasks": tasks}
+        return HTTPStatus.OK, {"workers": workers, "applications": len(cluster.applications)}
 
     def _follow(self, instructions: list[Instruction]) -> None:
         """Carry out; the lock is held."""
@@ -186,7 +174,7 @@ class SparkService:
         if problem:
             decision = Decision(VM_LEVEL, math.nan, math.nan, f"VM-level deflation, to be safe: {problem}")
         else:
-            decision = decide(order.vector, jobs, self._curves, self._restart_s)
+            decision = decide(order.vector, jobs, self._curves)
         now_s = time.monotonic()
         for host in order.asking:
             wanted = order.vector[host]

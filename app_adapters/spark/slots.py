@@ -1,4 +1,4 @@
-"""From the size that a VM is to have to the slots that its Worker keeps. Pure."""
+"""From the size that a VM is to have to the slots that it keeps. Pure."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from typing import Mapping
 
 @dataclass(frozen=True)
 class Nominal:
-    """A Worker at full size: its cores, and the resident MiB that it and its executors may grow to."""
+    """A VM at full size: its slots of one core, and the resident MiB that all Workers and executors may grow to."""
 
     cores: int
     memory_mib: float
 
 
 def slots(target: Mapping[str, float], nominal: Nominal) -> int:
-    """Whole cores that the Worker keeps at a target; what the target does not name stays in full.
+    """Whole slots that the VM keeps at a target; what the target does not name stays in full.
 
-    Cores are rounded down, but to one where there is anything left. An executor has its heap whatever its cores are, so
-    a VM that cannot hold it in full keeps no executor.
+    Cores are rounded down, but to one where there is anything left. A slot needs its part of the memory in full:
+    executors have their heaps whatever runs in them.
     """
-    if target.get("memory_mib", nominal.memory_mib) < nominal.memory_mib - 0.5:
-        return 0
     cores = min(target.get("cpu_cores", float(nominal.cores)), float(nominal.cores))
-    if cores <= 0:
-        return 0
-    return max(math.floor(cores + 1e-6), 1)
+    kept = max(math.floor(cores + 1e-6), 1) if cores > 0 else 0
+    share = target.get("memory_mib", nominal.memory_mib) / nominal.memory_mib
+    return min(kept, math.floor(share * nominal.cores + 1e-3))
 
 
 def lost(target: Mapping[str, float], current_mib: float, nominal: Nominal) -> float:
-    """The share that the VM loses of what the Worker has, by the component that loses most, in [0, 1].
+    """The share that the VM loses of what its Workers have, by the component that loses most, in [0, 1].
 
-    Memory that the Worker does not hold now is no loss yet.
+    Memory that they do not hold now is no loss yet.
     """
     shares = [0.0]
     if "cpu_cores" in target and nominal.cores > 0:

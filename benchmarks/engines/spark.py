@@ -1,91 +1,138 @@
-"""`spark`: K-means and ALS on a real standalone cluster whose VMs are deflated half way (004 §6.2, Fig. 6).
+"""`spark`: K-means, ALS and synchronous training on a real standalone cluster whose VMs are deflated (004 §6.2).
 
 A worker's VM is a control group with a quota of the host's CPU; two of them, with 4 slots each, share the host with the
 driver and the master. On a host of two cores those 8 slots have 1.6 cores together. Memory is not taken: what is
 compared is how the CPU goes, and a host without swap could not throttle it without killing.
 
-Four ways to take a share d of the VMs' CPU time, of all of them or of one:
+Three ways to take a share d of the VMs' CPU time, of both or of one, when a share c of the stages is done:
 
 * VM-level: the quota falls by d, the slots stay;
-* self: the worker is drained and comes back with (1 - d) of its slots, and the quota falls as well;
-* policy: whichever of the two `app_adapters.spark.policy` picks from what the REST API says at that moment;
-* preemption: one of the two workers is killed, and half of the cluster with it.
+* self: (1 - d) of the slots stay, the others are given up as the workers' adapter does it, and the quota falls as well;
+* preemption: one of the two VMs is gone, and half of the cluster with it.
 
-Every time is relative to the median of the undeflated runs. A pick is right if it is the way that was faster in the
-same pass. The utility curves, and what restarting all executors costs a job, are measured first, in the same run.
+An undeflated run takes about ten minutes. Each invocation measures it first for a workload, and every time is relative
+to that; what was measured is kept run by run, so that parts may be measured one at a time. What the policy says at that
+moment is told from the VM-level run, once a case.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from app_adapters.errors import ApplicationError
-from app_adapters.spark.curves import Curve, Curves
-from app_adapters.spark.policy import SELF, VM_LEVEL, Decision, Deflation, Job, decide
+from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job, decide
 from benchmarks.engines.spark_host import HOSTS, SLOTS, SparkHost, spark_host
 from benchmarks.figures import BenchmarkFailed, Figure, Figures
 from benchmarks.host.bench_host import only
 from benchmarks.passes import Pass
 
 CORES = 0.8
-SHARES = (0.25, 0.5)
-SCALES = {"kmeans": 0.35, "als": 0.4}
-QUICK_SCALE = 0.3
-HALF = 0.5
-GRACE_S = 3.0
-LIMIT_S = 240.0
-RESTARTS = 2
-LOOK_S = 0.2
-#: Two times that differ by less are the same on a machine like this.
-ALIKE = 0.05
+PREEMPTION = "preemption"
+WAYS = (VM_LEVEL, SELF, PREEMPTION)
+LIMIT_S = 3600.0
+LOOK_S = 0.5
+#: Rows and rounds of a run of ten minutes, and of one that only shows that all works.
+SIZES = {"kmeans": (400_000, 28), "als": (3_000_000, 19), "sgd": (400_000, 85)}
+QUICK = {"kmeans": (8_000, 5), "als": (20_000, 4), "sgd": (16_000, 15)}
+KEPT = "spark.jsonl"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is deflated: all VMs or the first one."""
+    """What is deflated by how much, and when: both VMs or the first one, at a share of the stages."""
 
     workload: str
-    share: float
-    everywhere: bool
+    share: float = 0.5
+    at: float = 0.5
+    everywhere: bool = True
 
     @property
     def name(self) -> str:
-        return f"{self.workload}_{'all' if self.everywhere else 'one'}_{self.share * 100:.0f}"
+        return f"{self.workload}_{'' if self.everywhere else 'one_'}{self.share * 100:.0f}_at_{self.at * 100:.0f}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
         return HOSTS if self.everywhere else HOSTS[:1]
 
     def vector(self) -> dict[str, Deflation]:
-        own = 1 - slots_left(self.share) / SLOTS
-        lost, kept = Deflation(self.share, own, SLOTS), Deflation(0.0, 0.0, SLOTS)
-        return {host: lost if host in self.hosts else kept for host in HOSTS}
+        """What is wanted, as the policy takes it."""
+        lost = Deflation(self.share, slots_lost(self.share) / SLOTS, SLOTS)
+        return {host: lost if host in self.hosts else Deflation(0.0, 0.0, SLOTS) for host in HOSTS}
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One run of a case: its seconds relative to undeflated, and what the policy said, with curves and without."""
+class Run:
+    """A deflated run, and what the policy said at its moment.
+
+    `rate` is the throughput from then on, relative to the undeflated run's from then on.
+    """
 
     case: Case
     way: str
-    time: float
-    tuned: Decision
-    plain: Decision
+    seconds: float
+    undeflated_s: float
+    rate: float
+    choice: str
+    vm_time: float
+    self_time: float
+
+    @property
+    def time(self) -> float:
+        """Relative to the undeflated run of the same invocation."""
+        return self.seconds / self.undeflated_s
 
 
-def slots_left(share: float) -> int:
-    """Slots that a worker keeps."""
-    return max(int(SLOTS * (1 - share) + 1e-6), 1)
+#: What is measured in one go, by name: the workloads of Fig. 6 and 7b, ALS earlier and later (Fig. 7a), one VM alone.
+PARTS: Mapping[str, Sequence[tuple[Case, str]]] = {
+    "kmeans": [*((Case("kmeans"), way) for way in WAYS), *((Case("kmeans", 0.25), way) for way in WAYS[:2])],
+    "als": [(Case("als"), way) for way in WAYS],
+    "sgd": [(Case("sgd"), way) for way in WAYS],
+    "sweep": [(Case("als", at=at), way) for at in (0.25, 0.75) for way in WAYS[:2]],
+    "one": [(Case("kmeans", everywhere=False), way) for way in WAYS[:2]],
+}
+
+
+def slots_lost(share: float) -> int:
+    """Slots that a VM gives up."""
+    return SLOTS - max(int(SLOTS * (1 - share) + 1e-6), 1)
 
 
 def run(how: Pass) -> Figures:
-    """Raises BenchmarkFailed where there is no Spark, or it does not do its work."""
+    """Raises BenchmarkFailed where there is no Spark, it does not do its work, or a part is unknown."""
+    parts = how.parts or tuple(PARTS)
+    if not set(parts) <= set(PARTS):
+        raise BenchmarkFailed(f"there is no part {', '.join(set(parts) - set(PARTS))}; there are {', '.join(PARTS)}")
+    path = None if how.quick or how.output is None else how.output / KEPT
+    found = kept(path)
+    todo = steps(parts, how, found)
+    if not todo:
+        return assemble(found)
     with only("spark"), spark_host(CORES) as bench:
-        return Runs(bench, how).figures()
+        runs = Runs(bench, how)
+        for workload in dict.fromkeys(case.workload for case, _ in todo):
+            undeflated_s = runs.undeflated(workload)
+            for case, way in todo:
+                if case.workload == workload:
+                    found.append(runs.deflated(case, way, undeflated_s))
+                    how.report(f"{case.name} {way}: {found[-1].time:.2f} times as long")
+                    keep(path, found)
+    return assemble(found)
+
+
+def steps(parts: Sequence[str], how: Pass, found: Iterable[Run]) -> list[tuple[Case, str]]:
+    """What has still to be measured; of a quick pass each workload's first case."""
+    if how.quick:
+        return [(case, way) for part in parts for case, way in PARTS[part] if case == Case(case.workload)]
+    done = Counter((one.case, one.way) for one in found)
+    return [step for part in parts for step in PARTS[part] for _ in range(how.runs - done[step])]
 
 
 class Runs:
@@ -93,205 +140,138 @@ class Runs:
 
     def __init__(self, bench: SparkHost, how: Pass) -> None:
         self._bench = bench
-        self._how = how
+        self._sizes = QUICK if how.quick else SIZES
+        self._report = how.report
         self._stages: dict[str, int] = {}
-        self._curves: dict[str, Curves] = {}
-        #: Until executors have all their slots again, and what a restart of all costs each workload.
-        self._restarts_s: list[float] = []
-        self._costs_s: dict[str, list[float]] = {}
 
-    def figures(self) -> Figures:
-        shares = SHARES[1:] if self._how.quick else SHARES
-        everywhere = (True,) if self._how.quick else (True, False)
-        cases = [Case(name, share, every) for name in SCALES for share in shares for every in everywhere]
-        for workload in SCALES:
-            self._calibrate(workload)
-        undeflated: dict[str, list[float]] = {name: [] for name in SCALES}
-        runs: list[tuple[Case, str, float, Decision, Decision]] = []
-        for number in range(self._how.runs):
-            for workload in SCALES:
-                undeflated[workload].append(self._undeflated(workload))
-            for case in cases:
-                for way in (VM_LEVEL, SELF):
-                    runs.append((case, way, *self._deflated(case, way)))
-                    self._how.report(f"{number + 1}/{self._how.runs} {case.name} {way}: {runs[-1][2]:.1f} s")
-                if case.share == max(SHARES) and not case.everywhere:
-                    runs.append((case, "preemption", *self._deflated(case, "preemption")))
-        normal_s = {name: statistics.median(seconds) for name, seconds in undeflated.items()}
-        trials = [Trial(case, way, s / normal_s[case.workload], *told) for case, way, s, *told in runs]
-        return assemble(trials, undeflated, self._curves, self._restarts_s, self._costs_s)
-
-    def _calibrate(self, workload: str) -> None:
-        """Stages, the throughput that throttled VMs and fewer slots leave, and how long a restart takes."""
-        self._undeflated(workload)  # with a cold driver
-        normal_s = 0.0 if self._how.quick else self._undeflated(workload)
-        vm: list[tuple[float, float]] = []
-        own: list[tuple[float, float]] = []
-        for share in () if self._how.quick else SHARES:
-            throttled_s = self._undeflated(workload, share)
-            fewer_s = self._undeflated(workload, share, slots_left(share))
-            vm.append((share, min(normal_s / throttled_s, vm[-1][1] if vm else 1.0)))
-            own.append((share, min(normal_s / fewer_s, own[-1][1] if own else 1.0)))
-            self._how.report(
-                f"{workload} at {share:.0%}: throughput {vm[-1][1]:.2f} throttled, {own[-1][1]:.2f} by slots"
-            )
-        self._curves[workload] = Curves(Curve(tuple(vm)), Curve(tuple(own)))
-        costs_s = self._costs_s[workload] = []
-        for _ in range(0 if self._how.quick else RESTARTS):
-            costs_s.append(self._restarted(workload, normal_s))
-            self._how.report(f"{workload}: restarting all executors half way costs {costs_s[-1]:.1f} s")
-
-    def _restarted(self, workload: str, normal_s: float) -> float:
-        """Seconds that a job loses where all executors are restarted half way and nothing is throttled.
-
-        What Eq. 2 says of lost work is left out: that is told for each job.
-        """
-        self._bench.fresh()
-        self._begin(workload)
-        (job, *_) = half_way(self._bench)
-        self._give_up(Case(workload, 0.0, True))
-        seconds = self._bench.done()
-        self._bench.end()
-        return max(seconds - normal_s * (1 + job.recomputed * job.progress), 0.0)
-
-    def _undeflated(self, workload: str, share: float = 0.0, slots: int = SLOTS) -> float:
-        self._bench.fresh(dict.fromkeys(HOSTS, slots))
-        for host in HOSTS:
-            self._bench.throttle(host, share)
+    def undeflated(self, workload: str) -> float:
+        """Seconds of a run that nothing is taken from; it also tells how many stages there are."""
         self._begin(workload)
         seconds = self._bench.done()
-        self._stages[workload] = completed(self._bench)
+        stages = self._bench.rest.stages(self._bench.cluster().applications[0])
+        self._stages[workload] = sum(stage.status == "COMPLETE" for stage in stages)
         self._bench.end()
-        self._how.report(f"{workload}, {share:.0%} from the start, {slots} slots a VM: {seconds:.1f} s")
+        self._report(f"{workload} undeflated: {seconds:.1f} s, {self._stages[workload]} stages")
         return seconds
 
-    def _begin(self, workload: str) -> None:
-        scale = SCALES[workload] * (QUICK_SCALE if self._how.quick else 1.0)
-        self._bench.begin(workload, scale, self._stages.get(workload, 0))
-
-    def _deflated(self, case: Case, way: str) -> tuple[float, Decision, Decision]:
-        self._bench.fresh()
+    def deflated(self, case: Case, way: str, undeflated_s: float) -> Run:
+        """One run that is deflated on its way."""
         self._begin(case.workload)
-        jobs = half_way(self._bench)
-        costs_s = self._costs_s[case.workload]
-        restart_s = statistics.median(costs_s) if costs_s else 0.0
-        tuned = decide(case.vector(), jobs, self._curves[case.workload], restart_s)
-        plain = decide(case.vector(), [replace(job, waves=1.0) for job in jobs])
-        if way == "preemption":
-            self._bench.resize({host: 0 if host in case.hosts else SLOTS for host in HOSTS})
-        elif way == SELF:
-            self._give_up(case)
-        if way != "preemption":
+        job, at_s = reached(self._bench, case.at), time.monotonic()
+        if way == PREEMPTION:
+            self._bench.preempt(HOSTS[0])
+        else:
+            if way == SELF:
+                self._bench.give_up(case.hosts, slots_lost(case.share))
             for host in case.hosts:
                 self._bench.throttle(host, case.share)
         seconds = self._bench.done()
+        after_s = time.monotonic() - at_s
         self._bench.end()
-        return seconds, tuned, plain
+        rate = max(undeflated_s - (seconds - after_s), 0.0) / after_s
+        told = decide(case.vector(), [job])
+        return Run(case, way, seconds, undeflated_s, rate, told.choice, told.vm_time, told.self_time)
 
-    def _give_up(self, case: Case) -> None:
-        """As the worker's adapter does it: no new tasks, a moment for those that run, a Worker with fewer slots."""
-        for host in case.hosts:
-            self._bench.rest.decommission(host)
-        end = time.monotonic() + GRACE_S
-        while time.monotonic() < end and any(self._bench.rest.active_tasks(host) for host in case.hosts):
-            time.sleep(LOOK_S)
-        began = time.monotonic()
-        wanted = {host: slots_left(case.share) if host in case.hosts else SLOTS for host in HOSTS}
-        self._bench.resize({host: 0 if host in case.hosts else SLOTS for host in HOSTS})
-        self._bench.resize(wanted)
-        while self._bench.executors() < sum(wanted.values()) and time.monotonic() < began + LIMIT_S:
-            time.sleep(LOOK_S)
-        self._restarts_s.append(time.monotonic() - began)
+    def _begin(self, workload: str) -> None:
+        self._bench.fresh()
+        self._bench.begin(workload, *self._sizes[workload], self._stages.get(workload, 0))
 
 
-def completed(bench: SparkHost) -> int:
-    """Stages that the application has completed."""
-    return sum(stage.status == "COMPLETE" for stage in bench.rest.stages(bench.cluster().applications[0]))
-
-
-def half_way(bench: SparkHost) -> list[Job]:
-    """Wait until half of the stages are done; what Spark says then. Raises BenchmarkFailed."""
+def reached(bench: SparkHost, progress: float) -> Job:
+    """Wait until such a share of the stages is done; what Spark says then. Raises BenchmarkFailed."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
         try:
             jobs = bench.rest.jobs(bench.rest.cluster())
         except ApplicationError:
             jobs = []  # its driver is not there yet
-        if jobs and jobs[0].progress >= HALF:
-            return jobs
+        if jobs and jobs[0].progress >= progress:
+            return jobs[0]
         time.sleep(LOOK_S)
-    raise BenchmarkFailed(f"the application was not half done after {LIMIT_S:g} s")
+    raise BenchmarkFailed(f"the application had not done {progress:.0%} after {LIMIT_S:g} s")
 
 
-def assemble(
-    trials: Sequence[Trial],
-    undeflated: Mapping[str, Sequence[float]],
-    curves: Mapping[str, Curves],
-    restarts_s: Sequence[float],
-    costs_s: Mapping[str, Sequence[float]],
-) -> Figures:
-    """The table: for each case and way the measured time, what was predicted, and how often the pick was right."""
+def kept(path: Path | None) -> list[Run]:
+    """The runs that were kept in a file; none where there is no such file."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    return [Run(**{**row, "case": Case(**row["case"])}) for row in map(json.loads, lines)]
+
+
+def keep(path: Path | None, runs: Iterable[Run]) -> None:
+    """Replace what is kept."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in runs))
+
+
+def assemble(runs: Sequence[Run]) -> Figures:
+    """For each case the measured and the predicted times; what the policy picked, beside always the same way."""
     figures: Figures = {}
-    for workload, seconds in undeflated.items():
+    for workload in dict.fromkeys(one.case.workload for one in runs):
+        seconds = dict.fromkeys(one.undeflated_s for one in runs if one.case.workload == workload)
         figures[f"{workload}_undeflated_s"] = Figure.over(seconds, "s", f"{SLOTS} slots in each of {len(HOSTS)} VMs")
-        for name, curve in (("vm", curves[workload].vm), ("self", curves[workload].self_deflated)):
-            for share, throughput in curve.points:
-                key = f"{workload}_throughput_{name}_{share * 100:.0f}"
-                figures[key] = Figure.over([throughput], "ratio", "the undeflated run before it; one calibration")
-    if restarts_s:
-        figures["restart_s"] = Figure.over(restarts_s, "s", "a worker's end until executors have all their slots again")
-    for workload, lost_s in costs_s.items():
-        if lost_s:
-            of = "what restarting all executors half way costs it, nothing throttled"
-            figures[f"{workload}_restart_s"] = Figure.over(lost_s, "s", of)
-    for case in dict.fromkeys(trial.case for trial in trials):
-        of = f"the median undeflated {case.workload}; {'all VMs' if case.everywhere else 'one of two VMs'} deflated"
-        found = [trial for trial in trials if trial.case == case]
-        for way in dict.fromkeys(trial.way for trial in found):
-            key = f"{case.name}_{way.replace('-level', '')}"
-            figures[key] = Figure.over((t.time for t in found if t.way == way), "ratio", of)
-        by = "predicted from the REST API half way, with the curves of this run"
-        figures[f"{case.name}_vm_predicted"] = Figure.over((t.tuned.vm_time for t in found), "ratio", by)
-        figures[f"{case.name}_self_predicted"] = Figure.over((t.tuned.self_time for t in found), "ratio", by)
-        figures[f"{case.name}_policy"] = Figure.over((time for time, _, _ in picks(found, True)), "ratio", of)
-    for name, tuned in (("policy", True), ("equations_alone", False)):
-        every = [pick for case in dict.fromkeys(t.case for t in trials) for pick in picks(_of(trials, case), tuned)]
-        right = [float(mine <= other) for mine, other, _ in every]
-        near = [float(mine <= other * (1 + ALIKE)) for mine, other, _ in every]
-        figures[f"{name}_right"] = Figure.over([statistics.mean(right)], "ratio", f"{len(every)} picks, all cases")
-        words = f"picks that were at most {ALIKE:.0%} slower than the other way"
-        figures[f"{name}_right_or_alike"] = Figure.over([statistics.mean(near)], "ratio", words)
-        figures[f"{name}_picked_self"] = Figure.over([statistics.mean(own for *_, own in every)], "ratio", "all picks")
+    medians: dict[Case, dict[str, float]] = {}
+    said: dict[Case, Run] = {}
+    for case in dict.fromkeys(one.case for one in runs):
+        deflated = "both VMs" if case.everywhere else "one of two VMs"
+        of = (
+            f"the undeflated {case.workload} of the same invocation; {deflated} deflated at {case.at:.0%} of the stages"
+        )
+        for way in WAYS:
+            found = [one for one in runs if (one.case, one.way) == (case, way)]
+            if found:
+                key = f"{case.name}_{way.removesuffix('-level')}"
+                figures[key] = Figure.over((one.time for one in found), "ratio", of)
+                medians.setdefault(case, {})[way] = figures[key].value
+                figures[f"{key}_rate"] = Figure.over(
+                    (one.rate for one in found), "ratio", "throughput of the undeflated run from there on"
+                )
+                if way == VM_LEVEL:
+                    said[case] = found[0]
+        if case in said:
+            for key, value in (("vm", said[case].vm_time), ("self", said[case].self_time)):
+                by = "predicted from the REST API at that moment"
+                figures[f"{case.name}_{key}_predicted"] = Figure.over([value], "ratio", by)
+    both = {case: ways for case, ways in medians.items() if case in said and SELF in ways}
+    picks: Mapping[str, Callable[[Case], str]] = {
+        "policy": lambda case: said[case].choice,
+        "always_vm": lambda case: VM_LEVEL,
+        "always_self": lambda case: SELF,
+        "best": lambda case: min((VM_LEVEL, SELF), key=lambda way: both[case][way]),
+    }
+    for name, pick in picks.items() if both else ():
+        right = [float(pick(case) == picks["best"](case)) for case in both]
+        times = [both[case][pick(case)] for case in both]
+        if name != "best":
+            figures[f"{name}_right"] = Figure.over([sum(right)], "picks", f"{len(both)} cases, each counted once")
+        figures[f"{name}_time"] = Figure.over(
+            [statistics.mean(times)], "ratio", f"undeflated; mean of {len(both)} cases"
+        )
+    for workload in dict.fromkeys(case.workload for case in both):
+        line = [(c.at, w[SELF] - w[VM_LEVEL]) for c, w in both.items() if c == Case(workload, at=c.at)]
+        crossing = crossover(line)
+        if crossing is not None:
+            of = "share of the stages at which self and VM-level take as long, between the measured ones"
+            figures[f"{workload}_crossover"] = Figure.over([crossing], "ratio", of)
     return figures
+
+
+def crossover(differences: Iterable[tuple[float, float]]) -> float | None:
+    """Where a line through points first is zero; None where it never changes its sign."""
+    points = sorted(differences)
+    for (low, before), (high, after) in pairwise(points):
+        if before * after <= 0 and before != after:
+            return low + (high - low) * before / (before - after)
+    return None
 
 
 def table(result: Mapping[str, Any]) -> str:
     """Measured beside predicted times as CSV, from what the benchmark's file holds."""
     figures = result["figures"]
-    lines = ["case,way,measured,predicted,policy"]
+    lines = ["case,way,measured,predicted"]
     for key in figures:
         case, _, way = key.rpartition("_")
-        if way in ("vm", "self", "preemption") and f"{case}_policy" in figures:
+        if way in ("vm", "self", PREEMPTION) and f"{key}_rate" in figures:
             predicted = figures.get(f"{key}_predicted", {}).get("value", "")
-            lines.append(f"{case},{way},{figures[key]['value']},{predicted},{figures[f'{case}_policy']['value']}")
+            lines.append(f"{case},{way},{figures[key]['value']},{predicted}")
     return "\n".join(lines) + "\n"
-
-
-def picks(trials: Sequence[Trial], tuned: bool) -> Iterable[tuple[float, float, float]]:
-    """For each decision of one case: the time of the way that was picked, that of the other, and 1 for self.
-
-    Both are from the same pass: the n-th run of each way.
-    """
-    vm = [trial for trial in trials if trial.way == VM_LEVEL]
-    own = [trial for trial in trials if trial.way == SELF]
-    for throttled, smaller in zip(vm, own, strict=True):
-        for trial in (throttled, smaller):
-            decision = trial.tuned if tuned else trial.plain
-            if decision.choice == SELF:
-                yield smaller.time, throttled.time, 1.0
-            else:
-                yield throttled.time, smaller.time, 0.0
-
-
-def _of(trials: Sequence[Trial], case: Case) -> list[Trial]:
-    return [trial for trial in trials if trial.case == case]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,26 @@ from typing import Any
 from app_adapters.errors import ApplicationError
 from app_adapters.processes.process import arguments
 from app_adapters.spark.rest import Cluster, SparkRest
-from app_adapters.spark.worker_process import WorkerProcess
+from app_adapters.spark.workers import Workers
 from benchmarks.figures import BenchmarkFailed
 
-#: Two workers on one machine need two names for what is done by host.
+#: Two VMs on one machine need two names for what is known by host.
 HOSTS = ("127.0.0.1", "localhost")
 SLOTS = 4
 # The stack is for the lineage of ALS, which is deep.
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss16m"
 LIMIT_S = 120.0
 LOOK_S = 0.1
+#: For the tasks of slots that are given up, and for their blocks to move.
+GRACE_S = 30.0
 CGROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD_US = 20000
 SETTINGS = {
     "spark.decommission.enabled": "true",
-    "spark.worker.decommission.enabled": "true",
+    "spark.storage.decommission.enabled": "true",
+    "spark.storage.decommission.rddBlocks.enabled": "true",
+    "spark.storage.decommission.shuffleBlocks.enabled": "true",
+    "spark.storage.decommission.replicationReattemptInterval": "1s",
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.task.maxFailures": "1000",
     "spark.stage.maxConsecutiveAttempts": "100",
@@ -67,7 +72,7 @@ class SparkHost:
         self.rest = SparkRest(f"http://127.0.0.1:{ui_port}", (f"http://127.0.0.1:{self._driver_port}",), 10.0)
         self._log = open(directory / "spark.log", "ab")  # noqa: SIM115 - as long as the processes
         self._processes: list[subprocess.Popen[Any]] = []
-        self._workers: dict[str, WorkerProcess] = {}
+        self._workers: dict[str, Workers] = {}
         self._driver: subprocess.Popen[str] | None = None
         command = [self._class, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--webui-port", str(ui_port), "--properties-file", str(self._settings)]
@@ -102,24 +107,30 @@ class SparkHost:
         (self._group(host) / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (self._group(host) / "cpu.cfs_quota_us").write_text(str(quota))
 
-    def resize(self, slots: dict[str, int]) -> None:
-        """Have Workers with so many slots, 0 for none; those that have them stay as they are."""
-        for host, count in slots.items():
-            if self._workers[host].cores != count:
-                self._workers[host].stop()
-        for host, count in slots.items():
-            if count and self._workers[host].cores != count:
-                self._workers[host].start(count)
-        wanted = {host: count for host, count in slots.items() if count}
-        _until(lambda: self.cluster().hosts() == wanted, f"the master has {wanted}")
-
-    def fresh(self, slots: dict[str, int] | None = None) -> None:
-        """All VMs unthrottled, with their Workers."""
+    def fresh(self) -> None:
+        """All VMs unthrottled, with all their slots and no Worker of another run's."""
         for host in HOSTS:
             self.throttle(host, 0.0)
-        self.resize(slots or dict.fromkeys(HOSTS, SLOTS))
+            self._workers[host].end_idle()
+            self._workers[host].start(SLOTS)
+        wanted = dict.fromkeys(HOSTS, SLOTS)
+        _until(lambda: self.cluster().hosts() == wanted, f"the master has {wanted}")
 
-    def begin(self, workload: str, scale: float, stages: int) -> None:
+    def give_up(self, hosts: Sequence[str], slots: int) -> None:
+        """Have each VM give slots up as its adapter does it."""
+        for host in hosts:
+            self._workers[host].decommission(slots)
+        end = time.monotonic() + GRACE_S
+        while time.monotonic() < end and any(self._workers[host].executors() for host in hosts):
+            time.sleep(LOOK_S)
+        for host in hosts:
+            self._workers[host].end_executors()
+
+    def preempt(self, host: str) -> None:
+        """End all that runs in a VM."""
+        self._workers[host].kill(SLOTS)
+
+    def begin(self, workload: str, rows: int, rounds: int, stages: int) -> None:
         """Give the driver an application; `stages`: how many it will have had."""
         if self._driver is None:
             self._driver = subprocess.Popen(
@@ -133,7 +144,7 @@ class SparkHost:
             )
         settings = {**SETTINGS, "spark.master": self._master, "spark.ui.port": str(self._driver_port)}
         settings["spark.ebbtide.stages"] = str(stages)
-        self._send({"workload": workload, "scale": scale, "settings": settings})
+        self._send({"workload": workload, "rows": rows, "rounds": rounds, "settings": settings})
 
     def done(self) -> float:
         """Wait for the application's work: its seconds."""
@@ -145,14 +156,10 @@ class SparkHost:
         self._receive()
         _until(lambda: not self.cluster().applications, "the application is gone")
 
-    def executors(self) -> int:
-        """Slots of the running application's executors."""
-        return sum(application.cores for application in self.cluster().applications)
-
     def close(self) -> None:
-        for worker in self._workers.values():
+        for workers in self._workers.values():
             with suppress(ApplicationError):
-                worker.stop()
+                workers.kill(SLOTS)
         if self._driver is not None:
             self._processes.append(self._driver)
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -171,13 +178,13 @@ class SparkHost:
                 except OSError:
                     time.sleep(LOOK_S)
 
-    def _worker(self, host: str) -> WorkerProcess:
+    def _worker(self, host: str) -> Workers:
         inside = f'echo $$ > {self._group(host)}/cgroup.procs && exec "$@"'
-        command = ["sh", "-c", inside, "sh", "env", f"JAVA_TOOL_OPTIONS={JVM}", self._class]
-        command += ["org.apache.spark.deploy.worker.Worker", "--host", host]
-        command += ["--webui-port", "0", "--cores", "{cores}", "--memory", "1g", "--work-dir"]
+        command = ["sh", "-c", inside, "sh", "env", f"JAVA_TOOL_OPTIONS={JVM}"]
+        command += ["SPARK_DAEMON_MEMORY=128m", self._class, "org.apache.spark.deploy.worker.Worker", "--host", host]
+        command += ["--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir"]
         command += [str(self._directory / host), "--properties-file", str(self._settings), self._master]
-        return WorkerProcess(command, str(self._directory / f"{host}.json"), str(self._directory / f"{host}.log"))
+        return Workers(command, str(self._directory / f"{host}.json"), str(self._directory / f"{host}.log"))
 
     def _group(self, host: str) -> Path:
         return CGROUPS / f"ebb-bench-spark-{os.getpid()}-{HOSTS.index(host)}"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from app_adapters.spark.rest import SparkRest
 from app_adapters.spark.service import SparkService
 from app_adapters.spark.slots import Nominal
 from app_adapters.spark.worker import SparkWorkerAdapter
-from app_adapters.spark.worker_process import WorkerProcess
+from app_adapters.spark.workers import Workers
 from tests.adapters.cache import free_port
 from tests.adapters.load import Load
 from tests.adapters.rest import Rest
@@ -32,10 +33,10 @@ JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LIMIT_S = 60.0
 SETTINGS = {
     "spark.decommission.enabled": "true",
-    "spark.worker.decommission.enabled": "true",
     "spark.storage.decommission.enabled": "true",
     "spark.storage.decommission.rddBlocks.enabled": "true",
     "spark.storage.decommission.shuffleBlocks.enabled": "true",
+    "spark.storage.decommission.replicationReattemptInterval": "1s",
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.task.maxFailures": "100",
 }
@@ -78,41 +79,43 @@ def spark_home() -> str:
 
 
 class Vm:
-    """What runs in one worker's VM: the adapter with its Worker, and its hook."""
+    """What runs in one worker's VM: the adapter with its Workers, and its hook."""
 
     def __init__(self, cluster: Cluster, host: str, cores: int, memory_mib: float, grace_s: float) -> None:
         self.host = host
         name = host.replace(".", "-")
         self.state_file = str(cluster.directory / f"{name}.json")
-        command = ["env", f"JAVA_TOOL_OPTIONS={JVM}", f"{spark_home()}/bin/spark-class"]
+        command = ["env", f"JAVA_TOOL_OPTIONS={JVM}", "SPARK_DAEMON_MEMORY=128m", f"{spark_home()}/bin/spark-class"]
         command += ["org.apache.spark.deploy.worker.Worker", "--host", host]
-        command += ["--webui-port", "0", "--cores", "{cores}", "--memory", "1g", "--work-dir"]
+        command += ["--webui-port", "0", "--cores", "1", "--memory", "600m", "--work-dir"]
         command += [str(cluster.directory / name), "--properties-file", str(cluster.settings), cluster.url]
-        self.process = WorkerProcess(command, self.state_file, str(cluster.directory / f"{name}.log"))
+        self.workers = Workers(command, self.state_file, str(cluster.directory / f"{name}.log"))
         address = f"http://127.0.0.1:{cluster.service.address[1]}"
         self.relay = Relay(address, str(cluster.token), host)
-        self.adapter = SparkWorkerAdapter(self.process, self.relay, Nominal(cores, memory_mib), grace_s)
+        self.adapter = SparkWorkerAdapter(self.workers, self.relay, Nominal(cores, memory_mib), grace_s)
         self.adapter.begin()
         self.server = HookServer(self.adapter, port=0, token_file=str(cluster.token)).start()
         self.rest = Rest(self.server.address, "t")
 
-    def root_pid(self) -> int:
-        return int(json.loads(Path(self.state_file).read_text())["pid"])
+    def roots(self, *kinds: str) -> list[int]:
+        """Its Workers: those of the slots and those that were given up, or one kind."""
+        state = json.loads(Path(self.state_file).read_text())
+        return [pid for kind in kinds or ("slots", "idle") for pid, _ in state[kind]]
+
+    def pids(self) -> list[int]:
+        """Its Workers and all that they started."""
+        return [pid for root in self.roots() for pid in tree(root)]
 
     def pss_mib(self) -> float:
-        pid = self.root_pid()
-        return pss_mib(tree(pid)) if pid else 0.0
-
-    def alive_cores(self) -> int:
-        return self.relay.state().cores
+        return pss_mib(self.pids())
 
     def stop(self) -> None:
         self.server.stop()
-        self.process.stop()
+        self.workers.kill(self.workers.cores)
 
 
 class Cluster:
-    def __init__(self, directory: Path, curves: Curves = LINEAR, window_s: float = 2.0, restart_s: float = 0.0) -> None:
+    def __init__(self, directory: Path, curves: Curves = LINEAR, window_s: float = 2.0) -> None:
         self.directory = directory
         self.environment = {**os.environ, "JAVA_TOOL_OPTIONS": JVM, "SPARK_LOCAL_IP": "127.0.0.1"}
         self.environment["PYSPARK_PYTHON"] = sys.executable
@@ -130,7 +133,7 @@ class Cluster:
         command += ["--port", str(port), "--webui-port", str(ui_port), "--properties-file", str(self.settings)]
         self.spawn(command, "master.log")
         rest = SparkRest(self.master_ui, (self.driver_ui,), timeout_s=5.0)
-        self.service = SparkService(rest, str(self.token), "127.0.0.1", 0, window_s, curves, restart_s).start()
+        self.service = SparkService(rest, str(self.token), "127.0.0.1", 0, window_s, curves).start()
 
     def spawn(self, command: list[str], log: str, **more: Any) -> subprocess.Popen[bytes]:
         with open(self.directory / log, "ab") as file:
@@ -144,10 +147,10 @@ class Cluster:
         self._started.append(process)
         return process
 
-    def add_vm(self, host: str, cores: int = 2, memory_mib: float = 700.0, grace_s: float = 5.0) -> Vm:
+    def add_vm(self, host: str, cores: int = 2, memory_mib: float = 1400.0, grace_s: float = 5.0) -> Vm:
         vm = Vm(self, host, cores, memory_mib, grace_s)
         self.vms.append(vm)
-        until(lambda: self.cores().get(host) == cores, f"the Worker of {host} registers")
+        until(lambda: self.cores().get(host) == cores, f"the Workers of {host} register")
         return vm
 
     def get(self, address: str, limit_s: float = 5.0) -> Any:
@@ -159,17 +162,23 @@ class Cluster:
 
     def cores(self) -> dict[str, int]:
         body = self.get(self.master_ui + "/json/") or {"workers": []}
-        return {row["host"]: row["cores"] for row in body["workers"] if row["state"] == "ALIVE"}
+        return dict(Counter(row["host"] for row in body["workers"] if row["state"] == "ALIVE"))
 
-    def executors(self) -> dict[str, int]:
-        """Cores of the running application's executors by host, as its driver says."""
+    def driver(self, what: str) -> Any:
+        """What the running application's driver says of its executors, stages or jobs."""
         applications = self.get(self.driver_ui + "/api/v1/applications") or []
-        if not applications:
-            return {}
-        rows = self.get(f"{self.driver_ui}/api/v1/applications/{applications[0]['id']}/executors") or []
-        return {
-            r["hostPort"].rpartition(":")[0]: r["totalCores"] for r in rows if r["isActive"] and r["id"] != "driver"
-        }
+        return self.get(f"{self.driver_ui}/api/v1/applications/{applications[0]['id']}/{what}") if applications else []
+
+    def executors(self) -> dict[str, list[str]]:
+        """Ids of the running application's executors by host, as its driver says."""
+        found: dict[str, list[str]] = {}
+        for row in self.driver("executors") or []:
+            if row["isActive"] and row["id"] != "driver":
+                found.setdefault(row["hostPort"].rpartition(":")[0], []).append(row["id"])
+        return {host: sorted(ids) for host, ids in found.items()}
+
+    def slots(self) -> dict[str, int]:
+        return {host: len(ids) for host, ids in self.executors().items()}
 
     def run_job(self, script: str, *arguments: str, **settings: str) -> Job:
         every = {**SETTINGS, "spark.ui.port": str(self.driver_port), "spark.driver.host": "127.0.0.1", **settings}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app_adapters.errors import ApplicationError
 from app_adapters.spark import progress
 from app_adapters.spark.curves import LINEAR, Curve, Curves, read_curves
-from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job, decide, restart_share, time_self, time_vm_level
+from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job, decide, time_self, time_vm_level
 from app_adapters.spark.slots import Nominal, lost, slots
 
 shares = st.floats(0, 0.95)
@@ -31,7 +31,6 @@ def test_the_equations_by_hand() -> None:
     vector = [Deflation(0.5, 0.5), Deflation(0.0, 0.0)]
     assert time_vm_level(0.5, vector) == pytest.approx(0.5 + 0.5 / 0.5)
     assert time_self(0.5, 0.4, vector) == pytest.approx(0.5 + (0.4 * 0.5 + 0.5) / 0.75)
-    assert time_self(0.5, 0.4, vector, restart=0.1) == pytest.approx(0.5 + 0.7 / 0.75 + 0.1)
     assert time_vm_level(1.0, vector) == 1.0
     assert time_vm_level(0.5, [Deflation(1.0, 1.0)]) == math.inf
 
@@ -124,15 +123,6 @@ def test_of_several_applications_the_one_with_more_cores_counts_more() -> None:
     big = Job("k", 0.1, 0.0, cores=30)
     assert decide(one, [shuffler, big]).choice == SELF
     assert decide(one, [Job("als", 0.9, 1.0, cores=30), iterator]).choice == VM_LEVEL
-
-
-def test_a_restart_weighs_by_the_slots_that_miss_it_and_the_length_of_the_run() -> None:
-    vector = [Deflation(0.5, 0.5), Deflation(0.0, 0.0)]
-    # Half of the slots, on half of their CPU.
-    assert restart_share(Job("j", 0.5, 0.0, elapsed_s=50), vector, 10) == pytest.approx(0.1)
-    gone = [Deflation(1.0, 1.0), Deflation(0.0, 0.0)]
-    assert restart_share(Job("j", 0.5, 0.0, elapsed_s=50), gone, 10) == 0.0
-    assert restart_share(Job("j", 0.0, 0.0, elapsed_s=50), vector, 10) == 0.0
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
@@ -241,11 +231,14 @@ def test_rows_that_spark_would_never_send_are_errors(rows: Any) -> None:
         ({"cpu_cores": 0.0}, 0),
         ({"cpu_cores": 9.0}, 4),
         ({"cpu_cores": 2.0, "memory_mib": 1000.0}, 2),
-        ({"memory_mib": 900.0}, 0),
+        ({"memory_mib": 1000.0}, 4),
+        ({"memory_mib": 900.0}, 3),
+        ({"cpu_cores": 4.0, "memory_mib": 250.0}, 1),
+        ({"cpu_cores": 4.0, "memory_mib": 249.0}, 0),
         ({"cpu_cores": 4.0, "memory_mib": 0.0}, 0),
     ],
 )
-def test_slots_are_whole_and_an_executor_keeps_its_memory_or_goes(target: dict[str, float], kept: int) -> None:
+def test_slots_are_whole_and_each_keeps_its_part_of_the_memory_or_goes(target: dict[str, float], kept: int) -> None:
     assert slots(target, Nominal(4, 1000.0)) == kept
 
 

@@ -18,7 +18,7 @@ from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.main import build_parser, main
 from app_adapters.registry import ready
 from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job
-from app_adapters.spark.relay import Relay, Undecided
+from app_adapters.spark.relay import HostState, Relay, Undecided
 from app_adapters.spark.rest import Application, Cluster, SparkRest, Worker
 from app_adapters.spark.service import SparkService
 from app_adapters.spark.window import Decide, Read, Windows
@@ -95,7 +95,6 @@ class Stage(SparkRest):
     def __init__(self, jobs: list[Job] | ApplicationError, delay_s: float = 0.0) -> None:
         super().__init__("http://127.0.0.1:1")
         self.found, self.delay_s = jobs, delay_s
-        self.decommissioned: list[str] = []
 
     def cluster(self) -> Cluster:
         workers = tuple(Worker(f"w-{host}", host, "ALIVE", 2) for host in "ab")
@@ -106,12 +105,6 @@ class Stage(SparkRest):
         if isinstance(self.found, ApplicationError):
             raise self.found
         return self.found
-
-    def active_tasks(self, host: str) -> int:
-        raise ApplicationError("its driver cannot be asked")
-
-    def decommission(self, host: str) -> None:
-        self.decommissioned.append(host)
 
 
 @contextlib.contextmanager
@@ -168,16 +161,10 @@ def test_a_decision_that_comes_too_late_is_kept_for_the_next_attempt(tmp_path: P
         assert one.ask(HALF, 0.01)[0]
 
 
-def test_a_workers_host_is_decommissioned_when_its_adapter_asks(tmp_path: Path) -> None:
-    stage = Stage([])
-    with serving(tmp_path, stage) as service:
-        one = relay(tmp_path, service, "b")
-        one.ask(HALF, 20.0)
-        assert stage.decommissioned == []
-        one.decommission()
-        assert stage.decommissioned == ["b"]
-        state = one.state()
-        assert (state.cores, state.active_tasks) == (2, None)
+def test_a_vm_learns_what_the_master_has_of_it(tmp_path: Path) -> None:
+    with serving(tmp_path, Stage([])) as service:
+        assert relay(tmp_path, service, "b").state() == HostState(2, 1)
+        assert relay(tmp_path, service, "c").state() == HostState(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -199,15 +186,14 @@ def test_a_bad_request_is_told_its_field_and_opens_no_window(tmp_path: Path, bod
         assert service.reply("GET", "/spark/v1/decisions", "Bearer secret", b"")[1] == {"decisions": []}
 
 
-def test_without_the_clusters_token_nothing_is_told_or_done(tmp_path: Path) -> None:
-    stage = Stage([])
-    with serving(tmp_path, stage) as service:
+def test_without_the_clusters_token_nothing_is_told_or_decided(tmp_path: Path) -> None:
+    with serving(tmp_path, Stage([])) as service:
         (tmp_path / "other").write_text("wrong")
         stranger = Relay(f"http://127.0.0.1:{service.address[1]}", str(tmp_path / "other"), "a")
-        for call in (stranger.state, stranger.decommission, lambda: stranger.ask(HALF, 1.0)):
+        for call in (stranger.state, lambda: stranger.tell(HALF), lambda: stranger.ask(HALF, 1.0)):
             with pytest.raises(ApplicationError, match="401"):
                 call()
-        assert stage.decommissioned == []
+        assert service.reply("GET", "/spark/v1/decisions", "Bearer secret", b"")[1] == {"decisions": []}
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -217,7 +203,7 @@ def worker(tmp_path: Path, **more: str) -> list[str]:
     options = {
         "--service": "http://127.0.0.1:1",
         "--host": "h",
-        "--worker-command": "true {cores}",
+        "--worker-command": "true --cores 1",
         "--state-file": str(tmp_path / "state"),
         **more,
     }
@@ -227,7 +213,7 @@ def worker(tmp_path: Path, **more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"--worker-command": "true"}, "--worker-command"),
+        ({"--worker-command": "true --cores 4"}, "--worker-command"),
         ({"--worker-command": "'"}, "--worker-command"),
         ({"--cores": "1.5"}, "--cores"),
         ({"--cores": "0"}, "--cores"),

@@ -1,4 +1,4 @@
-"""What the adapter of a worker's VM decides, over a Worker and a cluster that are made of figures."""
+"""What the adapter of a worker's VM decides, over Workers and a cluster that are made of figures."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from app_adapters.spark.policy import Deflation
 from app_adapters.spark.relay import Relay
 from app_adapters.spark.slots import Nominal
 from app_adapters.spark.worker import SparkWorkerAdapter
-from app_adapters.spark.worker_process import WorkerProcess
+from app_adapters.spark.workers import Workers
 
 NOMINAL = Nominal(4, 3000.0)
 
 
-class Worker:
-    """A Worker with 700 MiB a core."""
+class Made:
+    """Workers with 700 MiB each."""
 
-    def __init__(self, cores: int, given_up: bool = False) -> None:
-        self.cores, self.given_up = cores, given_up
+    def __init__(self, cores: int, sizes: dict[str, float] | None = None) -> None:
+        self.cores, self.sizes = cores, sizes or {}
 
-    @property
-    def running(self) -> bool:
-        return self.cores > 0
+    def fit(self, sizes: dict[str, float]) -> None:
+        self.sizes = sizes
 
-    def start(self, cores: int) -> None:
-        self.cores, self.given_up = cores, False
+    def start(self, count: int) -> None:
+        self.cores = max(self.cores, count)
 
-    def stop(self, also: Any = None) -> None:
-        self.cores, self.given_up = 0, True
+    def decommission(self, count: int) -> None:
+        self.cores -= count
 
-    def pids(self) -> dict[int, int]:
+    def executors(self) -> dict[int, int]:
         return {}
+
+    def end_idle(self, keep: int = 0) -> None:
+        """None is."""
 
     def resident_mib(self) -> float:
         return 700.0 * self.cores
@@ -51,63 +53,78 @@ class Silent:
     def tell(self, size: Deflation) -> None:
         raise ApplicationError("the service does not answer")
 
-    def decommission(self) -> None:
-        raise ApplicationError("the service does not answer")
-
     def state(self) -> Any:
         raise ApplicationError("the service does not answer")
 
 
-def adapter(worker: Worker) -> SparkWorkerAdapter:
-    return SparkWorkerAdapter(cast(WorkerProcess, worker), cast(Relay, Silent()), NOMINAL, grace_s=0.0)
+def adapter(workers: Made) -> SparkWorkerAdapter:
+    return SparkWorkerAdapter(cast(Workers, workers), cast(Relay, Silent()), NOMINAL, grace_s=0.0)
 
 
-def reinflated(cores: int, target: dict[str, float]) -> int:
-    worker = Worker(cores)
-    answer = adapter(worker).reinflate(target, Deadline(0.1))
+def reinflated(cores: int, target: dict[str, float], sizes: dict[str, float] | None = None) -> int:
+    workers = Made(cores, sizes)
+    answer = adapter(workers).reinflate(target, Deadline(0.1))
     assert isinstance(answer, Promise)
     answer.work()
-    return worker.cores
+    return workers.cores
 
 
-def test_a_vm_without_the_memory_gets_no_worker_however_many_cores_it_has() -> None:
-    assert reinflated(0, {"cpu_cores": 4.0, "memory_mib": 1200.0}) == 0
-    assert reinflated(0, {"cpu_cores": 4.0, "memory_mib": 3000.0}) == 4
-    assert reinflated(0, {"memory_mib": 3000.0}) == 4
-    assert reinflated(2, {"cpu_cores": 4.0, "memory_mib": 2900.0}) == 4, "it holds its memory already"
-    assert reinflated(2, {"memory_mib": 3000.0}) == 2
+def test_each_slot_comes_back_when_both_its_core_and_its_memory_have() -> None:
+    assert reinflated(0, {"cpu_cores": 4.0, "memory_mib": 700.0}) == 0
+    assert reinflated(0, {"cpu_cores": 4.0, "memory_mib": 1500.0}) == 2
+    assert reinflated(2, {"cpu_cores": 4.0, "memory_mib": 2900.0}) == 3
+    assert reinflated(2, {"cpu_cores": 4.0}, {"cpu_cores": 2.0, "memory_mib": 2400.0}) == 3
+    assert reinflated(2, {"memory_mib": 3000.0}, {"cpu_cores": 2.0, "memory_mib": 1500.0}) == 2
+    assert reinflated(2, {"memory_mib": 3000.0}, {"memory_mib": 1500.0}) == 4
 
 
-def test_what_the_master_does_not_know_yet_is_not_released() -> None:
-    worker = Worker(4)
-    answer = adapter(worker).deflate({"cpu_cores": 2.0, "memory_mib": 3000.0}, "ask", Deadline(0.1))
+def test_without_the_master_what_is_released_is_read_from_the_vm() -> None:
+    workers = Made(4)
+    answer = adapter(workers).deflate({"cpu_cores": 4.0, "memory_mib": 1500.0}, "ask", Deadline(0.1))
     assert isinstance(answer, Promise)
-    released = answer.work().released
-    assert released == {"cpu_cores": 2.0, "memory_mib": 0.0}
+    assert answer.promised == {"cpu_cores": 2.0, "memory_mib": 1400.0}
+    release = answer.work()
+    assert release.released == {"cpu_cores": 2.0, "memory_mib": 1400.0}
+    assert "could not be asked" in release.measured_by
 
 
-def test_a_worker_that_was_given_up_is_not_started_by_a_new_adapter() -> None:
-    worker = Worker(0, given_up=True)
-    adapter(worker).begin()
-    assert worker.cores == 0
-    worker = Worker(0)
-    adapter(worker).begin()
-    assert worker.cores == 4
+def test_slots_that_were_given_up_are_not_started_by_a_new_adapter() -> None:
+    for sizes, cores in (({"cpu_cores": 0.0}, 0), ({"memory_mib": 1500.0}, 2), ({}, 4)):
+        workers = Made(0, dict(sizes))
+        adapter(workers).begin()
+        assert workers.cores == cores
 
 
 def test_a_check_starts_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state"
     options = ["--service", "http://127.0.0.1:1", "--host", "h", "--state-file", str(state)]
-    options += ["--worker-command", "sleep {cores}00", "--check"]
+    options += ["--worker-command", "sleep 400 --cores 1", "--check"]
     assert main(["spark-worker", *options]) == 0
     assert '"current": 0.0' in capsys.readouterr().out
     assert not state.exists(), "it is written before a Worker is started"
 
 
-def test_that_a_worker_was_given_up_outlives_its_adapter(tmp_path: Path) -> None:
-    command = ["sleep", "{cores}00"]
-    first = WorkerProcess(command, str(tmp_path / "state"))
-    first.start(4)
-    assert not WorkerProcess(command, str(tmp_path / "state")).given_up
-    first.stop()
-    assert WorkerProcess(command, str(tmp_path / "state")).given_up
+def test_a_new_adapter_finds_the_slots_and_those_that_were_given_up(tmp_path: Path) -> None:
+    path = str(tmp_path / "state")
+    first = Workers(["sh", "-c", "trap '' PWR; sleep 400 & wait; wait"], path)
+    try:
+        first.start(3)
+        assert Workers(["true"], path).cores == 3
+        first.fit({"cpu_cores": 2.0})
+        first.decommission(1)
+        found = Workers(["true"], path)
+        assert (found.cores, found.sizes, len(found.executors())) == (2, {"cpu_cores": 2.0}, 1)
+        found.end_executors()
+        assert found.executors() == {}
+        found.kill(1)
+        assert (found.cores, len(found.pids())) == (1, 2)
+    finally:
+        first.kill(3)
+    assert Workers(["true"], path).pids() == {}
+
+
+@pytest.mark.parametrize("text", ['{"slots": 3}', '{"sizes": []}', '{"idle": [["a", 1]]}', "[]", "{"])
+def test_a_damaged_state_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state").write_text(text)
+    with pytest.raises(ApplicationError, match="damaged"):
+        Workers(["true"], str(tmp_path / "state"))

@@ -1,0 +1,193 @@
+"""The Workers of a VM, one of one core for each slot: started, decommissioned, found again, and measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Dict, Sequence
+
+from app_adapters.errors import ApplicationError
+from app_adapters.processes.process import arguments, families, proportional_mib, started
+from app_adapters.processes.state_file import StateFile
+
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+STOP_S = 8.0  # Spark's Worker ends its executors first
+KILL_S = 5.0
+LOOK_S = 0.05
+#: Between an executor's signal and its Worker's: the driver is to hear of the executor's first.
+SIGNAL_GAP_S = 0.5
+
+#: Processes by pid, each with the time of its start, so that a pid that is used again is not taken for it.
+Processes = Dict[int, int]
+
+
+class Workers:
+    """Workers that are all started with the same command line.
+
+    A slot that is given up leaves its Worker idle: decommissioned, without executors. As soon as a Worker ends, Spark
+    forgets the shuffle files of all executors on its host, so it is ended (`end_idle`) when that costs nothing.
+
+    `state_file` remembers the processes: they go on without their adapter, and a new adapter takes them over. `log`
+    gets what they print. Raises: ApplicationError where the state file cannot be read.
+    """
+
+    def __init__(self, command: Sequence[str], state_file: str, log: str = os.devnull) -> None:
+        self._command = list(command)
+        self._state = StateFile(state_file)
+        self._log = log
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._executors: Processes = {}  # of idle Workers, as far as they were seen
+        state = self._state.load() or {}
+        try:
+            self._slots, self._idle = (_processes(state.get(name, [])) for name in ("slots", "idle"))
+            #: The size of the VM that slots were last fitted to, by component.
+            self.sizes = {str(name): float(size) for name, size in state.get("sizes", {}).items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ApplicationError(f"the state file {state_file} is damaged: {error}") from None
+
+    @property
+    def cores(self) -> int:
+        """Workers that take work."""
+        return len(self._living(self._slots))
+
+    def pids(self) -> Processes:
+        """The processes of all trees: Workers, executors, their Python workers."""
+        return self._tree({**self._slots, **self._idle})
+
+    def resident_mib(self) -> float:
+        """PSS of all trees in MiB; a process that ends meanwhile counts nothing."""
+        size_mib = 0.0
+        for pid, began in self.pids().items():
+            try:
+                size_mib += proportional_mib(pid)
+            except ApplicationError:
+                if self._living({pid: began}):
+                    raise
+        return size_mib
+
+    def fit(self, sizes: dict[str, float]) -> None:
+        """Remember the size that slots are fitted to. Raises: ApplicationError."""
+        self.sizes = sizes
+        self._remember()
+
+    def start(self, count: int) -> None:
+        """Start Workers until so many take work. Raises: ApplicationError."""
+        self._slots = self._living(self._slots)
+        while len(self._slots) < count:
+            self._remember()  # what cannot be remembered must not be started
+            try:
+                with open(self._log, "ab") as log:
+                    # A session of its own: what ends the adapter leaves the Worker alone.
+                    child = subprocess.Popen(
+                        self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    )
+            except OSError as error:
+                raise ApplicationError(f"a Worker cannot be started: {error}") from None
+            self._children.append(child)
+            self._slots[child.pid] = started(child.pid) or 0
+        self._remember()
+
+    def decommission(self, count: int) -> None:
+        """Give the youngest slots up: their executors end when their tasks have and their blocks have moved.
+
+        The executors hear of it before their Workers: of a Worker that is decommissioned with executors Spark believes
+        that its whole host goes, and forgets the shuffle files of the other slots. Raises: ApplicationError.
+        """
+        self._give_up(count)
+        for pid, began in self.executors().items():
+            if EXECUTOR in arguments(pid):
+                _signal(pid, began, signal.SIGPWR)
+        time.sleep(SIGNAL_GAP_S)
+        for pid, began in self._living(self._idle).items():
+            _signal(pid, began, signal.SIGPWR)
+
+    def executors(self) -> Processes:
+        """Processes of given-up slots that live, also those that outlive the executor that began them."""
+        tree = {pid: began for pid, began in self._tree(self._idle).items() if pid not in self._idle}
+        self._executors = self._living({**self._executors, **tree})
+        return self._executors
+
+    def end_executors(self) -> None:
+        """End the executors of given-up slots with their tasks. Raises: ApplicationError where a process stays."""
+        self._end(self.executors(), self._executors)
+
+    def kill(self, count: int) -> None:
+        """End the Workers of the youngest slots, executors and all, at once. Raises: ApplicationError."""
+        self._give_up(count)
+        self.end_idle()
+
+    def end_idle(self, keep: int = 0) -> None:
+        """End the Workers of given-up slots but the youngest `keep`. Raises: ApplicationError."""
+        self._idle = self._living(self._idle)
+        ended = dict(list(self._idle.items())[: max(len(self._idle) - keep, 0)])
+        self._end(ended, {**self._tree(ended), **self.executors()} if ended else {})
+        self._idle = self._living(self._idle)
+        self._remember()
+
+    def _give_up(self, count: int) -> None:
+        living = self._living(self._slots)
+        going = list(living)[max(len(living) - count, 0) :]
+        self._idle = {**self._living(self._idle), **{pid: living.pop(pid) for pid in going}}
+        self._slots = living
+        self._remember()
+
+    def _end(self, asked: Processes, tree: Processes) -> None:
+        """SIGTERM to some; what is left of the whole tree after a while is killed."""
+        for pid, began in asked.items():
+            _signal(pid, began, signal.SIGTERM)
+        end = time.monotonic() + STOP_S
+        while self._living(tree) and time.monotonic() < end:
+            tree = {**tree, **self._tree(tree)}
+            time.sleep(LOOK_S)
+        for pid, began in self._living(tree).items():
+            _signal(pid, began, signal.SIGKILL)
+        end = time.monotonic() + KILL_S
+        while self._living(tree):
+            if time.monotonic() > end:
+                raise ApplicationError(f"processes {sorted(self._living(tree))} of Workers cannot be ended")
+            time.sleep(LOOK_S)
+
+    def _living(self, processes: Processes) -> Processes:
+        self._children = [child for child in self._children if child.poll() is None]  # takes the dead from the table
+        return {pid: began for pid, began in processes.items() if started(pid) == began and not _zombie(pid)}
+
+    def _tree(self, roots: Processes) -> Processes:
+        found: Processes = {}
+        waiting: list[int] = list(self._living(roots))
+        below = families()
+        while waiting:
+            pid = waiting.pop()
+            began = started(pid)
+            if began is not None and pid not in found:
+                found[pid] = began
+                waiting += below.get(pid, [])
+        return found
+
+    def _remember(self) -> None:
+        self._state.save(
+            {"slots": list(self._slots.items()), "idle": list(self._idle.items()), "sizes": dict(self.sizes)}
+        )
+
+
+def _processes(rows: Any) -> Processes:
+    return {int(pid): int(began) for pid, began in rows}
+
+
+def _signal(pid: int, began: int, number: int) -> None:
+    if started(pid) == began:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+        except PermissionError as error:
+            raise ApplicationError(f"process {pid} of a Worker cannot be ended: {error.strerror}") from None
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
+    except (OSError, IndexError):
+        return False
