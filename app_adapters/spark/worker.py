@@ -132,6 +132,7 @@ class SparkWorkerAdapter(Adapter):
         return Release({}, by, reason, complete=registered >= more)
 
     def _nothing(self, target: dict[str, float], reason: str) -> Release:
+        self._workers.fit({**self._workers.sizes, **target})
         return Release(dict.fromkeys(target, 0.0), "nothing", reason)
 
     def _unchanged(self, sizes: dict[str, float], vm: float, reason: str) -> Release:
