@@ -70,7 +70,7 @@ class SparkWorkerAdapter(Adapter):
         wanted = self._size(left, lost(target, now_mib, self._nominal))
         if cores == 0:
             return Refusal("no Worker runs on this VM", None, dict.fromkeys(target, 0.0))
-        if left == cores:
+        if left == cores and (wanted.vm <= 0 or not self._workers.idle):
             reason = f"its {cores} slots fit into what the VM is to have"
             if wanted.vm > 0:
                 self._told(wanted)

@@ -52,6 +52,11 @@ class Workers:
         """Workers that take work."""
         return len(self._living(self._slots))
 
+    @property
+    def idle(self) -> int:
+        """Workers of given-up slots."""
+        return len(self._living(self._idle))
+
     def pids(self) -> Processes:
         """The processes of all trees: Workers, executors, their Python workers."""
         return self._tree({**self._slots, **self._idle})

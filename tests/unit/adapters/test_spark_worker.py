@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +19,22 @@ from app_adapters.spark.worker import SparkWorkerAdapter
 from app_adapters.spark.workers import Workers
 
 NOMINAL = Nominal(4, 3000.0)
+#: As a Worker does it: SIGPWR ends nothing, SIGTERM its executor and itself.
+FAKE = """
+import signal, subprocess, sys
+signal.signal(signal.SIGPWR, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: (child.kill(), sys.exit()))
+child = subprocess.Popen(["sleep", "400"])
+while True:
+    signal.pause()
+"""
 
 
 class Made:
-    """Workers with 700 MiB each."""
+    """Workers with 700 MiB each, those of given-up slots with 150."""
 
-    def __init__(self, cores: int, sizes: dict[str, float] | None = None) -> None:
-        self.cores, self.sizes = cores, sizes or {}
+    def __init__(self, cores: int, sizes: dict[str, float] | None = None, idle: int = 0) -> None:
+        self.cores, self.sizes, self.idle = cores, sizes or {}, idle
 
     def fit(self, sizes: dict[str, float]) -> None:
         self.sizes = sizes
@@ -33,15 +44,16 @@ class Made:
 
     def decommission(self, count: int) -> None:
         self.cores -= count
+        self.idle += count
 
     def executors(self) -> dict[int, int]:
         return {}
 
     def end_idle(self, keep: int = 0) -> None:
-        """None is."""
+        self.idle = min(self.idle, keep)
 
     def resident_mib(self) -> float:
-        return 700.0 * self.cores
+        return 700.0 * self.cores + 150.0 * self.idle
 
 
 class Silent:
@@ -88,6 +100,19 @@ def test_without_the_master_what_is_released_is_read_from_the_vm() -> None:
     assert "could not be asked" in release.measured_by
 
 
+def test_idle_workers_stay_until_memory_is_asked_for() -> None:
+    workers = Made(4)
+    for target, idle, released in (
+        ({"cpu_cores": 2.0}, 2, {"cpu_cores": 2.0}),
+        ({"memory_mib": 1800.0}, 2, {"memory_mib": 0.0}),
+        ({"memory_mib": 1500.0}, 0, {"memory_mib": 300.0}),
+    ):
+        answer = adapter(workers).deflate(target, "ask", Deadline(0.1))
+        assert isinstance(answer, Promise)
+        assert answer.work().released == released
+        assert (workers.cores, workers.idle) == (2, idle)
+
+
 def test_slots_that_were_given_up_are_not_started_by_a_new_adapter() -> None:
     for sizes, cores in (({"cpu_cores": 0.0}, 0), ({"memory_mib": 1500.0}, 2), ({}, 4)):
         workers = Made(0, dict(sizes))
@@ -106,10 +131,13 @@ def test_a_check_starts_no_worker(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_new_adapter_finds_the_slots_and_those_that_were_given_up(tmp_path: Path) -> None:
     path = str(tmp_path / "state")
-    first = Workers(["sh", "-c", "trap '' PWR; sleep 400 & wait; wait"], path)
+    first = Workers([sys.executable, "-c", FAKE], path)
     try:
         first.start(3)
         assert Workers(["true"], path).cores == 3
+        end = time.monotonic() + 30
+        while len(first.pids()) < 6:
+            assert time.monotonic() < end
         first.fit({"cpu_cores": 2.0})
         first.decommission(1)
         found = Workers(["true"], path)
