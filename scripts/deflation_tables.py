@@ -165,10 +165,14 @@ def _spark() -> Iterator[str]:
         if found is None or not set(names) <= set(found.figures):
             yield row(claim, paper, "", "`spark`", "not run yet (benchmarks.md)")
             continue
+        # A run takes ten minutes and more, so there may be one only.
+        once = all(len(found.figures[n]["runs"]) == 1 for n in names)
+        values = [f"{found.value(n):.2f}" if once else found.text(n) for n in names]
         here = "; ".join(
-            f"{word.replace('_at_50_', ' %, ')} {found.text(n)}" for word, n in zip(words, names, strict=True)
+            f"{word.replace('_at_50_', ' %, ')} {value}" for word, value in zip(words, values, strict=True)
         )
-        yield row(claim, paper, here, found.command, "met" if met(*map(found.value, names)) else "missed")
+        verdict = "met" if met(*map(found.value, names)) else "missed"
+        yield row(claim, paper, here, found.command, f"{verdict}, in one run each" if once else verdict)
 
 
 def _host() -> Iterator[str]:

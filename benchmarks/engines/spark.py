@@ -213,11 +213,10 @@ def assemble(runs: Sequence[Run]) -> Figures:
     medians: dict[Case, dict[str, float]] = {}
     said: dict[Case, Run] = {}
     for case in dict.fromkeys(one.case for one in runs):
-        deflated = "both VMs" if case.everywhere else "one of two VMs"
-        of = (
-            f"the undeflated {case.workload} of the same invocation; {deflated} deflated at {case.at:.0%} of the stages"
-        )
+        deflated = "both VMs deflated" if case.everywhere else "one of two VMs deflated"
         for way in WAYS:
+            what = "one of two VMs gone" if way == PREEMPTION else deflated
+            of = f"the undeflated {case.workload} of the same invocation; {what} at {case.at:.0%} of the stages"
             found = [one for one in runs if (one.case, one.way) == (case, way)]
             if found:
                 key = f"{case.name}_{way.removesuffix('-level')}"
