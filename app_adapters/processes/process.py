@@ -44,6 +44,12 @@ def started(pid: int, procfs: str = "/proc") -> int | None:
     return int(fields[19]) if len(fields) > 19 else None
 
 
+def lives(pid: int, began: int, procfs: str = "/proc") -> bool:
+    """Whether the process that began then is there, and no zombie."""
+    fields = _stat(pid, procfs)
+    return len(fields) > 19 and int(fields[19]) == began and fields[0] not in ("Z", "X")
+
+
 def children(pid: int, procfs: str = "/proc") -> list[int]:
     """Child processes that live, without zombies, by pid."""
     return families(procfs).get(pid, [])

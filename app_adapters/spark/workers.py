@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, Sequence
 
 from app_adapters.errors import ApplicationError
-from app_adapters.processes.process import arguments, families, proportional_mib, started
+from app_adapters.processes.process import arguments, families, lives, proportional_mib, started
 from app_adapters.processes.state_file import StateFile
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -156,7 +156,7 @@ class Workers:
 
     def _living(self, processes: Processes) -> Processes:
         self._children = [child for child in self._children if child.poll() is None]  # takes the dead from the table
-        return {pid: began for pid, began in processes.items() if started(pid) == began and not _zombie(pid)}
+        return {pid: began for pid, began in processes.items() if lives(pid, began)}
 
     def _tree(self, roots: Processes) -> Processes:
         found: Processes = {}
@@ -181,18 +181,10 @@ def _processes(rows: Any) -> Processes:
 
 
 def _signal(pid: int, began: int, number: int) -> None:
-    if started(pid) == began:
+    if lives(pid, began):
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             pass
         except PermissionError as error:
             raise ApplicationError(f"process {pid} of a Worker cannot be ended: {error.strerror}") from None
-
-
-def _zombie(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
-    except (OSError, IndexError):
-        return False
