@@ -46,6 +46,8 @@ class Workers:
             self.sizes = {str(name): float(size) for name, size in state.get("sizes", {}).items()}
         except (AttributeError, TypeError, ValueError) as error:
             raise ApplicationError(f"the state file {state_file} is damaged: {error}") from None
+        if state and "slots" not in state:
+            raise ApplicationError(f"the state file {state_file} is another version's: end its Worker, then remove it")
 
     @property
     def cores(self) -> int:

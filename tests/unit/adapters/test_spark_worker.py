@@ -151,8 +151,14 @@ def test_a_new_adapter_finds_the_slots_and_those_that_were_given_up(tmp_path: Pa
     assert Workers(["true"], path).pids() == {}
 
 
-@pytest.mark.parametrize("text", ['{"slots": 3}', '{"sizes": []}', '{"idle": [["a", 1]]}', "[]", "{"])
+@pytest.mark.parametrize("text", ['{"slots": 3}', '{"slots": [], "sizes": []}', '{"idle": [["a", 1]]}', "[]", "{"])
 def test_a_damaged_state_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "state").write_text(text)
     with pytest.raises(ApplicationError, match="damaged"):
+        Workers(["true"], str(tmp_path / "state"))
+
+
+def test_a_worker_of_an_older_version_is_not_forgotten_beside_new_ones(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text('{"pid": 7, "began": 1, "cores": 2, "given_up": false}')
+    with pytest.raises(ApplicationError, match="another version's: end its Worker, then remove it"):
         Workers(["true"], str(tmp_path / "state"))
