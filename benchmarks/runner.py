@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.caches import memcached
-from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, steady, throughput, together
+from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, levels, steady, throughput, together
 from benchmarks.engines import jvm, spark
 from benchmarks.figures import Figures, document
 from benchmarks.host.bench_host import terminable
@@ -33,6 +33,7 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
     "throughput": throughput.run,
     "together": together.run,
     "latency": latency.run,
+    "levels": levels.run,
     "cold": cold.run,
     "idle": idle.run,
     "steady": steady.run,

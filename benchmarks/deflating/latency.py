@@ -311,6 +311,6 @@ async def _fill(guest: LabLink, size_mib: float) -> float:
     return time.perf_counter() - began_s
 
 
-def filler(count: int, port: int = PORT) -> str:
+def filler(count: int, port: int = PORT, size: int = VALUE_BYTES) -> str:
     """The program that stores what is missing of ``count`` values and prints how many are there."""
-    return _FILLER.format(size=VALUE_BYTES, count=count, port=port)
+    return _FILLER.format(size=size, count=count, port=port)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.deflating import bare, burst, cpu, latency, neighbours, side_by_side
+from benchmarks.deflating import bare, burst, cpu, latency, levels, neighbours, side_by_side
 from benchmarks.deflating.steady_arrivals import A_DAY, BATCHES, HOST_GIB, arrivals
 from benchmarks.figures import Figure, document, ratios
 from benchmarks.host import swapfile
@@ -90,9 +90,10 @@ def test_the_number_of_runs_reaches_the_benchmark_and_its_file(tmp_path: Path) -
 
 
 def test_every_benchmark_can_be_run_by_name() -> None:
-    hosts = {"policies", "cascade", "cpu", "burst", "throughput", "latency", "cold", "idle", "steady", "metrics-agent"}
+    hosts = {"policies", "cascade", "cpu", "burst", "throughput", "latency", "levels", "cold", "idle", "steady"}
     adapters = {"memcached", "jvm", "spark", "together"}
     managers = {"placement", "decisions", "metrics-manager", "history", "history-cost", "page", "top"}
+    hosts |= {"metrics-agent"}
     assert set(ALL) == hosts | adapters | managers | {"matcher", "simulator", "tasks", "tasks-simulated"}
 
 
@@ -370,6 +371,25 @@ def test_latencies_are_compared_under_the_same_cap_and_neither_is_always_first()
     assert len(set(named)) == len(named)
     assert named[-1] == "without_application_50_500_reads"
     assert {case.asked for case in latency.cases(quick=False)[::2]} == {True, False}
+
+
+# --- levels ----------------------------------------------------------------------------------------------------------
+
+
+def test_hits_of_both_levels_are_compared_with_the_hypervisors_of_the_same_run_each_by_its_own_full_size() -> None:
+    found = {
+        ("guest", 0.5): [levels.Found(1000.0, {0: 900.0}, 0.75, 0), levels.Found(1000.0, {0: 1000.0}, 0.5, 1)],
+        ("hypervisor", 0.5): [levels.Found(1000.0, {0: 500.0, 50: 50.0}, 1.0, 0)] * 2,
+        ("both", 0.5): [levels.Found(500.0, {0: 400.0, 50: 100.0}, 1.0, 0)] * 2,
+    }
+    made = levels.figures(found)
+    assert made["guest_50_of_full"].runs == (0.9, 1.0)
+    assert made["guest_50_reached"].runs == (0.75, 0.5)
+    assert made["guest_50_killed"].runs == (0.0, 1.0)
+    assert "guest_50_50_reads_of_full" not in made
+    assert made["hypervisor_50_50_reads_of_full"].value == 0.05
+    assert made["both_to_hypervisor_50"].runs == (1.6, 1.6)
+    assert made["both_to_hypervisor_50_50_reads"].runs == (4.0, 4.0)
 
 
 # --- neighbours ------------------------------------------------------------------------------------------------------

@@ -190,7 +190,8 @@ class JobBatch(Batch):
         return len(self.task_runtime_s.values)
 
     def portions(self, most: int) -> Iterator[Self]:
-        for start, end in slices(self.task_runtime_s.lengths, most):
+        offsets = self.task_runtime_s.offsets
+        for start, end in slices(offsets[1:] - offsets[0], most):
             yield self.take(slice(start, end)) if end - start < len(self) else self
 
 
@@ -256,9 +257,11 @@ def hints(count: int, hint: int = UNKNOWN) -> Hints:
     return np.full(count, hint, dtype=np.int8)
 
 
-def slices(weights: Indices, most: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into pieces of a total weight of at most ``most``, or of one row: begin and end of each."""
-    upto = np.cumsum(weights)
+def slices(upto: Indices, most: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into pieces of a total weight of at most ``most``, or of one row: begin and end of each.
+
+    :param upto: the weight of all rows to each, itself included.
+    """
     start = before = 0
     while start < len(upto):
         end = max(int(np.searchsorted(upto, before + most, side="right")), start + 1)

@@ -58,7 +58,7 @@ def _portions(form: Format, table: Table) -> Iterator[Table]:
     if form.expands is None or not len(table):
         yield from (table,) * bool(len(table))
         return
-    for start, end in slices(table[form.expands].astype(np.int64), _VALUES):
+    for start, end in slices(np.cumsum(table[form.expands].astype(np.int64)), _VALUES):
         yield table.take(slice(start, end))
 
 

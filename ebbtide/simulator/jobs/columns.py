@@ -245,24 +245,27 @@ class Sums(NamedTuple):
     checkpoint_every: int = 5
     checkpoint_cost: int = 6
     short: int = 7
-    #: Core-seconds that came in, were done usefully, were lost; used and there (integrals).
+    #: Core-seconds that came in, were done usefully, were lost; used (an integral).
     came_in: int = 8
     done: int = 10
     lost: int = 12
     used: int = 14
-    #: The same between SUM.from_s and SUM.to_s.
-    done_measured: int = 16
-    lost_measured: int = 18
-    used_measured: int = 20
+    #: Of these, what is not between SUM.from_s and SUM.to_s: mostly nothing.
+    done_outside: int = 16
+    lost_outside: int = 18
+    used_outside: int = 20
+    #: Core-seconds that were there between SUM.from_s and SUM.to_s, until the number of cores last changed.
     all_measured: int = 22
     #: Work of replicas that were withdrawn, in core-seconds.
     withdrawn: int = 24
     #: Core-seconds of jobs that were refused.
     refused: int = 26
+    #: When the number of cores last changed.
+    cores_since: int = 28
 
 
 SUM: Final = Sums()
-SUMS: Final = 28
+SUMS: Final = 29
 
 #: Columns of `changes`: machine, cores, MiB.
 CHANGE_INTS: Final = 3

@@ -32,7 +32,7 @@ _EVENTS: Final = 1 << 18
 #: Tasks taken in at a time: what a processor's cache holds.
 _PORTION: Final = 1 << 13
 #: Of files with a saved engine.
-_VERSION: Final = 9
+_VERSION: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class Engine:
         firsts = [float(times[0]) for times in (s.in_at, s.change_at) if len(times)]
         if firsts:
             self._begun = True
-            s.sums[c.SUM.now] = min(firsts)
+            s.sums[[c.SUM.now, c.SUM.cores_since]] = min(firsts)
             s.machine_times[s.machines[:, c.MACHINE.cores] > 0, c.MACHINE_TIME.changed] = min(firsts)
 
     def _grow(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ebbtide.simulator.jobs.columns import COUNT, MACHINE, TASK, State
+from ebbtide.simulator.jobs.columns import COUNT, MACHINE, SUM, TASK, State
+from ebbtide.simulator.jobs.measures import add, overlap
 
 
 def free_cores(s: State, machine: int) -> int:
@@ -28,11 +29,24 @@ def rent(s: State, task: int, machine: int) -> None:
     """Let an elastic machine grow by what a task needs, right before it starts there."""
     s.machines[machine, MACHINE.cores] += s.tasks[task, TASK.cores]
     s.machines[machine, MACHINE.memory] += s.tasks[task, TASK.memory]
-    s.counts[COUNT.all_cores] += s.tasks[task, TASK.cores]
+    grow(s, s.tasks[task, TASK.cores])
 
 
 def give_back(s: State, task: int, machine: int) -> None:
     """Let it shrink by what a task had there, once that runs there no more."""
     s.machines[machine, MACHINE.cores] -= s.tasks[task, TASK.cores]
     s.machines[machine, MACHINE.memory] -= s.tasks[task, TASK.memory]
-    s.counts[COUNT.all_cores] -= s.tasks[task, TASK.cores]
+    grow(s, -s.tasks[task, TASK.cores])
+
+
+def grow(s: State, cores: int) -> None:
+    """From now on there are so many cores more in all; those that there were until now are integrated."""
+    add(s.sums, SUM.all_measured, there_core_s(s))
+    s.sums[SUM.cores_since] = s.sums[SUM.now]
+    s.counts[COUNT.all_cores] += cores
+
+
+def there_core_s(s: State) -> float:
+    """Core-seconds that were there since the number of cores last changed, as far as they are measured."""
+    within_s = overlap(s.sums[SUM.cores_since], s.sums[SUM.now], s.sums[SUM.from_s], s.sums[SUM.to_s])
+    return float(s.counts[COUNT.all_cores] * within_s)

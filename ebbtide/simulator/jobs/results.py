@@ -8,6 +8,7 @@ from typing import Final
 
 from ebbtide.simulator.jobs import columns as c
 from ebbtide.simulator.jobs.columns import State
+from ebbtide.simulator.jobs.machines import there_core_s
 from ebbtide.simulator.jobs.measures import figures, fresh
 
 
@@ -77,9 +78,11 @@ def results(s: State) -> Results:
     def total(place: int) -> float:
         return float(s.sums[place] + s.sums[place + 1])
 
-    useful, lost = total(c.SUM.done_measured), total(c.SUM.lost_measured)
+    useful = total(c.SUM.done) - total(c.SUM.done_outside)
+    lost = total(c.SUM.lost) - total(c.SUM.lost_outside)
     came, refused = total(c.SUM.came_in), total(c.SUM.refused)
-    used, there = total(c.SUM.used_measured), total(c.SUM.all_measured)
+    used = total(c.SUM.used) - total(c.SUM.used_outside)
+    there = total(c.SUM.all_measured) + there_core_s(s)
     return Results(
         jobs=counts[c.COUNT.jobs_in],
         jobs_done=counts[c.COUNT.jobs_done],

@@ -26,6 +26,7 @@ from ebbtide.simulator.jobs.columns import (
 )
 from ebbtide.simulator.jobs.ends import push, remove
 from ebbtide.simulator.jobs.lists import dequeue, enqueue, enqueue_by_submission, put_on, take_off
+from ebbtide.simulator.jobs.machines import grow
 from ebbtide.simulator.jobs.measures import add, note, overlap
 from ebbtide.simulator.jobs.policy import changed, ended, moved, started, withdrawn
 
@@ -35,12 +36,21 @@ def tick(s: State, at_s: float) -> None:
     now_s = s.sums[SUM.now]
     if at_s <= now_s:
         return
-    add(s.sums, SUM.used, s.counts[COUNT.used_cores] * (at_s - now_s))
-    within_s = overlap(now_s, at_s, s.sums[SUM.from_s], s.sums[SUM.to_s])
-    if within_s > 0:
-        add(s.sums, SUM.used_measured, s.counts[COUNT.used_cores] * within_s)
-        add(s.sums, SUM.all_measured, s.counts[COUNT.all_cores] * within_s)
+    used = s.counts[COUNT.used_cores] * (at_s - now_s)
+    add(s.sums, SUM.used, used)
+    outside = outside_share(s, now_s, at_s)
+    if outside > 0.0:
+        add(s.sums, SUM.used_outside, used * outside)
     s.sums[SUM.now] = at_s
+
+
+def outside_share(s: State, begin_s: float, end_s: float) -> float:
+    """Which share of a stretch of time is not measured."""
+    from_s = s.sums[SUM.from_s]
+    to_s = s.sums[SUM.to_s]
+    if from_s <= begin_s and end_s <= to_s:
+        return 0.0
+    return 1.0 - overlap(begin_s, end_s, from_s, to_s) / (end_s - begin_s)
 
 
 def checkpoint_every_s(s: State, task: int) -> float:
@@ -111,12 +121,10 @@ def account(s: State, task: int, now_s: float, useful_s: float, lost_s: float) -
         add(s.sums, SUM.lost, lost)
     if now_s > began_s:
         # Of an attempt that reaches over an end of what is measured, the same share of both counts.
-        share = 1.0
-        if began_s < s.sums[SUM.from_s] or now_s > s.sums[SUM.to_s]:
-            share = overlap(began_s, now_s, s.sums[SUM.from_s], s.sums[SUM.to_s]) / (now_s - began_s)
-        add(s.sums, SUM.done_measured, useful * share)
-        if lost != 0.0:
-            add(s.sums, SUM.lost_measured, lost * share)
+        outside = outside_share(s, began_s, now_s)
+        if outside > 0.0:
+            add(s.sums, SUM.done_outside, useful * outside)
+            add(s.sums, SUM.lost_outside, lost * outside)
     return float(lost)
 
 
@@ -280,7 +288,7 @@ def resize(s: State, p: Any, machine: int, cores: int, memory_mib: int, now_s: f
         s.machines[machine, MACHINE.direction] = 1 if cores > before else -1
         s.machines[machine, MACHINE.changes] += 1
         s.counts[COUNT.changes] += 1
-        s.counts[COUNT.all_cores] += cores - before
+        grow(s, cores - before)
         changed(s, p, machine, now_s, before)
         s.machine_times[machine, MACHINE_TIME.changed] = now_s
     count = 0
