@@ -40,7 +40,7 @@ WAYS: Final = {
     "both": (Mechanism.VIRTIO_MEM, Mechanism.MEMORY_LIMIT),
 }
 #: Of the VM's memory in values; so that the rest of the guest fits beside it until about two fifths are gone.
-FILLED: Final = 0.42
+FILLED: Final = 0.36
 VALUE_BYTES: Final = 4096
 SKEW: Final = 0.99
 #: memcached's limit above what is stored: keys, headers, chunks of fixed sizes.

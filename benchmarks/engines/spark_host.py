@@ -44,8 +44,13 @@ SETTINGS = {
     "spark.stage.maxConsecutiveAttempts": "100",
     "spark.executor.memory": "700m",
     "spark.driver.host": "127.0.0.1",
+    # Work begins when all executors are there, or those that came first would hold most of what is cached. How many
+    # they are to be a standalone cluster knows by the most cores only.
+    "spark.cores.max": str(len(HOSTS) * SLOTS),
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    # Else the VM that came to hold more of what is shuffled is waited for while the other one idles.
+    "spark.locality.wait": "0s",
     "spark.sql.shuffle.partitions": "8",
     "spark.ui.showConsoleProgress": "false",
 }
