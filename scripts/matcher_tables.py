@@ -11,7 +11,7 @@ import sys
 from kept_results import ROOT, begin, placed, rewrite, sections
 from matcher_sections.claims import claims
 from matcher_sections.orders import heartbeats, loads, nine, orders, rivals
-from matcher_sections.pools import acquirer, allocations, bounds, calm, costs, equal, mixed, persistent, wind
+from matcher_sections.pools import acquirer, allocations, bounds, calm, costs, equal, mixed, others, persistent, wind
 from matcher_sections.predictions import calibration, estimated, foresight, runtimes
 
 PAGE = ROOT / "docs" / "research" / "matching-simulated.md"
@@ -29,6 +29,7 @@ SECTIONS = {
     "acquirer-bounds": bounds,
     "acquirer": allocations,
     "costs-persistent": costs,
+    "costs-others": others,
     "costs-equal": equal,
     "matching": nine,
     "matching-load": loads,

@@ -156,20 +156,38 @@ def costs() -> Iterator[str]:
     cells = ("cost, against Spot", "against regular", "against harvest alone", "nJCT against Spot", "waste, %")
     yield from head("tasks up to", "pool", *cells, "utilisation, %", "cores paid")
     for longest in sweep.values("most_task_s"):
-        at = {"most_task_s": longest}
-        spot, regular, plain = ({"policy": name, **at} for name in ("spot", "regular", "harvest"))
-        for policy, text in COSTS.items():
-            case = {"policy": policy, **at}
-            against = (change(sweep.against(other, "cost_total", **case)) for other in (spot, regular, plain))
-            yield row(
-                f"{longest / 60:.0f} min",
-                text,
-                *against,
-                change(sweep.against(spot, NJCT, **case)),
-                f"{100 * sweep.mean('waste', **case):.1f}",
-                f"{100 * sweep.mean('utilisation', **case):.0f}",
-                f"{sweep.mean('cores_paid_mean', **case):.0f}",
-            )
+        yield from _paid(sweep, f"{longest / 60:.0f} min", COSTS, ("spot", "regular", "harvest"), most_task_s=longest)
+
+
+def others() -> Iterator[str]:
+    sweep = Sweep("costs-others")
+    yield from ("## Costs where others want what is left, too (Fig. 17)", "", sweep.command, "")
+    yield from (
+        "As above, with tasks up to 20 min and up to four Spot VMs of ours on a server. Others want a share of what",
+        "on-demand VMs leave, as Spot VMs of 2 to 8 cores that stay two hours in the mean: a harvest VM shrinks for",
+        "them, a Spot VM of ours does not. Work is a share of what is left then.",
+        "",
+    )
+    cells = ("cost, against Spot", "against harvest alone", "nJCT against Spot", "waste, %")
+    yield from head("others want", "pool", *cells, "utilisation, %", "cores paid")
+    shown = {name: text for name, text in COSTS.items() if name in sweep.values("policy")}
+    for share in sweep.values("others_share"):
+        yield from _paid(sweep, f"{100 * share:.0f} %", shown, ("spot", "harvest"), others_share=share)
+
+
+def _paid(sweep: Sweep, at: str, pools: dict[str, str], against: tuple[str, ...], **case: float) -> Iterator[str]:
+    """Costs of each pool against those of some, the first of which is Spot's."""
+    for policy, text in pools.items():
+        mine = {"policy": policy, **case}
+        yield row(
+            at,
+            text,
+            *(change(sweep.against({"policy": other, **case}, "cost_total", **mine)) for other in against),
+            change(sweep.against({"policy": against[0], **case}, NJCT, **mine)),
+            f"{100 * sweep.mean('waste', **mine):.1f}",
+            f"{100 * sweep.mean('utilisation', **mine):.0f}",
+            f"{sweep.mean('cores_paid_mean', **mine):.0f}",
+        )
 
 
 def equal() -> Iterator[str]:

@@ -30,6 +30,7 @@ from ebbtide.simulator.matching.calibrating import FIGURES, KINDS, calibrate, fi
 from ebbtide.simulator.matching.costs import Prices, VmKind
 from ebbtide.simulator.matching.foresight import METRICS as FORESIGHT
 from ebbtide.simulator.matching.foresight import foresight
+from ebbtide.simulator.matching.others import Others
 from ebbtide.simulator.matching.pools import Pool, PoolSettings, PowerSettings, Supply, pool
 from ebbtide.simulator.matching.running import KINDS as KINDS_OF_JOBS
 from ebbtide.simulator.matching.running import LIVE_ORDER, WARM_UP_S, Order, run
@@ -130,6 +131,7 @@ class MatchingModel:
                 drawn=g.whole("drawn", 10, least=1, most=1000),
                 together=g.flag("together", False),
                 threads_per_core=g.whole("threads_per_core", 1, least=1, most=8),
+                others=Others(g.number("others_share", 0.0, least=0), 3600.0 * g.number("others_life_h", 2.0, above=0)),
             ),
             pool_seed=g.whole("pool_seed", 1, least=0),
             pools=g.whole("pools", 10, least=1, most=1000),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from ebbtide.simulator.generators.harvest import HarvestSeries, Packing
 from ebbtide.simulator.generators.power import Cut, PoweredSeries, power_steps
 from ebbtide.simulator.generators.replayed import vm_batches
 from ebbtide.simulator.inputs.batches import CapacityBatch, Floats, Indices, SeriesBatch, VmBatch, texts
+from ebbtide.simulator.matching.others import Others, left_by
 from ebbtide.simulator.matching.variation import DURATIONS_S, drift, spread, stability
 
 _DAY_S: Final = 86_400.0
@@ -57,6 +58,7 @@ class PoolSettings:
     :param drawn, together: of the placement (`HarvestSeries`).
     :param threads_per_core: each core of a server is so many hardware threads, which is what a harvest VM has and what
         its tasks want (Agarwal 2023 §2.1 count threads); a VM of the trace has whole cores.
+    :param others: want some of what on-demand VMs leave, too.
     """
 
     packing: Packing
@@ -74,6 +76,7 @@ class PoolSettings:
     drawn: int = 10
     together: bool = False
     threads_per_core: int = 1
+    others: Others = field(default_factory=Others)
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -227,6 +230,10 @@ def pool(
     machine, at_s, cores = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     rejected = counts.rejected / max(counts.placed + counts.rejected, 1)
     found = _cut(machine, at_s, cores, settings, rejected)
+    if settings.others.share:
+        # Draws of their own: on-demand VMs come and go as without them.
+        draws = np.random.default_rng([seed, settings.servers, 3, draw])
+        found = _cut(*left_by(found.machine, found.at_s, found.cores, settings.others, draws), settings, rejected)
     if not isinstance(series, PoweredSeries):
         return found
     did = series.power_counts
