@@ -18,6 +18,13 @@ ANSWER_BYTES = 16 * 1024 * 1024  # 1000 stages (spark.ui.retainedStages) are abo
 TIMEOUT_S = 1.0
 #: What the application may say about itself, in its own Spark configuration: the number of stages it will have had.
 EXPECTED_STAGES = "spark.ebbtide.stages"
+#: With these on, what an executor holds moves before it ends, and is not computed again.
+MOVES = (
+    "spark.decommission.enabled",
+    "spark.storage.decommission.enabled",
+    "spark.storage.decommission.rddBlocks.enabled",
+    "spark.storage.decommission.shuffleBlocks.enabled",
+)
 # No proxy of the environment: these are machines of the cluster.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -93,12 +100,13 @@ class SparkRest:
             path = f"/api/v1/applications/{urllib.parse.quote(application.id, safe='')}"
             driver = self._driver(application)
             stages = self.stages(application)
-            expected = _expected(self._get(driver, f"{path}/environment"))
+            settings = _settings(self._get(driver, f"{path}/environment"))
+            moves = all(settings.get(name, "").lower() == "true" for name in MOVES)
             found.append(
                 Job(
                     name=application.name,
-                    progress=progress.progress(stages, expected),
-                    recomputed=progress.recomputed(stages, now_s),
+                    progress=progress.progress(stages, _expected(settings)),
+                    recomputed=0.0 if moves else progress.recomputed(stages, now_s),
                     cores=application.cores,
                     waves=progress.waves(stages, application.cores, now_s),
                 )
@@ -156,13 +164,17 @@ class SparkRest:
             raise ApplicationError(f"{address} cannot be reached: {error}") from None
 
 
-def _expected(body: Any) -> int:
-    """The stages that the application says it will have had, 0 where it does not."""
+def _settings(body: Any) -> dict[str, str]:
+    """The application's own Spark configuration."""
     properties = body.get("sparkProperties") if isinstance(body, dict) else None
-    for pair in properties if isinstance(properties, list) else []:
-        if isinstance(pair, list) and len(pair) == 2 and pair[0] == EXPECTED_STAGES and str(pair[1]).isdigit():
-            return int(str(pair[1])[:9])
-    return 0
+    pairs = properties if isinstance(properties, list) else []
+    return {str(pair[0]): str(pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2}
+
+
+def _expected(settings: dict[str, str]) -> int:
+    """The stages that the application says it will have had, 0 where it does not."""
+    said = settings.get(EXPECTED_STAGES, "")
+    return int(said[:9]) if said.isdigit() else 0
 
 
 def _rows(body: dict[str, Any], name: str) -> list[dict[str, Any]]:

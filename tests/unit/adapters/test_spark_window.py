@@ -254,3 +254,34 @@ def test_the_masters_own_vm_gives_nothing(tmp_path: Path) -> None:
 
 def test_the_choices_are_words_that_the_relay_understands() -> None:
     assert (SELF, VM_LEVEL) == ("self", "vm-level")
+
+
+# --- what drivers say -------------------------------------------------------------------------------------------------
+
+MOVES = ("decommission", "storage.decommission", "storage.decommission.rddBlocks", "storage.decommission.shuffleBlocks")
+
+
+class Driver(SparkRest):
+    """One application half way, which has passed a shuffle of data on, with these settings."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.settings = settings
+
+    def _get(self, base: str, path: str) -> Any:
+        if path == "/api/v1/applications":
+            return [{"id": "app"}]
+        if path.endswith("/environment"):
+            return {"sparkProperties": [list(pair) for pair in self.settings.items()]}
+        row = {"attemptId": 0, "numTasks": 8, "numCompleteTasks": 8, "name": "map", "inputBytes": 0}
+        times = {"submissionTime": "2026-01-01T00:00:00.000GMT", "completionTime": "2026-01-01T00:01:00.000GMT"}
+        data = {"shuffleReadBytes": 2**30, "shuffleWriteBytes": 2**30}
+        return [{**row, **times, **data, "stageId": number, "status": "COMPLETE"} for number in range(2)]
+
+
+@pytest.mark.parametrize("off", [None, *MOVES])
+def test_nothing_is_computed_again_where_all_that_an_executor_holds_moves_before_it_ends(off: str | None) -> None:
+    settings = {f"spark.{name}.enabled": "true" for name in MOVES if name != off} | {"spark.ebbtide.stages": "4"}
+    (job,) = Driver(settings).jobs(Cluster((), (Application("app", "als", 4),)))
+    assert job.progress == 0.5
+    assert (job.recomputed == 0.0) == (off is None)
