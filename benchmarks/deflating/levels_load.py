@@ -38,8 +38,10 @@ def main() -> None:
         connection.sendall(next(requests))
     for connection in cycle(connections):
         length = 0
-        while answer[max(length - 5, 0) : length] != b"END\r\n":
-            length += connection.recv_into(answer[length:])
+        while bytes(answer[max(length - 5, 0) : length]) != b"END\r\n":
+            if not (came := connection.recv_into(answer[length:])):
+                sys.exit("memcached has gone")
+            length += came
         connection.sendall(next(requests))
         gets += KEYS
         # The lines around the values of one answer are shorter than a value.
