@@ -135,7 +135,7 @@ def _levels() -> str:
         paper,
         f"at 50 % keeps {alone} by the hypervisor, {both} by both; unplugging alone reaches {reached} of it",
         found.command,
-        f"{'met' if better else 'missed'}, but that unplugging stops where the paper's guest was killed",
+        f"{'met' if better else 'missed: both are no better'}; unplugging stops where the paper's guest was killed",
     )
 
 
