@@ -10,7 +10,10 @@ from typing import Callable, Union
 
 from app_adapters.messages import Capabilities, SizeRange
 
-__all__ = ["Adapter", "Answer", "Capabilities", "Deadline", "Promise", "Refusal", "Release", "SizeRange"]
+__all__ = ["FULL_SHARE", "Adapter", "Answer", "Capabilities", "Deadline", "Promise", "Refusal", "Release", "SizeRange"]
+
+#: From this share of the full size on everything is as before: sizes that come from budgets are never exact.
+FULL_SHARE = 0.9
 
 
 class Deadline:

@@ -72,8 +72,8 @@ class Operations:
     def submit(self, request: TargetRequest) -> AnswerBody:
         """The adapter's answer; the same request again gets the same answer and starts nothing.
 
-        A newer attempt at the request that runs calls the older one off. A refusal because another operation runs is
-        not remembered, so that the same request may come again.
+        A newer attempt at the request that runs calls the older one off, and so does a reinflation a deflation. A
+        refusal because another operation runs is not remembered, so that the same request may come again.
 
         Raises: Conflict where the request_id was used with another body, BadBody where the adapter does not give what
         the target names, BadAnswer and whatever the adapter raises for its faults; nothing has begun then.
@@ -91,7 +91,7 @@ class Operations:
                 f"{request.request_id}: {request.direction} ({request.mode}) to {in_words(request.target)} "
                 f"within {request.deadline_s:g} s"
             )
-            busy = self._make_way(request.request_id)
+            busy = self._make_way(request.request_id, request.direction)
             if busy:
                 self._log(f"{request.request_id}: refused: {busy}")
                 retry_s = min(self._deadline.remaining_s, BUSY_RETRY_S)
@@ -181,8 +181,10 @@ class Operations:
         if self._worker is not None:
             self._worker.join(limit_s)
 
-    def _make_way(self, request_id: str) -> str:
-        """End what runs if this is a newer attempt at it; returns why the way is not free, empty if it is."""
+    def _make_way(self, request_id: str, direction: str) -> str:
+        """End what runs if this is a newer attempt at it, or gives back what is still being taken; returns why the way
+        is not free, empty if it is.
+        """
         name, series, number = attempt(request_id)
         latest = self._latest
         if latest is None:
@@ -195,7 +197,8 @@ class Operations:
         # One whose status says how it ended blocks no other, though its thread may still write that into the log.
         if self._worker is None or not self._worker.is_alive() or latest.status.state != "running":
             return ""
-        if name != latest_name:
+        gives_back = direction == "reinflate" and latest.request.direction == "deflate"
+        if name != latest_name and not gives_back:
             return "another operation is under way"
         self._deadline.cancel()
         self._worker.join(CALL_OFF_LIMIT_S)

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.figures import BenchmarkFailed
 from benchmarks.passes import LEAST_RUNS, Pass
 from benchmarks.runner import ALL, run, write
-from ebbtide.cli.output import Steps, print_json, print_table
+from ebbtide.cli.output import Steps, print_error, print_json, print_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -38,7 +39,11 @@ def bench(
         how = Pass(runs=runs, quick=quick, report=steps, output=output, vm_mib=vm_mib, parts=tuple(part or ()))
         for chosen in [name] if name is not None else ALL:
             steps(f"running {chosen}")
-            results.append(run(chosen, how))
+            try:
+                results.append(run(chosen, how))
+            except BenchmarkFailed as error:
+                print_error(f"{chosen}: {error}")
+                raise typer.Exit(1) from error
             path = write(results[-1], output)
             steps(f"{path} is written")
     if json:

@@ -48,7 +48,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
 
     def own() -> list[Principal]:
         path = options.token_file
-        return [principal("token-file", Role.ADMIN, _token("--token-file", path))] if path is not None else []
+        return [principal("token-file", Role.ADMIN, read_token(path))] if path is not None else []
 
     gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False, hosts_key=key)
     authority = None

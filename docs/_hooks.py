@@ -254,8 +254,8 @@ def results() -> str:
             chosen.append((what, f"{number(figure['value'])} {unit}", count, f"[{file}](#{file})"))
     parts += ["## In short\n", table(("what", "median", "least to most", "benchmark"), chosen)]
     parts.append(
-        "**Missed.** Sharma et al. 2019 (Fig. 8b) deflate a VM two to three times faster with its application than "
-        "without; in the kept file, of before layers overlapped, the application makes it slower. Matching on a real "
+        "**Missed.** Sharma et al. 2019 (Fig. 8b) deflate a VM up to two to three times faster with its application "
+        "than without; here the application makes it slower. Matching on a real "
         "Slurm ends tasks no sooner than Slurm's own choice of the least loaded node. **Withdrawn** until they are "
         "measured again: the picks of the Spark policy ([Benchmarks](benchmarks.md) says why).\n"
     )

@@ -237,9 +237,14 @@ class Agent:
         except RpcError as error:
             self._send(channel, error_line(request.id, error))
             return
-        threading.Thread(
+        worker = threading.Thread(
             target=self._work, args=(self._conversation, request, method), name=request.method, daemon=True
-        ).start()
+        )
+        try:
+            worker.start()
+        except RuntimeError:  # the guest has no room for a thread: it is asked again, and this agent lives
+            self._running.release()
+            self._send(channel, error_line(request.id, GuestFailure("no thread can be started; ask again")))
 
     def _work(self, conversation: int, request: Request, method: Method) -> None:
         try:

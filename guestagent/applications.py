@@ -7,7 +7,8 @@ import time
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Callable
+from itertools import count
+from typing import Any, Callable, Collection
 
 from guestagent.budgets import Share, application_budget_mib, believable, cores, split
 from guestagent.errors import BadParams, HookError, HookTimeout
@@ -34,6 +35,8 @@ SIZE_AGE_S = 30.0
 REQUESTS_KEPT = 256
 #: Of all applications' words together, in characters: an answer must fit into a line.
 WORDS_LENGTH = 4000
+#: Applications that could not take a reinflation are told again after so long, twice as long each time, at most.
+AGAIN_S = (1.0, 30.0)
 
 
 @dataclass
@@ -73,6 +76,8 @@ class Applications:
         self._hooks: dict[str, Hook] = {}
         self._problems: set[str] = set()
         self._sizes: dict[str, tuple[float, float]] = {}
+        #: Counts what the host has asked for: what an earlier reinflation still owes is not told any more.
+        self._newest = 0
 
     def sizes(self) -> list[ApplicationSize]:
         """Resident sizes, of hooks that are slow the last one known, if it is not old."""
@@ -168,6 +173,8 @@ class Applications:
             is_new = record is None
             if record is None:
                 record = self._records[request_id] = _Record(body)
+                self._newest += 1
+                number = self._newest
                 while len(self._records) > REQUESTS_KEPT:
                     self._records.popitem(last=False)
         if record.params != body:
@@ -176,7 +183,11 @@ class Applications:
             record.done.wait(CAPABILITIES_LIMITS_S[1] + TARGET_LIMITS_S[1] + 1.0)
             return record.result or _refused(request_id, "the applications are still being asked")
         try:
-            record.result, record.asked = self._ask(direction, request_id, mode, params)
+            record.result, record.asked, missed = self._ask(direction, request_id, mode, params)
+            if isinstance(params, ReinflateParams) and missed:
+                self._log(f"{', '.join(sorted(missed))}: told again of {request_id}, since {record.result.reason}")
+                again = partial(self._tell_again, number, params, missed)
+                threading.Thread(target=again, name="reinflation owed", daemon=True).start()
         except BaseException:
             with self._lock:
                 self._records.pop(request_id, None)
@@ -185,18 +196,48 @@ class Applications:
             record.done.set()
         return record.result
 
+    def _tell_again(self, number: int, params: ReinflateParams, missed: Collection[str]) -> None:
+        """Until each has taken the reinflation on, or the host asks for something else."""
+        pause_s = AGAIN_S[0]
+        for attempt in count(2):
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_S[1])
+            with self._lock:
+                if number != self._newest:
+                    return
+            try:
+                result, _, missed = self._ask("reinflate", f"{params.request_id}+{attempt}", "ask", params, missed)
+            except Exception as error:  # whatever it is, they are told again
+                self._log(f"telling again of {params.request_id} failed: {type(error).__name__}: {error}")
+                continue
+            if not missed:
+                self._log(f"all have been told of {params.request_id}: {result.reason}")
+                return
+
     def _ask(
-        self, direction: str, request_id: str, mode: str, params: DeflateParams | ReinflateParams
-    ) -> tuple[DeflateResult, dict[str, dict[str, float]]]:
+        self,
+        direction: str,
+        request_id: str,
+        mode: str,
+        params: DeflateParams | ReinflateParams,
+        only: Collection[str] | None = None,
+    ) -> tuple[DeflateResult, dict[str, dict[str, float]], set[str]]:
+        """The answer, what each that promised was asked for, and those that may take it on when they are asked again.
+
+        :param only: who is asked; the others keep what they were told.
+        """
         began = time.monotonic()
         hooks = self._load()
         if not hooks:
-            return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), {}
+            return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), {}, set()
         offers, reasons = self._capabilities(hooks, _limit_s(CAPABILITIES_LIMITS_S, params.deadline_s))
         targets = self._targets(offers, params)
         reasons += [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
+        missed = set(hooks) - set(offers)
         calls: dict[str, Callable[[], Told]] = {}
         for name, target in targets.items():
+            if only is not None and name not in only:
+                continue
             body = {
                 "request_id": request_id,
                 "deadline_s": max(params.deadline_s - (time.monotonic() - began), 0.1),
@@ -213,6 +254,7 @@ class Applications:
         for name, told in in_parallel(calls, _limit_s(TARGET_LIMITS_S, params.deadline_s)).items():
             if isinstance(told, HookError):
                 reasons.append(f"{name}: {told}")
+                missed.add(name)
                 continue
             if told.promised:
                 limits = {component: offers[name].resources[component].current for component in targets[name]}
@@ -222,11 +264,13 @@ class Applications:
                 expected_s = max(expected_s, told.expected_s)
             elif told.retry_after_s is not None:
                 retries_s.append(told.retry_after_s)
+                missed.add(name)
             if told.reason:
                 reasons.append(f"{name}: {told.reason}")
+        missed = missed if only is None else missed & set(only)
         if not asked:
-            return _refused(request_id, _words(reasons), max(retries_s) if retries_s else None), {}
-        return DeflateResult(request_id, "promised", promised, expected_s, _words(reasons), None), asked
+            return _refused(request_id, _words(reasons), max(retries_s) if retries_s else None), {}, missed
+        return DeflateResult(request_id, "promised", promised, expected_s, _words(reasons), None), asked, missed
 
     def _targets(
         self, offers: dict[str, AdapterCapabilities], params: DeflateParams | ReinflateParams

@@ -14,6 +14,7 @@ import structlog
 
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.commands import ModeCommand
+from ebbtide.messages.operations import OperationState
 from ebbtide.rest.access import Certificates
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.gate import Gate
@@ -139,6 +140,9 @@ async def give_back(agent: Agent, within_s: float = 300.0) -> str:
         try:
             async with asyncio.timeout(within_s):
                 await operations.ended(begun.request_id)
+                ended = await operations.get(begun.request_id)
+                if ended is not None and ended.state is OperationState.FAILED and not modes.unfinished:
+                    raise HostAgentError(f"it failed before anything was tried: {ended.sentence}")
                 # Mode off goes on by itself, and has no event for its end.
                 while modes.unfinished:  # noqa: ASYNC110
                     await asyncio.sleep(1.0)

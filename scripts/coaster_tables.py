@@ -107,8 +107,12 @@ def tables() -> Iterator[str]:
     yield f"| r = 1 (Fig. 3) | about equal | {waits('cloudcoaster', 1)} | {'met' if equal else 'missed'} |"
     yield f"| r = 2 (Fig. 3) | a curve only | {waits('cloudcoaster', 2)} | not comparable: no figure |"
     three = base / yahoo.mean("delay_mean_s", policy="cloudcoaster", cost_ratio=3)
-    word = "met" if three >= 4.8 else "missed"
+    word = f"direction {'met' if three >= 4.8 else 'missed'}; size not comparable: the same window"
     yield f"| r = 3 (Fig. 3) | 48.25 / 1737 (4.8 and 1.83 times less) | {waits('cloudcoaster', 3)} | {word} |"
+    done = [yahoo.mean("long_completion_mean_s", policy=policy, cost_ratio=3) for policy in ("eagle", "cloudcoaster")]
+    word = "met" if done[1] <= 1.01 * done[0] else "missed"
+    here = f"{done[0]:.0f}, r = 3 {done[1]:.0f}"
+    yield f"| abstract: long jobs as before, mean completion, s | maintained | {here} | {word} |"
     for ratio, (life, longest, on, normalised) in TABLE_1.items():
         case = {"policy": "cloudcoaster", "cost_ratio": ratio}
         lives = [yahoo.mean(f"transient_lifetime_{m}_h", **case) for m in ("mean", "max")]

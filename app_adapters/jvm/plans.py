@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Mapping, Tuple
 
+from app_adapters.adapter import FULL_SHARE
 from app_adapters.jvm.flags import MIB, Flags, collector, is_on, number, size_mib
 
 SOFT = "SoftMaxHeapSize"
@@ -21,9 +22,6 @@ MANAGED = (SOFT, MINIMUM_FREE, MAXIMUM_FREE, PERIOD)
 #: Of the live set. A concurrent collector without room above it never stops collecting.
 CONCURRENT_ROOM = 1.2
 LOWEST_RATIO = 5
-#: From this part of the full heap on, what keeps a heap small is not needed: a guest keeps a reserve, so that the full
-#: size may never be offered.
-NEARLY_FULL = 0.9
 PERIOD_MS = 3000
 #: ShrinkHeapInSteps gives 0, 10, 40 and 100 % in four collections in a row (serial: cardGeneration.cpp).
 SHRINK_STEPS = 4
@@ -182,7 +180,7 @@ def growth(flags: Flags, originals: Mapping[str, str], live_mib: float, heap_mib
         lowest, highest = (int(float(originals.get(name, flags[name].value))) for name in (MINIMUM_FREE, MAXIMUM_FREE))
         ratio = min(max(free_ratio(flags, live_mib, heap_mib), int(number(flags, MAXIMUM_FREE))), highest)
         settings += pair(flags, max(min(lowest, ratio // 2), int(number(flags, MINIMUM_FREE))), ratio)
-    if PERIOD in originals and heap_mib >= NEARLY_FULL * heap_ceiling_mib(flags, originals):
+    if PERIOD in originals and heap_mib >= FULL_SHARE * heap_ceiling_mib(flags, originals):
         settings += _changes(flags, [(PERIOD, originals[PERIOD])])
     return settings
 

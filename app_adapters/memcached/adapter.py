@@ -15,7 +15,17 @@ import time
 from typing import Iterator
 
 from app_adapters import __version__
-from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
+from app_adapters.adapter import (
+    FULL_SHARE,
+    Adapter,
+    Answer,
+    Capabilities,
+    Deadline,
+    Promise,
+    Refusal,
+    Release,
+    SizeRange,
+)
 from app_adapters.errors import ApplicationError
 from app_adapters.memcached.client import MIB, MemcachedClient, Slabs
 from app_adapters.memcached.items import delete_coldest
@@ -104,7 +114,9 @@ class MemcachedAdapter(Adapter):
             client.close()
         now_mib = _limit_mib(stats)
         wanted_mib = math.floor(target["memory_mib"] - _overhead_mib(self._rss_mib(stats), slabs))
-        limit_mib = max(min(wanted_mib, self._largest_limit_mib(stats)), now_mib)
+        largest_mib = self._largest_limit_mib(stats)
+        full = wanted_mib >= FULL_SHARE * largest_mib
+        limit_mib = max(largest_mib if full else wanted_mib, now_mib)
 
         def raise_limit() -> Release:
             client = self._client()

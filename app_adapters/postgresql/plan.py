@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Mapping
 
+from app_adapters.adapter import FULL_SHARE
+
 WORKERS = "max_parallel_workers"
 PER_GATHER = "max_parallel_workers_per_gather"
 CORE_SETTINGS = (WORKERS, PER_GATHER)
@@ -19,7 +21,6 @@ LEAST_KIB = {
 }
 MEMORY_SETTINGS = tuple(LEAST_KIB)
 PER_SESSION_MIB = 3.0  # catalogue caches and stack of a backend that has done something
-FULL_SHARE = 0.9  # from here on everything is as before: sizes that come from budgets are never exact
 
 
 def in_kib(setting: str, unit: str | None) -> int:

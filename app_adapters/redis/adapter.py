@@ -13,7 +13,17 @@ import time
 from typing import Any
 
 from app_adapters import __version__
-from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
+from app_adapters.adapter import (
+    FULL_SHARE,
+    Adapter,
+    Answer,
+    Capabilities,
+    Deadline,
+    Promise,
+    Refusal,
+    Release,
+    SizeRange,
+)
 from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.processes.state_file import StateFile
 from app_adapters.redis.client import RedisClient, ServerError
@@ -127,7 +137,7 @@ class RedisAdapter(Adapter):
             return Promise({}, 0.0, _nothing, "nothing had been taken")
         original_mib = state["maxmemory"] / MIB
         limit_mib = limit_for(found, target["memory_mib"] / (1 + reserve))
-        full = target["memory_mib"] >= state["maximum_mib"] - 1 or 0 < original_mib <= limit_mib
+        full = target["memory_mib"] >= FULL_SHARE * state["maximum_mib"] or 0 < original_mib <= limit_mib
         known = state
 
         def grow() -> Release:

@@ -68,8 +68,10 @@ class SparkHost:
         self.cores = cores
         self._directory = directory
         self._class = f"{found.submodule_search_locations[0]}/bin/spark-class"
-        self._environment = {**os.environ, "JAVA_TOOL_OPTIONS": JVM, "SPARK_LOCAL_IP": "127.0.0.1"}
-        self._environment["PYSPARK_PYTHON"] = sys.executable
+        # All that Spark leaves behind is gone with the directory.
+        java = {"JAVA_TOOL_OPTIONS": f"{JVM} -Djava.io.tmpdir={directory}", "SPARK_LOCAL_DIRS": str(directory)}
+        self._java = [f"{name}={value}" for name, value in java.items()]
+        self._environment = {**os.environ, **java, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         self._settings = directory / "spark.conf"
         self._settings.write_text("".join(f"{name} {value}\n" for name, value in SETTINGS.items()))
         port, ui_port, self._driver_port = (_free_port() for _ in range(3))
@@ -185,7 +187,7 @@ class SparkHost:
 
     def _worker(self, host: str) -> Workers:
         inside = f'echo $$ > {self._group(host)}/cgroup.procs && exec "$@"'
-        command = ["sh", "-c", inside, "sh", "env", f"JAVA_TOOL_OPTIONS={JVM}"]
+        command = ["sh", "-c", inside, "sh", "env", *self._java]
         command += ["SPARK_DAEMON_MEMORY=128m", self._class, "org.apache.spark.deploy.worker.Worker", "--host", host]
         command += ["--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir"]
         command += [str(self._directory / host), "--properties-file", str(self._settings), self._master]

@@ -21,8 +21,8 @@ log = structlog.get_logger()
 
 #: When a client may ask again, seconds: a take-over takes a few of them.
 RETRY_AFTER_S: Final = 1
-#: What a manager answers whoever leads.
-ANYWHERE: Final = OPEN_ROUTES | {PATH}
+#: What a manager answers whoever leads. Who may join only the leader knows.
+ANYWHERE: Final = OPEN_ROUTES - {"/v1/enrolments"} | {PATH}
 
 
 @web.middleware

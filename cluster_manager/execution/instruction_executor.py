@@ -210,6 +210,8 @@ class InstructionExecutor:
                         sides.why_not = f"{victim.vm} cannot go"
                     return event
 
+                # Before they are sent side by side: one plan must not wait for itself.
+                await self._hosts.locks.hold(state.id, instruction.host)
                 return EndedTogether(elapsed_s(), tuple(await asyncio.gather(*(one(victim) for victim in victims))))
             case Finish():
                 raise ValueError("a plan that has ended has nothing to carry out")
@@ -414,9 +416,10 @@ class InstructionExecutor:
         except AgentFailed as error:
             return HostFailed(elapsed_s(), str(error), uncertain=True)
         except AgentUnreachable as error:
-            # A start that never left this machine may be tried elsewhere.
-            never_sent = isinstance(instruction, Create) and not (error.sent or resumed or taken_on)
-            return HostFailed(elapsed_s(), str(error), uncertain=not never_sent)
+            # A start that never left this machine may be tried elsewhere; who was to be preempted by it stays.
+            matters = isinstance(instruction, Create) or bool(preempted_by(instruction))
+            never_sent = matters and not (error.sent or resumed or taken_on)
+            return HostFailed(elapsed_s(), str(error), uncertain=not never_sent, reached=not never_sent)
         return HostFailed(elapsed_s(), f"{host} forgot the same command {REPEATS} times", uncertain=True)
 
     async def _follow(

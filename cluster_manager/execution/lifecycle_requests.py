@@ -166,6 +166,7 @@ class Lifecycle:
                 stopped=phase in OFF and row.phase in OFF,
                 policy=self._policy,
                 gone_s=self._gone_s,
+                waits=row.phase is VMPhase.PREEMPTED,
             )
 
         return await self._begin("migrate", name, request, prepare)

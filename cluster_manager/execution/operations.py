@@ -71,7 +71,7 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ZERO
 from ebbtide.matcher.match.notices import Notice
 from ebbtide.messages.commands import TargetCommand
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import LARGEST, Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.requests import TargetRequest, VMRequest
@@ -134,8 +134,7 @@ class Operations:
         self._owed = await self._store.owed_removals()
         await self.waiting.read()
         plans = await self._store.unfinished_plans()
-        # One that is past its first instruction had its host before; the others may have been waiting for it.
-        for running in sorted(plans, key=lambda running: running.state.step == 1):
+        for running in sorted(plans, key=lambda running: _may_have_waited(running.state)):
             host = host_of(running.state.instruction)
             if host is not None and not looks(running.state) and not self._hosts.locks.is_busy(host):
                 await self._hosts.locks.hold(running.state.id, host)
@@ -241,7 +240,8 @@ class Operations:
         """The row of a VM that may be deleted. Raises as `delete`."""
         row = await self.existing(name)
         precondition(row)
-        if row.phase in BUSY and row.phase is not VMPhase.PLACING:
+        # A placement can be called off; an adoption, which has its host from the start, cannot.
+        if row.phase in BUSY and not (row.phase is VMPhase.PLACING and row.host is None):
             raise RequestError(
                 409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name", code=ProblemCode.BUSY
             )
@@ -254,6 +254,9 @@ class Operations:
         size = wanted.target.size_of(allocation)
         check_target(allocation, size)
         generation = wanted.generation or self._generation(row) + 1
+        if generation > LARGEST:
+            sentence = f"generation: {row.name} has had the last one there is"
+            raise RequestError(409, sentence, "generation", code=ProblemCode.SUPERSEDED)
         return TargetCommand(**wanted.model_dump() | {"generation": generation, "target": Vector.of(size)})
 
     def _generation(self, row: StoredVM) -> int:
@@ -597,3 +600,13 @@ class Operations:
             return operation
         said = operation.progress
         return operation.model_copy(update={"progress": (*said[:at], *told, *said[at:])})
+
+
+def _may_have_waited(state: Plan) -> int:
+    """How likely a plan that an earlier run left was waiting for its host instead of holding it: 0 not at all.
+
+    One that is past its first instruction had a host before; one that goes from host to host may wait for the next.
+    """
+    if state.step == 1:
+        return 2
+    return int(isinstance(state, MovePlan | RemovalPlan))

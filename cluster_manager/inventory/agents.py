@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -52,6 +53,27 @@ CAN_DO_WITHOUT: Final = frozenset({"reason", "suspend", "notice_s"})
 _LONGEST_PAUSE_S: Final = 2.0
 #: How often it is asked how far an operation is whose progress is shown, seconds.
 TOLD_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Sent:
+    """Whether a call has begun to leave this machine."""
+
+    begun: bool = False
+
+
+def telling_what_was_sent() -> aiohttp.TraceConfig:
+    """For the session of `Agents`."""
+
+    async def begun(
+        session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceRequestHeadersSentParams
+    ) -> None:
+        if context.trace_request_ctx is not None:
+            context.trace_request_ctx.begun = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(begun)
+    return trace
 
 
 class Agents:
@@ -347,6 +369,8 @@ class Agents:
         # No connection after half of the time: then it is certain that nothing was sent.
         answer_s = self._limits.answer_s
         timeout = aiohttp.ClientTimeout(total=held_s + answer_s, sock_connect=answer_s / 2)
+        # Where a connection breaks aiohttp itself sends what is idempotent once more, over a new one.
+        options["trace_request_ctx"] = sent = Sent()
         try:
             with _call_span(host, method, path) as call:
                 options["headers"] = {**options["headers"], **tracing_headers()}
@@ -355,7 +379,7 @@ class Agents:
                     status = response.status
                 call.set(status=status)
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
-            raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}", sent=False) from error
+            raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}", sent=sent.begun) from error
         except TimeoutError as error:
             raise AgentUnreachable(f"{host} did not answer within {timeout.total:g} s") from error
         except (aiohttp.ClientError, ValueError) as error:

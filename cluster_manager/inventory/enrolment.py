@@ -117,9 +117,11 @@ class Enrolments:
         token, now = secrets.token_urlsafe(32), self._clock()
         invited = Invited(sha256=_digest(token), host=request.host, expires_at=now + request.expires_s)
         async with self._turn:
-            left = tuple(one for one in self._known.invitations if one.expires_at > now)
-            if len(left) >= MOST_INVITATIONS:
-                raise RequestError(409, f"{len(left)} invitations wait for their hosts, which is the most")
+            waiting = sum(one.expires_at > now for one in self._known.invitations)
+            if waiting >= MOST_INVITATIONS:
+                raise RequestError(409, f"{waiting} invitations wait for their hosts, which is the most")
+            # Who has used one has an id's tokens, reported or not.
+            left = tuple(one for one in self._known.invitations if one.expires_at > now or self._is_on_its_way(one))
             await self._save(self._known.model_copy(update={"invitations": (*left, invited)}))
         log.info("host invited", host=request.host or "any new one", expires_s=request.expires_s)
         return Invitation(token=token + fingerprint, url=self._url, host=request.host, expires_at=invited.expires_at)
@@ -181,8 +183,11 @@ class Enrolments:
         sentence = f"{host} is revoked: nothing that it says counts any more, and it is told nothing"
         return Revocation(host=host, sentence=sentence)
 
+    def _is_on_its_way(self, one: Invited) -> bool:
+        return one.used_by is not None and not self._is_known(one.used_by)
+
     def has_joined(self, host: str) -> bool:
-        """Whether a host has used an invitation that has not expired yet."""
+        """Whether a host has used an invitation, and has not reported for long."""
         return any(one.used_by == host for one in self._known.invitations)
 
     def refuse_revoked(self, host: str) -> None:

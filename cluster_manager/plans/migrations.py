@@ -85,12 +85,14 @@ def start_migration(
     stopped: bool | None = None,
     policy: PlacementPolicy,
     gone_s: float = GONE_S,
+    waits: bool = False,
 ) -> MigrationPlan:
     """A migration before its first instruction is carried out.
 
     :param stopped: whether it was stopped on command; None: if it does not run. One that powered off by itself may be
         started again at any moment, so its host is told to keep it off before it is started elsewhere.
     :param gone_s: for how long after the request's deadline the VM waits for a host that does not answer.
+    :param waits: whether it waits for room after a preemption: where it does not come up it goes on waiting.
     """
     return MigrationPlan(
         id=plan_id,
@@ -106,6 +108,7 @@ def start_migration(
         off=not running if stopped is None else stopped,
         was_running=running,
         gone_s=gone_s,
+        waits=waits,
     )
 
 

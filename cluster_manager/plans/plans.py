@@ -428,10 +428,13 @@ class EndedTogether(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostFailed(Event):
-    """The host could not be used. ``uncertain``: whether the command was carried out is unknown."""
+    """The host could not be used. ``uncertain``: whether the command was carried out is unknown; ``reached``: whether
+    it answered, or may have heard of it.
+    """
 
     sentence: str
     uncertain: bool
+    reached: bool = True
 
 
 @dataclass(frozen=True, slots=True)

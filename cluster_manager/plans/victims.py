@@ -95,7 +95,7 @@ def outcome(arriving: str, victim: Victim, event: Event) -> Outcome:
             return Outcome((_gone(victim, sentence), Note("preempted", vm, host, sentence)), sentence)
         case HostFailed(sentence=why, uncertain=uncertain):
             effects = (_perhaps_gone(arriving, victim, why),) if uncertain else ()
-            return Outcome(effects, failure=why, reachable=not uncertain)
+            return Outcome(effects, failure=why, reachable=event.reached and not uncertain)
     raise ProtocolViolation("event", f"{type(event).__name__} does not answer {victim.do}")
 
 

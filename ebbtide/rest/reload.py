@@ -65,6 +65,9 @@ async def reloading(gate: Gate, given: Given[Any] | None = None) -> AsyncIterato
                 await reload()
             except AccessError as error:
                 log.error("nothing was reloaded, all stays as it is", why=str(error))
+            except Exception:
+                # A defect; the next signal is still listened to.
+                log.exception("nothing was reloaded, all stays as it is")
 
     loop.add_signal_handler(signal.SIGHUP, asked.set)
     task = asyncio.create_task(run(), name="reload")

@@ -10,10 +10,13 @@ import time
 import uuid
 from typing import Final
 
+import structlog
+
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.pressure_response import Neighbours, respond_to_pressure
 from ebbtide.messages.explanations import DecisionKind
+from hostagent.errors import HostAgentError
 from hostagent.state.intents import Phase, Request
 from hostagent.vm.host import RESIZING, Host, persist_all, plan_all
 from hostagent.vm.managed_vm import ManagedVM
@@ -21,6 +24,8 @@ from hostagent.vm.managed_vm import ManagedVM
 #: Time for another VM to shrink, and for the VM under pressure to grow, in seconds.
 SHRINK_S: Final = 20.0
 GROW_S: Final = 30.0
+
+log = structlog.get_logger()
 
 
 async def respond_to_pressure_of(host: Host, vm: ManagedVM, neighbours: Neighbours) -> None:
@@ -80,6 +85,8 @@ async def _give(
         )
         neighbours.gave(_now(), donor.name)
         await _resize(host, donor, target, request_id, SHRINK_S)
+    except HostAgentError as error:
+        log.warning("a VM could not shrink for another one", vm=donor.name, receiver=receiver, why=str(error))
     finally:
         donor.lock.release()
 

@@ -38,6 +38,8 @@ PRESSURE_PAUSE_S: Final = 5.0
 OWNERS_S: Final = 60.0
 #: Time for a resize that is tried again, in seconds.
 RETRY_DEADLINE_S: Final = 60.0
+#: The task that checks the memory limits. No VM's name.
+_LIMITS: Final = "check-limits:"
 
 log = structlog.get_logger()
 
@@ -118,14 +120,10 @@ class Reconciler:
             self._host.hypervisor_answers(str(error))
             raise
         self._host.hypervisor_answers()
-        for domain, why in (await self._host.hypervisor.sizes.check_limits()).items():
-            for vm in vms:
-                if vm.domain == domain:
-                    self._host.note(vm.name, DecisionKind.LIMIT, f"the memory limit is lifted: {why}", {})
-                    vm.request_check()
         now = asyncio.get_running_loop().time()
         if now - self._owners_at >= OWNERS_S:
             self._foreign = found.keys() - {domain.name for domain in await self._host.hypervisor.domains()}
+            found = await twice(self._host.hypervisor.survey)  # the first one is old by now
             self._owners_at = now
             self._seen = {vm.domain: self._seen[vm.domain] for vm in vms if vm.domain in self._seen}
             self._responded = {vm.name: self._responded[vm.name] for vm in vms if vm.name in self._responded}
@@ -134,9 +132,26 @@ class Reconciler:
         self._neighbours.observe(now, self._host.vms, short)
         for vm in vms:
             self._start_check_if_due(vm, found.get(vm.domain))
+        if _LIMITS not in self._checks:
+            # Of its own: one that hangs holds up no other.
+            self._checks[_LIMITS] = task = asyncio.create_task(self._check_limits(), name=_LIMITS)
+            task.add_done_callback(lambda done: self._checks.pop(_LIMITS, None))
         known = {vm.domain for vm in self._host.vms.values()} | {vm.domain for vm in vms}
         if found.keys() - known:
             await self._remove_unowned(known)
+
+    async def _check_limits(self) -> None:
+        """Lift the memory limits that must go."""
+        try:
+            for domain, why in (await self._host.hypervisor.sizes.check_limits()).items():
+                for vm in self._host.vms.values():
+                    if vm.domain == domain:
+                        self._host.note(vm.name, DecisionKind.LIMIT, f"the memory limit is lifted: {why}", {})
+                        vm.request_check()
+        except HostAgentError as error:
+            log.warning("the memory limits could not be checked", why=str(error))
+        except Exception:
+            log.exception("the check of the memory limits failed")
 
     def _start_check_if_due(self, vm: ManagedVM, summary: DomainSummary | None) -> None:
         """Begin a close check where there is reason for one."""
@@ -227,7 +242,11 @@ class Reconciler:
             await admit_arrival(self._host, vm)
         if vm.intent.phase in (Phase.STOPPING, Phase.STARTING, *MOVING):
             return  # an operation is about it
-        if await self._follow_state(vm, summary.state):
+        state = summary.state
+        if (state == "running") != vm.running:
+            # An operation may have ended between the survey and this check.
+            state = (await self._host.domain_states()).get(vm.domain, state)
+        if await self._follow_state(vm, state):
             await self._repair(vm)
         else:
             vm.drift_repair.unsettled = False

@@ -15,7 +15,7 @@ from ebbtide.deflation.cascade.ordinary import Statement
 from hostagent.libvirt import plugged
 from hostagent.libvirt.hypervisor import DomainSummary, HostSideReading
 from hostagent.limits import bandwidth
-from hostagent.limits.footprints import read_limit_mib
+from hostagent.limits.footprints import memory_of, read_limit_mib
 from hostagent.mechanisms.fixes import QEMU_AGENT
 
 #: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
@@ -83,8 +83,7 @@ def reading_of(domain: Any) -> tuple[HostSideReading, ElementTree.Element]:
         vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
         quota_per_cpu=limit_cores(scheduler, "vcpu"),
         cap_cores=limit_cores(scheduler, "global"),
-        # QEMU counts DIMMs among what the balloon could take, virtio-mem not.
-        balloon_mib=stats["actual"] / 1024 - sum(memory.dimms_mib),
+        balloon_mib=_balloon_mib(stats, root, memory),
         # What a booting guest has been given and not taken yet is its own already.
         plugged_mib=memory.allowed_mib,
         dimms_mib=memory.dimms_mib,
@@ -101,6 +100,14 @@ def reading_of(domain: Any) -> tuple[HostSideReading, ElementTree.Element]:
         plugged_lags=memory.device is not None and not memory.dimms,
     )
     return reading, root
+
+
+def _balloon_mib(stats: dict[str, Any], root: ElementTree.Element, memory: plugged.Plugged) -> float:
+    """What the balloon leaves of the boot memory; without a balloon, all of it."""
+    if "actual" not in stats:
+        return memory_of(root)[0]
+    # QEMU counts DIMMs among what the balloon could take, virtio-mem not.
+    return float(stats["actual"]) / 1024 - sum(memory.dimms_mib)
 
 
 def has_qemu_agent(root: ElementTree.Element) -> bool:

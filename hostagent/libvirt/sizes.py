@@ -142,7 +142,8 @@ class LibvirtSizes:
     async def call_off(self, domain: str) -> None:
         def call_off(d: Any) -> None:
             plugged.request_no_more(d)
-            d.setMemoryFlags(d.memoryStats()["actual"], libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            if (balloon_kib := d.memoryStats().get("actual")) is not None:  # else it has no balloon
+                d.setMemoryFlags(balloon_kib, libvirt.VIR_DOMAIN_AFFECT_LIVE)
 
         await self._connection.adjust(domain, call_off)
 

@@ -54,7 +54,7 @@ class LimitedVM:
 
     group: MemoryGroup
     allowance_mib: float
-    #: Balloon and plugged memory: a limit at or above this limits nothing.
+    #: Balloon and plugged memory: a limit at or above this limits nothing. Unmeasured, all of it.
     held_mib: float
     footprint: Footprint
     hard_mib: float | None
@@ -67,7 +67,8 @@ class LimitedVM:
 def look(connection: Any, domain: str, pid_files: Path = PID_FILES, measure: bool = True) -> LimitedVM:
     """Read all that decides about a domain's memory limit.
 
-    :param measure: also what the emulator itself needs, which takes a walk through QEMU's mappings.
+    :param measure: also what the emulator itself needs, which takes a walk through QEMU's mappings, and what the
+        balloon holds, which takes its monitor: one that hangs does not answer.
     :raises CgroupError: the domain does not run, or is in no memory group.
     """
     found = connection.lookupByName(domain)
@@ -87,7 +88,9 @@ def look(connection: Any, domain: str, pid_files: Path = PID_FILES, measure: boo
         swappiness=group.swappiness(),
         unswappable_mib=group.unswappable() / MIB,
     )
-    held_mib = found.memoryStats()["actual"] / 1024 + plugged_mib
+    # Without a balloon all of the boot memory is held.
+    balloon_kib = found.memoryStats().get("actual") if measure else None
+    held_mib = (boot_mib if balloon_kib is None else balloon_kib / 1024) + plugged_mib
     return LimitedVM(group, allowance_mib, held_mib, footprint, None if hard is None else hard / MIB)
 
 

@@ -106,13 +106,16 @@ class MemoryLimits:
         :returns: why, by domain, for those whose limit was lifted.
         """
         lifted: dict[str, str] = {}
-        for domain in await asyncio.to_thread(self._limited, prefix):
+        for domain, group in (await asyncio.to_thread(self._limited, prefix)).items():
             try:
-                vm = await self._look(domain, measure=False)
-                if vm.limit_mib is None or vm.limit_mib >= vm.footprint.touchable_mib:
-                    continue
-                reason = await self._unbacked(domain, vm.footprint, vm.limit_mib, without=lifted)
-                if reason := reason or await self._stands_still(domain, vm.group):
+                # First, and by the files alone: the monitor of one that stands still does not answer.
+                reason = await self._stands_still(domain, group)
+                if not reason:
+                    vm = await self._look(domain, measure=False)
+                    if vm.limit_mib is None or vm.limit_mib >= vm.footprint.touchable_mib:
+                        continue
+                    reason = await self._unbacked(domain, vm.footprint, vm.limit_mib, without=lifted)
+                if reason:
                     log.warning("the memory limit is lifted", domain=domain, why=reason)
                     await self.lift(domain)
                     lifted[domain] = reason
@@ -132,9 +135,15 @@ class MemoryLimits:
         log.warning("a VM waits at its memory limit; it is made to try again", domain=domain)
         limit = await self._file(group.limit)
         if limit is not None:
-            await self._file(lambda: group.set_limit(limit + int(NUDGE_MIB * MIB)))
+            raised = limit + int(NUDGE_MIB * MIB)
+
+            def put_back() -> None:
+                if group.limit() == raised:  # else it was lifted or set meanwhile
+                    group.set_limit(limit)
+
+            await self._file(lambda: group.set_limit(raised))
             await asyncio.sleep(OBSERVE_S)
-            await self._file(lambda: group.set_limit(limit))
+            await self._file(put_back)
         return ""
 
     # --- the way down --------------------------------------------------------------------------------------------
@@ -192,7 +201,7 @@ class MemoryLimits:
 
     async def _settle(self, domain: str, limit_mib: float, why: str) -> str:
         """Leave the limit where it got to, or none where that would not be backed or limit nothing."""
-        vm = await self._look(domain, measure=False)
+        vm = await self._look(domain)
         reached = vm.limit_mib
         if vm.group.version == 2:
             hard_mib = await self._usage_mib(vm) + MARGIN_MIB
@@ -239,11 +248,11 @@ class MemoryLimits:
         needed = sum(claim for other, claim in others.items() if other not in left_out)
         return unbacked(vm, limit_mib, await asyncio.to_thread(host_swap), needed)
 
-    def _limited(self, prefix: str) -> list[str]:
+    def _limited(self, prefix: str) -> dict[str, MemoryGroup]:
         """Running domains of ours that have a memory limit, by the files of their cgroups."""
-        found = []
+        found: dict[str, MemoryGroup] = {}
         # A group is looked for once in a domain's run: it takes ten times as long as to read its limit.
-        known, self._groups = self._groups, {}
+        known, groups = self._groups, {}
         for file in sorted(self._pid_files.glob(f"{prefix}*.pid")):
             try:
                 stat = file.stat()
@@ -252,10 +261,11 @@ class MemoryLimits:
                 group = before[1] if before is not None and before[0] == run else None
                 group = group or MemoryGroup(qemu_pid(file.stem, self._pid_files))
                 if group.limit() is not None:
-                    found.append(file.stem)
-                self._groups[file.stem] = run, group
+                    found[file.stem] = group
+                groups[file.stem] = run, group
             except (CgroupError, OSError):
                 continue  # it has ended
+        self._groups = groups
         return found
 
     # --- changes -------------------------------------------------------------------------------------------------

@@ -201,7 +201,9 @@ class AdoptionCommands:
         return done(operation, sentence)
 
     async def _resume_adopt(self, operation: Operation, vm: ManagedVM) -> Operation:
-        await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)
+        if vm.intent.phase is not Phase.STOPPED and not self._host.journal.last_cores(vm.name):
+            # Its own change was lost to a kill; those that followed one that was not stand.
+            await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)
         vm.start()
         return done(operation, f"{vm.domain} is looked after as {vm.name}")
 
@@ -243,6 +245,14 @@ class AdoptionCommands:
             differs = vm.intent.phase in RESIZING or not (size.fits_in(current + NEAR) and current.fits_in(size + NEAR))
             resizes = vm.running and differs
             states = await host.domain_states()
+            paused = states.get(vm.domain) == "paused"
+            if paused and differs and not resizes and vm.intent.phase not in _PAUSED_BY_US:
+                raise RequestRefused(
+                    409,
+                    f"another program has paused {vm.name}: what was taken from it can be given back once it runs",
+                    "name",
+                    code=ProblemCode.WRONG_STATE,
+                )
             if request is not None:
                 target = size if resizes else None
                 await self._begin_release(vm, returning(old, size), target, request.cause(current))
@@ -255,7 +265,7 @@ class AdoptionCommands:
             try:
                 # However it is started later, it comes up as it was.
                 await host.hypervisor.prepare_start(vm.domain, size)
-                if vm.intent.phase in _PAUSED_BY_US and states.get(vm.domain) == "paused":
+                if vm.intent.phase in _PAUSED_BY_US and paused:
                     # While it still bears our intent: after that no agent would let it run if this one were killed.
                     await host.hypervisor.resume(vm.domain)
                 await host.hypervisor.adoption.give_back(vm.domain, before)

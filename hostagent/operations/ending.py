@@ -87,11 +87,20 @@ class Ending:
         if why_not:
             return "", why_not
         kept_s = saving_s(wants.state_mib, self._rate_mib_s)
-        told, _ = await asyncio.gather(
-            give_notice(vm.link, vm.notice, self._told(cause, "suspend"), notice_s, kept_s),
-            self._deflate(vm, min(notice_s * DEFLATION_SHARE, notice_s - kept_s)),
+        deflating = asyncio.create_task(
+            self._deflate(vm, min(notice_s * DEFLATION_SHARE, notice_s - kept_s)), name=f"deflate:{vm.name}"
         )
-        told += "; "
+        try:
+            told = await give_notice(vm.link, vm.notice, self._told(cause, "suspend"), notice_s, kept_s) + "; "
+            await deflating
+        except NoticeWithdrawn:
+            # Its lock is given up next: nothing may go on taking.
+            vm.resizer.interrupt("its preemption was called off")
+            await deflating
+            raise
+        finally:
+            deflating.cancel()
+            await asyncio.gather(deflating, return_exceptions=True)
         try:
             wants = await hypervisor.to_save(vm.domain)
             if wants.free_mib is None or (why_not := why_not_saved(wants.state_mib, wants.free_mib, notice_s, 1e9)):

@@ -135,9 +135,13 @@ class ModeCommands:
     async def _give_back(self, request_id: str, body: dict[str, Any]) -> list[VMOutcome]:
         """Give back once what the mode gives back."""
         async with self._giving:
-            outcomes = await self._size_commands.give(request_id, body, self._targets, DEADLINE_S)
-            for vm in list(self._host.vms.values()):
-                await self._redefine(vm)
+            try:
+                outcomes = await self._size_commands.give(request_id, body, self._targets, DEADLINE_S)
+                for vm in list(self._host.vms.values()):
+                    await self._redefine(vm)
+            except HostAgentError as error:
+                await self._look_back([], str(error))
+                raise
             await self._look_back(outcomes)
             return outcomes
 
@@ -155,17 +159,21 @@ class ModeCommands:
                 # It holds no room, so none has to be found.
                 row = vm.intent.spec.allocation(vm.intent.committed.vector())
                 size = row.current.larger(row.nominal) if lacking([row]) else None
-            if size is not None:
+            # One that is paused is not off, and comes up with what it has.
+            if size is not None and (await host.domain_states()).get(vm.domain) == "stopped":
                 await host.hypervisor.prepare_start(vm.domain, size)
                 await vm.record.store(committed=Vector.of(size), target=Vector.of(size))
                 host.note(vm.name, DecisionKind.REINFLATE, f"stopped, and starts with {size} from now on", {})
 
-    async def _look_back(self, outcomes: list[VMOutcome]) -> None:
-        """What mode off has still to undo."""
+    async def _look_back(self, outcomes: list[VMOutcome], why_not: str = "") -> None:
+        """What mode off has still to undo.
+
+        :param why_not: what kept everything from being tried.
+        """
         modes = self._host.modes
         if modes.mode is HostMode.OFF:
             await self._host.sample()
-            modes.unfinished = self._unfinished(outcomes)
+            modes.unfinished = self._unfinished(outcomes, why_not)
 
     def _targets(self, vms: list[ManagedVM]) -> dict[str, ResourceVector]:
         """Which of these VMs are to grow to what."""
@@ -186,7 +194,7 @@ class ModeCommands:
         """The sizes that stopped VMs would come up with if they were undone."""
         if self._host.modes.mode is not HostMode.OFF:
             return {}
-        rows = [vm.allocation() for vm in self._charged() if not vm.running]
+        rows = [vm.allocation() for vm in self._charged() if not vm.running and not vm.paused]
         return undone([row for row in rows if row.name in lacking(rows)], self._host.free())
 
     def _charged(self) -> list[ManagedVM]:
@@ -197,22 +205,28 @@ class ModeCommands:
         return {vm.name: (vm.intent.committed, vm.intent.phase) for vm in self._host.vms.values()}
 
     def _missing(self) -> dict[str, ResourceVector]:
-        """What each VM lacks of its nominal size; one whose resize has not ended may lack all of it."""
+        """What each VM lacks of its nominal size; one whose size is not known may lack all of it."""
         vms = self._charged()
-        open_ones = {vm.name: vm.allocation().nominal for vm in vms if vm.running and vm.intent.phase in RESIZING}
+        open_ones = {vm.name: vm.allocation().nominal for vm in vms if vm.running and _is_open(vm)}
         return lacking(vm.allocation() for vm in vms) | open_ones
 
-    def _unfinished(self, outcomes: list[VMOutcome]) -> tuple[str, ...]:
+    def _unfinished(self, outcomes: list[VMOutcome], why_not: str) -> tuple[str, ...]:
         """What is still to be undone, a sentence a VM."""
         tried = {outcome.name: outcome for outcome in outcomes}
-        free = f"the host has {self._host.free().memory_mib:g} MiB of memory free"
+        otherwise = why_not or f"the host has {self._host.free().memory_mib:g} MiB of memory free"
         sentences = []
         for name, missing in self._missing().items():
             vm = self._host.vms[name]
-            if vm.running and vm.intent.phase in RESIZING:
-                why = tried[name].sentence if name in tried else "another operation works on it"
+            if vm.running and _is_open(vm):
+                why = tried[name].sentence if name in tried else why_not or "another operation works on it"
                 sentences.append(f"{name} is not known to have its nominal size: {why}")
             else:
                 short = name in tried and not tried[name].shortfall.vector().is_zero()
-                sentences.append(f"{name} lacks {missing}, since {tried[name].sentence if short else free}")
+                why = "another program has paused it" if vm.paused else tried[name].sentence if short else otherwise
+                sentences.append(f"{name} lacks {missing}, since {why}")
         return tuple(sentences)
+
+
+def _is_open(vm: ManagedVM) -> bool:
+    """Whether its resize has not ended, or what its domain holds of it could not be written: it is charged in full."""
+    return vm.intent.phase in RESIZING or vm.record.uncertain

@@ -133,6 +133,10 @@ class Journal:
             self.changes.append(change)
             self._last[machine] = (cause, after)
 
+    def last_cores(self, machine: str) -> float:
+        """What a machine had after its last change; 0 where none is known."""
+        return self._last.get(machine, ("", 0.0))[1]
+
     def acknowledge(self, sequence: int) -> None:
         """Forget the changes that the manager has.
 

@@ -395,7 +395,11 @@ class Host:
                 await self._give_up(vm)
                 return outcome
 
-        return list(await asyncio.gather(*(one(vm) for vm in vms)))
+        outcomes = await asyncio.gather(*(one(vm) for vm in vms), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome  # a defect; all have ended, so their locks may go
+        return [outcome for outcome in outcomes if isinstance(outcome, VMOutcome)]
 
     async def resize_one(self, vm: ManagedVM, deadline_s: float, mode: Mode = Mode.ASK) -> VMOutcome:
         """Bring one VM to its intent's target, under its lock, and remember what came of it."""

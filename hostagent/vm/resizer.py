@@ -173,8 +173,8 @@ class Resizer:
     async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
         self._clear_interrupt()
         cause = self.record.intent.cause
-        request_id = f"{cause.request_id if cause is not None else 'repair'}{self.host.attempt()}"
-        executor = self._executor(request_id, self._moves_cpus(target))
+        name = cause.request_id if cause is not None else "repair"
+        executor = self._executor(f"{name}{self.host.attempt()}", self._moves_cpus(target))
         if self._unsure:
             await self.host.hypervisor.sizes.call_off(self.domain)
         self._unsure = True
@@ -189,7 +189,9 @@ class Resizer:
             return down
         # Down in one component and up in another: the second half, once what was taken has been taken.
         self._clear_interrupt()
-        return joined(down, await self._run(await self._reinflation(down.after, target, deadline_s, to_give), executor))
+        # By a name of its own: applications take a name they know for the same request.
+        upwards = self._executor(f"{name}{self.host.attempt()}", self._moves_cpus(target))
+        return joined(down, await self._run(await self._reinflation(down.after, target, deadline_s, to_give), upwards))
 
     async def _take(
         self,

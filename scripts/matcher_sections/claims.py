@@ -30,7 +30,7 @@ def claims() -> Iterator[str]:
     yield from (
         "Figures here are those of the sections below, where each has its command, its seeds and its rows. Pool: all",
         "VMs of `persistent.toml`, unless another is named; Fig. 9 and 10: all VMs, then those of at least an hour.",
-        "nJCT: geometric mean, per cent.",
+        "nJCT: geometric mean, per cent. Met: the mean over seeds is at least as good as the paper's figure.",
         "",
     )
     yield from head("claim", "the paper", "here", "")
@@ -69,13 +69,13 @@ def claims() -> Iterator[str]:
         "Fig. 5a: slowdown of jobs, CapacityScheduler (geometric mean); of jobs, more than 4 times",
         "1.5; some",
         f"{slowed.mean():.2f} ± {interval(slowed)[1]:.2f}; {100 * pool.mean('slowed_4_share', **yarn):.1f} %",
-        "met" if slowed.mean() >= 1.5 else "smaller",
+        "met" if slowed.mean() >= 1.5 else "met within the interval" if sum(interval(slowed)) >= 1.5 else "missed",
     )
     yield row(
         "Fig. 5b: failed attempts a task; work lost",
         "0.5; 20 %",
         f"{failed.mean():.2f} ± {interval(failed)[1]:.2f}; {100 * pool.mean('waste', **yarn):.1f} %",
-        "met" if failed.mean() >= 0.5 else "fewer",
+        "met" if failed.mean() >= 0.5 else "missed",
     )
     at_lives = [{"policy": "yarn", LIFE: life} for life in pool.values(LIFE)]
     drifts = [pool.mean("pool_gap_drift", **one) for one in at_lives]
@@ -83,7 +83,8 @@ def claims() -> Iterator[str]:
     yield row(claim, "slightly", ", ".join(f"{one:.2f}" for one in drifts), "no figure")
     ages = [pool.mean(f"pool_stable_for_{minutes}_min", **one) for one in at_lives for minutes in (30, 60)]
     claim = "Fig. 13: for how many durations (30, 60 min) a machine must be stable to be 70 % sure"
-    word = "met" if max(abs(one - 2.6) for one in ages) <= 0.5 else "near" if max(ages) <= 2.6 else "longer"
+    off = [f"{one:.1f}" for one in ages if abs(one - 2.6) > 0.5]
+    word = f"missed by {', '.join(off)} (more than .5 off)" if off else "met"
     yield row(claim, "about 2.6", ", ".join(f"{one:.1f}" for one in ages), word)
     wastes = [100 * pool.mean("waste", **one) for one in (yarn, three, live)]
     yield row(
@@ -92,10 +93,9 @@ def claims() -> Iterator[str]:
         f"{wastes[0]:.1f} % becomes {wastes[1]:.1f} % (Algorithm 3), {wastes[2]:.1f} % (`live`)",
         "not comparable: these tasks lose less",
     )
-    delay = rival.of("wait_mean_s", policy="paper") - rival.of("wait_mean_s", policy="paper-no-delay")
-    added = interval(100 * delay / rival.of(MEAN, policy="paper"))
-    word = "met" if added[0] <= 7.5 else "missed"
-    yield row("delay adds, of JCT (Algorithm 1)", "0 to 7.5 %", f"{added[0]:+.1f} ± {added[1]:.1f}", word)
+    waited = rival.against({"policy": "paper-no-delay"}, MEAN, policy="paper")
+    word = "met" if waited[0] <= 0 else "missed: it makes jobs slower"
+    yield row("Fig. 10: what waiting gains (Algorithm 1 with delay, and without)", "0 to -7.5 %", change(waited), word)
     for name, paper, least in (
         ("recent", "8 to 23 % alone", 8),
         ("matcher", "16 to 24 % alone", 16),
@@ -106,18 +106,18 @@ def claims() -> Iterator[str]:
         found = acquired.against({"policy": "none"}, NJCT, policy=name)
         what = {"recent": "acquirer", "matcher": "matcher `live`"}.get(name, name.replace("-", " and "))
         yield row(f"Fig. 16: {what}", paper, change(found), "met" if -found[0] >= least else "missed")
-    ours = rival.against({"policy": "capacity-random"}, MEAN, policy="live")[0]
     for name, figure in (("checkpoint-1-min", "20"), ("checkpoint-2-min", "20"), ("replicas-3", "21")):
-        theirs = rival.against({"policy": "capacity-random"}, MEAN, policy=name)
-        word = "met" if ours < theirs[0] else "missed"
-        if figure == "21" and word == "met" and theirs[0] < -10:
-            word = "partly met: replicas gain much"
+        found = [rival.against({"policy": name}, NJCT, policy=policy) for policy in ("paper-heartbeat", "live")]
+        words = ["not told apart" if abs(one) <= half else "met" if one < 0 else "missed" for one, half in found]
         yield row(
-            f"Fig. {figure}: {name} against `live`, mean",
-            "the matcher is better" + (", replicas gain slightly" if figure == "21" else ""),
-            f"{change(theirs)} against {ours:+.0f}",
-            word,
+            f"Fig. {figure}: nJCT against {name}: Algorithm 3, `live`",
+            "the matcher is better",
+            ", ".join(map(change, found)),
+            ", ".join(words),
         )
+    alone = rival.against({"policy": "capacity-random"}, NJCT, policy="replicas-3")
+    word = "met" if alone[0] > -10 else "missed: they gain much"
+    yield row("Fig. 21: nJCT of three replicas", "slightly less", change(alone), word)
     base = {"policy": "capacity-random"}
     one, other = (change(rival.against(base, NJCT, policy=name)) for name in ("promises", "equation-3"))
     yield row("Fig. 22: Eq. 1, Eq. 3", "19, 17 % less", f"{one}, {other}", "not comparable: another pool")
@@ -132,7 +132,9 @@ def claims() -> Iterator[str]:
     found = ", ".join(map(change, (to_spot, to_four, to_regular)))
     yield row("Fig. 17: cost against Spot, one on a server, and up to four; regular", "-40, -40, -75 %", found, word)
     saved = [paid.against(plain | at, "cost_total", **(both | at)) for at in ({}, {"most_task_s": 1200})]
-    word = ", ".join("met" if one[0] <= -10 else "missed" for one in saved)
+    word = "; ".join(
+        "met" if one[0] <= -14.2 else "missed, the aim met by the mean" if one[0] <= -10 else "missed" for one in saved
+    )
     found = ", ".join(map(change, saved))
     yield row("Fig. 17: matcher and acquirer save (tasks to 60, 20 min)", "-14.2 %; aim: -10", found, word)
     wanted = Sweep("costs-others")
@@ -146,26 +148,74 @@ def claims() -> Iterator[str]:
     held = Sweep("costs-equal")
     spot = {"policy": "spot", LIFE: 0}
     plain, both = (held.against(spot, NJCT, policy=name, **{LIFE: 0}) for name in ("harvest", "harvest-live"))
-    word = "met" if plain[0] <= -20 and both[0] <= -33 else "less" if plain[0] + plain[1] < 0 else "missed"
+    word = ", ".join("met" if one[0] <= paper else "missed" for one, paper in ((plain, -20), (both, -33)))
     claim = "Fig. 18: JCT against Spot VMs of as many cores, and with the matcher"
     yield row(claim, "-20, -33 %", f"{change(plain)}, {change(both)}", word)
     mixed = Sweep("mixed")
-    for kind, paper in (("interruptible", "no difference"), ("uninterruptible", "as without the others")):
-        metric = f"{kind}_jct_geometric_mean_s"
-        changes = [
-            mixed.against({"policy": "capacity-random", LIFE: life}, metric, policy="live", **{LIFE: life})
-            for life in mixed.values(LIFE)
-        ]
-        yield row(f"Fig. 23: nJCT of {kind} jobs (ours: `live`)", paper, ", ".join(map(change, changes)), "")
+    for policy, text in (("paper-heartbeat", "Algorithm 3"), ("live", "ours: `live`")):
+        for kind, paper in (("interruptible", "no difference"), ("uninterruptible", "as much less as without them")):
+            metric = f"{kind}_jct_geometric_mean_s"
+            changes = [
+                mixed.against({"policy": "capacity-random", LIFE: life}, metric, policy=policy, **{LIFE: life})
+                for life in mixed.values(LIFE)
+            ]
+            word = ", ".join(
+                "met" if (abs(one) <= 2 if kind == "interruptible" else one + half < 0) else "missed"
+                for one, half in changes
+            )
+            yield row(f"Fig. 23: nJCT of {kind} jobs ({text})", paper, ", ".join(map(change, changes)), word)
     wind = Sweep("wind")
     found = [
         wind.against({"policy": "capacity-random"} | at, MEAN, **({"policy": "live"} | at))
         for cut in wind.values("power_cut")
         for at in ({"power_cut": cut, "power_from_s": from_s} for from_s in wind.values("power_from_s"))
     ]
-    word = "met" if max(one[0] for one in found) <= -15 else "missed"
+    word = "not comparable: another trace, and days that were chosen"
     yield row("Fig. 19, wind: mean JCT, two days, two cuts", "-15 %", ", ".join(map(change, found)), word)
+    yield from _workloads()
     yield from ELSEWHERE
+
+
+def _workloads() -> Iterator[str]:
+    """Claims on durations, loads, the shape of runtimes and wrong estimates."""
+    loads = Sweep("matching-load")
+    cells = []
+    for most_s in (1200, 3600):
+        gains = [
+            loads.against({"policy": "capacity-random", **at}, MEAN, policy="live", **at)[0]
+            for at in ({"load": load, "most_task_s": most_s} for load in loads.values("load"))
+        ]
+        cells.append(f"{', '.join(f'{gain:+.0f}' for gain in gains)} (to {most_s // 60} min)")
+    found = f"{'; '.join(cells)}; loads {', '.join(map(str, loads.values('load')))}"
+    word = "met for short tasks; full load not run"
+    yield row(
+        "Fig. 12, 14: mean JCT by duration and load (`live`)", "gains fade below 20 min and at full load", found, word
+    )
+    shapes = Sweep("runtimes")
+    by_policy = {
+        policy: [
+            shapes.against({"policy": "capacity-random", "shape": shape}, MEAN, policy=policy, shape=shape)[0]
+            for shape in ("uniform", "gaussian", "pareto")
+        ]
+        for policy in ("paper-heartbeat", "live")
+    }
+    found = "; ".join(", ".join(f"{one:+.0f}" for one in gains) for gains in by_policy.values())
+    always = "met" if max(map(max, by_policy.values())) < 0 else "missed"
+    more = all(max(gains[0], gains[2]) < gains[1] for gains in by_policy.values())
+    word = f"it gains: {always}; more with much variance: {'met' if more else 'missed by Pareto'}"
+    claim = "Fig. 11: mean JCT, uniform, Gaussian, Pareto runtimes (Algorithm 3; `live`)"
+    yield row(claim, "it gains, and more where they vary much (uniform, Pareto)", found, word)
+    said = Sweep("estimates")
+    right = {"policy": "live", "estimate_factor": 1.0, "estimate_error": 0.0}
+    cases = [
+        said.against(right, MEAN, policy="live", estimate_factor=factor, estimate_error=error)[0]
+        for factor in said.values("estimate_factor")
+        for error in said.values("estimate_error")
+    ]
+    worse = sorted(one for one in cases if one > 5)
+    found = f"{min(cases):+.0f} to {max(cases):+.0f}"
+    word = f"met but for {len(worse)} of {len(cases)} (at most {worse[-1]:+.0f} %)" if worse else "met"
+    yield row("Fig. 15: mean JCT with wrong estimates, against right ones (`live`)", "little effect", found, word)
 
 
 _ACQUIRER = "[acquirer.md](../reference/acquirer.md)"
@@ -174,9 +224,6 @@ _ACQUIRER = "[acquirer.md](../reference/acquirer.md)"
 ELSEWHERE = tuple(
     row(*cells)
     for cells in (
-        ("Fig. 12, 14: duration, load", "gains fade below 20 min and at full load", "section on load and duration", ""),
-        ("Fig. 11, runtimes", "it always gains, least with little variance", "section on runtimes", ""),
-        ("Fig. 15, wrong estimates", "little effect", "section on wrong estimates", "met"),
         ("Fig. 24, a known truth", "most machines are stable in the end", _ACQUIRER, "met"),
         ("Fig. 6, 8", "", "drawings, of no measurement", "no claim"),
     )

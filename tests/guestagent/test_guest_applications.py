@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
+from guestagent import applications
 from tests.guestagent.elastic import Elastic, Serve, Workers
 from tests.guestagent.harness import Bench, Host
 
@@ -17,6 +19,11 @@ from tests.guestagent.harness import Bench, Host
 def deflate(host: Host, request_id: str = "r1", target_mib: float = 800, **more: Any) -> dict[str, Any]:
     params = {"deadline_s": 10, "mode": "ask", "target": {"memory_mib": target_mib}, "bound_mib": 1024, **more}
     return host.result("application.deflate", request_id=request_id, **params)
+
+
+def grow(host: Host, request_id: str, target_mib: float) -> dict[str, Any]:
+    params = {"deadline_s": 10, "target": {"memory_mib": target_mib}, "bound_mib": 1024}
+    return host.result("application.reinflate", request_id=request_id, **params)
 
 
 def finished(host: Host, request_id: str) -> dict[str, Any]:
@@ -196,6 +203,42 @@ def test_a_reinflation_gives_the_application_its_part_again(host: Host, serve: S
     assert answer == {"request_id": "back", "state": "promised", "reason": "app: gladly"}
     assert app.targets == [("reinflate", 350.0, "")]
     assert finished(host, "back")["released"] == {"memory_mib": 0.0}
+
+
+def test_an_application_that_cannot_take_a_reinflation_now_is_told_again(
+    host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+    busy, other = Elastic(100, maximum_mib=350), Elastic(50, maximum_mib=200)
+    serve("busy", busy)
+    serve("other", other)
+    busy.go.clear()
+    grow(host, "first", 900)
+    answer = grow(host, "second", 1024)
+    assert "busy: another operation is under way" in answer["reason"]
+    targets = list(other.targets)
+    busy.go.set()
+    while len(busy.targets) < 2:
+        time.sleep(0.01)
+    assert busy.targets[-1][:2] == ("reinflate", 350.0)
+    assert other.targets == targets, "who has taken it on is not told again"
+
+
+def test_what_a_reinflation_owes_is_not_told_after_the_next_deflation(
+    host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+    app = Elastic(300)
+    serve("app", app)
+    app.go.clear()
+    grow(host, "first", 900)
+    assert "under way" in grow(host, "second", 1024)["reason"]
+    assert deflate(host, "then", 400)["state"] == "refused"
+    app.go.set()
+    finished(host, "first")
+    while any(thread.name == "reinflation owed" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert [direction for direction, *_ in app.targets] == ["reinflate"]
 
 
 def test_a_target_without_memory_asks_nobody(host: Host, serve: Serve) -> None:

@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 import xml.etree.ElementTree as ElementTree
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMStatus
 from hostagent.domain_xml.templates import tap_name
 from hostagent.libvirt.hypervisor import domain_name
+from hostagent.libvirt.libvirt_readings import reading_of
 from hostagent.limits.bandwidth import GROUP, IOPS_PER_MIB_S, disk_limit, limit_disks
 from hostagent.limits.tc import Shape, Tap, TrafficControl
 
@@ -49,7 +50,7 @@ NOMINAL, DISK_LIMIT, NETWORK_LIMIT = 48.0, 4.0, 1.0
 SIZE = {"cpu_cores": 2.0, "memory_mib": 512.0}
 VM = "net"
 HOST_ADDRESS, GUEST_ADDRESS, PORT = "10.77.0.1", "10.77.0.2", 5001
-#: Sends to an address for some seconds.
+#: Sends to an address until the other end has had enough.
 SEND = """
 import socket, sys, time
 address, seconds = sys.argv[1], float(sys.argv[2])
@@ -62,7 +63,7 @@ while True:
         if time.monotonic() > deadline:
             raise
         time.sleep(0.1)
-until = time.monotonic() + seconds
+until = time.monotonic() + seconds + 40
 try:
     while time.monotonic() < until:
         s.sendall(bytes(65536))
@@ -70,19 +71,23 @@ except OSError:
     pass
 """
 #: Receives one connection for some seconds; prints MiB/s, the first half second (what may pass at once) left out.
+#: The small buffer is for a receiver that stands still: what has gathered meanwhile must not count as speed.
 RECEIVE = """
 import socket, sys, time
 address, seconds = sys.argv[1], float(sys.argv[2])
-server = socket.create_server((address, %d))
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 131072)
+server.bind((address, %d))
+server.listen()
 server.settimeout(30)
 s, _ = server.accept()
 s.settimeout(20)
 counted, began = 0, None
 first = time.monotonic()
-while time.monotonic() < first + seconds:
+while began is None or time.monotonic() < began + seconds:
     got = len(s.recv(262144))
-    if not got:
-        break
+    assert got, "the sender has ended"
     if began is not None:
         counted += got
     elif time.monotonic() > first + 0.5:
@@ -296,6 +301,21 @@ def held(rate: float, limit: float) -> bool:
     return limit / 4 <= rate <= limit * 1.3
 
 
+@contextmanager
+def paused_domain(connection: Any, devices: str) -> Iterator[Any]:
+    """A QEMU of 64 MiB that never runs."""
+    name = f"ebbtide-test-{secrets.token_hex(4)}"
+    domain = connection.defineXML(
+        f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory>"
+        f"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>{devices}</devices></domain>"
+    )
+    try:
+        domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+        yield domain
+    finally:
+        _remove(connection, name)
+
+
 @pytest.fixture
 def two_disks(home: Path, connection: Any) -> Iterator[Any]:
     """A QEMU with two disks that never runs."""
@@ -305,16 +325,8 @@ def two_disks(home: Path, connection: Any) -> Iterator[Any]:
         command("qemu-img", "create", "-q", "-f", "qcow2", str(path), "8M")
         elements += f"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{path}'/>"
         elements += f"<target dev='{disk}' bus='virtio'/></disk>"
-    name = f"ebbtide-test-{secrets.token_hex(4)}"
-    domain = connection.defineXML(
-        f"<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory>"
-        f"<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>{elements}</devices></domain>"
-    )
-    try:
-        domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+    with paused_domain(connection, elements) as domain:
         yield domain
-    finally:
-        _remove(connection, name)
 
 
 def test_several_disks_share_one_limit_now_and_at_the_next_start(two_disks: Any) -> None:
@@ -344,6 +356,13 @@ def test_several_disks_share_one_limit_now_and_at_the_next_start(two_disks: Any)
     assert limit_disks(two_disks, None) == ""
     assert two_disks.blockIoTune("vda")["total_bytes_sec"] == 2**20
     assert has() is None, "the other disk is free"
+
+
+def test_a_domain_without_a_balloon_holds_all_of_its_memory(connection: Any) -> None:
+    with paused_domain(connection, "<memballoon model='none'/>") as domain:
+        assert "actual" not in domain.memoryStats()
+        reading, _ = reading_of(domain)
+        assert (reading.balloon_mib, reading.stats_period_s) == (64.0, None)
 
 
 def test_a_vm_is_held_to_its_nominal_bandwidth_before_its_cpus_run(guest: Guest) -> None:

@@ -87,7 +87,9 @@ async def test_a_killed_agent_ends_at_the_plan_or_at_nominal(world: World, agent
         assert (await caller.ended(f"c-{name}"))["state"] == "done"
     await _connected(caller)
     interrupted = 0
-    for number in range(KILLS):
+    for number in range(3 * KILLS):
+        if number >= KILLS and interrupted >= 10:
+            break  # a busy machine needs more of them to hit ten
         for domain in world.domains.values():
             domain.cache_mib = 500.0
         world.delay = random_delays(number, 0.03)
@@ -120,7 +122,7 @@ async def test_a_killed_agent_ends_at_the_plan_or_at_nominal(world: World, agent
         assert (await caller.ended(f"back-{number}"))["state"] == "done"
         assert all((d.bound_mib, len(d.online), d.quota) == (1024, 3, None) for d in world.domains.values())
     assert world.least_available_mib >= 48
-    assert interrupted >= 10, f"only {interrupted} of {KILLS} kills came in the middle of a deflation"
+    assert interrupted >= 10, f"only {interrupted} of {3 * KILLS} kills came in the middle of a deflation"
 
 
 async def _connected(caller: Caller) -> None:

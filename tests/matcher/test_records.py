@@ -166,6 +166,9 @@ def test_a_directory_of_others_or_that_they_may_write_is_refused(
         (7, Record(Claim.BEGUN), 7, Claim.BEGUN),
         # Its node was killed under it.
         (137, Record(Claim.BEGUN), None, Claim.BEGUN),
+        # The engine ended it: an administrator, a time limit.
+        (None, Record(Claim.BEGUN, exit_code=143), None, Claim.BEGUN),
+        (139, Record(Claim.BEGUN, exit_code=139), 139, Claim.BEGUN),
     ],
 )
 def test_the_exit_code_of_the_engine_comes_before_that_of_a_file(

@@ -36,6 +36,14 @@ def test_the_state_of_a_job_is_a_word_or_a_list_of_words(
     assert found.held_cores == ({"n1": 2} if seen is AttemptState.RUNNING else {})
 
 
+def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:
+    for state in ("SUSPENDED", ["RUNNING", "SUSPENDED"], ["STOPPED"]):
+        (found,) = jobs_of(job(state))
+        assert found.seen.state is AttemptState.RUNNING
+    (found,) = jobs_of(job(["SUSPENDED"]))
+    assert found.seen.suspended
+
+
 @pytest.mark.parametrize(
     ("node", "up", "drained"),
     [

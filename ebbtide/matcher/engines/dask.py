@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from signal import Signals
 from typing import Any, Final
@@ -135,14 +135,27 @@ class Dask:
         async with self._connected() as client:
             # Where the scheduler has it; one that it has lost may be anywhere. Its record says what its command wants.
             workers = [self._places[attempt]] if attempt in self._places else list(self._addresses.values())
-            await client.run(dask_inside.signal, shell, int(number), all_of_it, workers=workers)
+            await self._run(client, dask_inside.signal, shell, int(number), all_of_it, workers=workers)
 
     async def forget(self, attempt: str) -> None:
         await self._drop(attempt)
 
     async def set_usable_cores(self, machine: str, cores: int) -> None:
         async with self._connected() as client:
-            await client.run(dask_inside.set_cores, cores, workers=[self._address(machine)])
+            await self._run(client, dask_inside.set_cores, cores, workers=[self._address(machine)])
+
+    async def _run(self, client: Any, function: Callable[..., Any], *arguments: Any, workers: list[str]) -> None:
+        """Call something in workers. One that does not answer is no reason to leave the others alone.
+
+        :raises EngineRefused: not all have answered.
+        """
+        limit_s = self._settings.answer_s / 2
+        try:
+            async with asyncio.timeout(limit_s):
+                await client.run(function, *arguments, workers=workers)
+        except (OSError, TimeoutError) as error:
+            why = str(error) or f"no answer within {limit_s:g} s"
+            raise EngineRefused(f"dask: {', '.join(workers)}: {why}") from error
 
     async def drain(self, machine: str, reason: str) -> None:
         async with self._connected() as client:

@@ -379,6 +379,9 @@ def merged(seen: Mapping[str, Seen], before: Mapping[str, Record], after: Mappin
             # attempt were killed there is no end, and the code is that of the signal: it was broken off.
             exit_code = found.exit_code
             claim = Claim.BEGUN if exit_code == 0 else claim
+        elif found.state is AttemptState.ENDED and found.exit_code is None and (exit_code or 0) >= SIGNALLED:
+            # The engine ended it (an administrator, a time limit, a machine that goes): it was broken off.
+            exit_code = None
         merged[attempt] = replace(
             found,
             claim=claim,

@@ -18,6 +18,7 @@ from ebbtide.matcher.match.attempts import RECOUNTED, AttemptState, EngineMachin
 
 _GRES: Final = re.compile(r"(?:^|,)(?:gres[:/])?vcore(?::[a-z_]\w*)?[:=](\d{1,9})(?!\d)", re.ASCII)
 _RUNNING: Final = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED"}
+_SUSPENDED: Final = {"SUSPENDED", "STOPPED"}
 _DOWN: Final = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "UNKNOWN"}
 #: With this reason Slurm drains a node that registers while its jobs hold cores whose number was changed by us.
 _MISTRUSTED: Final = "gres/vcore count changed"
@@ -96,7 +97,7 @@ def _seen(job: Mapping[str, Any]) -> Seen:
         required = _word(job.get("required_nodes")) or None
         return Seen(AttemptState.HELD if held else AttemptState.RELEASED, None if held else required, reason=reason)
     if state in _RUNNING:
-        return Seen(AttemptState.RUNNING, machine)
+        return Seen(AttemptState.RUNNING, machine, suspended=state in _SUSPENDED)
     words = " ".join(word for word in (state.lower().replace("_", " "), reason) if word and word != "None")
     code = _exit_code(job.get("exit_code"))
     if code and state == "FAILED":

@@ -55,6 +55,8 @@ class Seen:
     silent_s: float | None = None
     #: The engine's own words, where it has any.
     reason: str = ""
+    #: The engine has stopped it and will let it go on: that its record is silent says nothing.
+    suspended: bool = False
 
     @property
     def lives(self) -> bool:

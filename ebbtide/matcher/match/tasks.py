@@ -236,7 +236,7 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         # The engine would begin it once more, which its record forbids; and it ends what it does not know.
         task = _as_shown(task, replace(seen, state=AttemptState.RUNNING), now)
         return replace(task, stop="lost", sentence="the engine forgot that it had begun"), (Cancel(attempt),)
-    if seen.silent_s is not None and seen.silent_s > SILENCE_LIMIT_S:
+    if seen.silent_s is not None and seen.silent_s > SILENCE_LIMIT_S and not seen.suspended:
         sentence = f"its command is gone from {seen.machine}, and the engine does not know"
         return replace(_as_shown(task, seen, now), stop="lost", sentence=sentence), (Cancel(attempt),)
     task = _as_shown(task, seen, now)

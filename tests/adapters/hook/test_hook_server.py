@@ -235,14 +235,14 @@ def test_another_body_under_the_same_id_is_a_conflict(rest: Rest, adapter: Scrip
 def test_one_operation_at_a_time_and_the_second_may_come_again(rest: Rest, adapter: Scripted) -> None:
     adapter.go.clear()
     rest.target("r1", "deflate", 60)
-    status, answer = rest.target("r2", "reinflate", 90)
+    status, answer = rest.target("r2", "deflate", 50)
     assert (status, answer["state"]) == (409, "refused")
     assert 0 < answer["retry_after_s"] <= 1
     adapter.go.set()
     rest.finished("r1")
-    while rest.target("r2", "reinflate", 90)[0] != 202:
+    while rest.target("r2", "deflate", 50)[0] != 202:
         pass
-    assert rest.finished("r2")["released"] == {"memory_mib": 0.0}
+    assert rest.finished("r2")["state"] == "released"
 
 
 def test_work_sees_its_deadline(rest: Rest, adapter: Scripted) -> None:
@@ -544,3 +544,14 @@ def test_work_for_which_no_thread_can_be_started_does_not_seem_to_run(
     assert hook.reply("GET", "/deflation/v1/targets/r1", f"Bearer {TOKEN}", b"")[0] == 404
     assert hook.reply("POST", "/deflation/v1/targets", f"Bearer {TOKEN}", body)[0] == 202
     hook.stop()
+
+
+def test_a_reinflation_calls_off_the_deflation_that_runs(rest: Rest, adapter: Scripted) -> None:
+    adapter.go.clear()
+    rest.target("r1", "deflate", 60)
+    status, answer = rest.target("grow", "reinflate", 100)
+    assert (status, answer["state"]) == (202, "promised")
+    taken = rest.send("GET", "/deflation/v1/targets/r1")[1]
+    assert adapter.deadlines[0].passed
+    assert taken["reason"].startswith("called off for grow")
+    assert adapter.calls[-1] == ("reinflate", 100.0)

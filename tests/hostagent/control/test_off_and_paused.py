@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.vms import VMState
 from hostagent.errors import HypervisorError
+from hostagent.libvirt.hypervisor import DomainSummary
 from hostagent.state.intents import Phase
 from hostagent.vm import executor
 from hostagent.vm.host import Host
@@ -174,3 +176,37 @@ async def test_a_call_that_keeps_failing_is_an_error_and_not_a_shortfall_of_the_
         assert outcome.errors == ("internal error: qemu unexpectedly closed the monitor",)
         assert outcome.sentence.count("unexpectedly closed") == 1
     assert host.vms["low-1"].allocation().current.memory_mib == 1024.0
+
+
+async def test_a_survey_that_is_old_by_now_takes_no_running_vm_for_one_that_is_off(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey = host.hypervisor.survey
+
+    async def old() -> dict[str, DomainSummary]:
+        return {name: replace(found, state="stopped") for name, found in (await survey()).items()}
+
+    monkeypatch.setattr(host.hypervisor, "survey", old)
+    asked = world.calls.count(("domains", ""))
+    for vm in host.vms.values():
+        vm.request_check()
+    await until(lambda: world.calls.count(("domains", "")) >= asked + 4)
+    assert all(vm.running and vm.intent.phase is Phase.SETTLED for vm in host.vms.values())
+    assert not any(change.cores_after == 0.0 for change in host.journal.changes)
+
+
+async def test_limits_that_cannot_be_looked_at_hold_up_no_check(
+    two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs = asyncio.Event()
+
+    async def hanging() -> dict[str, str]:
+        hangs.set()
+        await asyncio.Event().wait()
+        return {}
+
+    monkeypatch.setattr(host.hypervisor.sizes, "check_limits", hanging)
+    async with asyncio.timeout(20):
+        await hangs.wait()
+    two_vms[0].state = "stopped"
+    await until(lambda: host.vms["low-1"].intent.phase is Phase.STOPPED)

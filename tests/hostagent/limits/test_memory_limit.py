@@ -295,6 +295,32 @@ async def test_a_vm_that_still_waits_at_its_limit_at_the_next_look_gets_its_memo
     assert not vm.held
 
 
+async def test_a_vm_that_waits_at_its_limit_is_helped_although_its_monitor_hangs(limits: Limits) -> None:
+    vm = VM(hard_mib=500, held=True, waits=True, for_ever=True)
+    machine, made = limits(a=vm)
+    machine.unreadable = "ebb-a.a"
+    assert await made.check("ebb-a.") == {}
+    assert vm.raised == [516]
+    assert list(await made.check("ebb-a.")) == ["ebb-a.a"]
+    assert vm.hard_mib is None
+
+
+async def test_a_limit_that_is_lifted_while_its_vm_tries_again_is_not_put_back(limits: Limits) -> None:
+    vm = VM(hard_mib=500, held=True, waits=True)
+    _, made = limits(a=vm)
+    write = vm.set_limit
+
+    def lifted_then(limit: int | None) -> bool:
+        assert write(limit)
+        vm.hard_mib = None
+        return True
+
+    vm.set_limit = lifted_then  # type: ignore[method-assign]
+    assert await made.check("ebb-a.") == {}
+    assert vm.raised == [516]
+    assert vm.hard_mib is None
+
+
 async def test_a_limit_is_lifted_although_libvirt_does_not_answer(limits: Limits) -> None:
     vm = VM(hard_mib=500, held=True)
     _, made = limits(a=vm)

@@ -270,3 +270,42 @@ async def test_a_domain_that_is_adopted_while_it_is_measured_keeps_its_statistic
     assert domain.stats_period_s == 1
     again = Adoptable.model_validate_json(await (await client.get("/v1/adoptions?domain=old-web")).text())
     assert again.why_not == "old-web is adopted already"
+
+
+async def test_the_next_agent_tells_of_no_start_that_there_was_not(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await adopted(command, world)
+    domain = world.domains["old-web"]
+    domain.state = "stopped"
+    await until(lambda: not agent.host.vms["web"].running)
+    domain.state = "running"
+    await until(lambda: agent.host.vms["web"].running)
+    before = [(change.cause, change.cores_after) for change in agent.host.journal.changes]
+    assert [cores for _, cores in before] == [1.0, 0.0, 1.0]
+    await agent.close()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        assert await successor.requests.operations.get("adopt", 10) is not None
+        assert [(change.cause, change.cores_after) for change in successor.host.journal.changes] == before
+    finally:
+        await successor.close()
+
+
+async def test_what_was_taken_from_a_domain_that_its_owner_has_paused_is_not_forgotten(
+    client: Client, command: Command, host: Host, world: World
+) -> None:
+    await adopted(command, world)
+    domain = world.domains["old-web"]
+    await reclaim(command, cpu_cores=0.5)
+    domain.state = "paused"
+    await until(lambda: host.vms["web"].paused)
+    failed = await release(command)
+    assert failed.state == "failed"
+    assert "another program has paused web" in failed.sentence
+    assert domain.intent, "it is still looked after"
+    domain.state = "running"
+    await until(lambda: host.vms["web"].running)
+    assert (await release(command, "again")).state == "done"
+    assert (domain.quota, domain.intent) == (None, "")

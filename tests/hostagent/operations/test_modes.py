@@ -395,3 +395,35 @@ async def test_resumed_from_off_the_host_takes_commands_again(
     await set_mode(command, "active")
     assert (await reclaim(command, cpu_cores=2.0)).state == "done"
     assert host.free().cpu_cores == pytest.approx(2.0)
+
+
+async def test_what_cannot_be_written_down_is_left_over_and_the_command_says_so(
+    client: Client, command: Command, two_vms: list[Domain], world: World, tmp_path: Path
+) -> None:
+    await reclaim(command, cpu_cores=4.0)
+    await client.close()
+    world.failures["write_intent"] = "the monitor does not answer"
+    with pytest.raises(HostAgentError, match=r"^after 3 s there is something left: .*the monitor does not answer"):
+        await give_back(make_agent(world, tmp_path), 3.0)
+    assert sizes(two_vms[0])[1] is not None
+    del world.failures["write_intent"]
+    assert (await give_back(make_agent(world, tmp_path))).endswith("nothing is taken from its 2 VMs")
+
+
+async def test_off_a_vm_that_another_program_has_paused_is_still_to_be_undone(
+    client: Client, command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, cpu_cores=4.0)
+    await host_idle(host)
+    committed = host.vms["low-1"].intent.committed
+    two_vms[0].state = "paused"
+    await until(lambda: host.vms["low-1"].paused)
+    operation = await set_mode(command, "off")
+    assert operation.state == "partial"
+    assert "since another program has paused it" in operation.sentence
+    assert host.vms["low-1"].intent.committed == committed
+    (left,) = (await status(client)).unfinished
+    assert left.startswith("low-1 lacks")
+    two_vms[0].state = "running"
+    await until(lambda: sizes(two_vms[0]) == (3, None, 1024.0))
+    await until(lambda: not host.modes.unfinished)

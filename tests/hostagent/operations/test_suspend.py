@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,31 @@ async def test_a_preemption_that_is_called_off_leaves_the_vm_running_and_its_gue
     assert (await client.post("/v1/vms/low-1/withdrawal", json=late)).status == 409
     # What it gave up for being saved comes back.
     await until(lambda: domain.bound_mib == 1024.0)
+
+
+async def test_a_preemption_that_is_called_off_in_the_middle_of_its_deflation_leaves_nothing_at_work(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain, vm = world.domains[LOW], host.vms["low-1"]
+    taking = asyncio.Event()
+
+    async def never(domain: str, plugged_mib: float, limit_s: float) -> str:
+        taking.set()
+        await asyncio.sleep(3600.0)
+        return ""
+
+    body = {"request_id": "p", "limit_s": 300.0, "reason": "shortfall", "suspend": True}
+    with monkeypatch.context() as slow:
+        slow.setattr(host.hypervisor.sizes, "set_plugged", never)
+        world.programs_run = 1
+        assert (await client.post("/v1/vms/low-1/stop", json=body)).status == 202
+        async with asyncio.timeout(20):
+            await taking.wait()
+        off = {"request_id": "p.off", "preemption": "p", "reason": "room has appeared"}
+        assert (await command("POST", "/v1/vms/low-1/withdrawal", off)).state == "done"
+        ended = await (await client.get("/v1/operations/p", params={"wait_s": "20"})).json()
+        assert ended["state"] == "partial", ended["sentence"]
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "deflate:low-1"]
+    assert vm.resizer.terminating == ""
+    await until(lambda: domain.bound_mib == 1024.0 and not vm.lock.locked())
+    assert (await report(client)).vms[0].state == "running"

@@ -99,6 +99,18 @@ async def test_a_manager_reads_its_tokens_again_and_says_none_of_them(tmp_path: 
             while "nothing was reloaded" not in running.log():
                 await asyncio.sleep(0.05)
         assert await running.status("secret-of-ci") == 200
+        # Nor is anything where its own token is not there for a moment; the next signal counts again.
+        own = (tmp_path / "admin").read_text()
+        (tmp_path / "admin").unlink()
+        tokens.write_text(entry("ci", "operator", "secret-of-last"))
+        os.kill(running.process.pid, signal.SIGHUP)
+        async with asyncio.timeout(30):
+            while running.log().count("nothing was reloaded") < 2:
+                await asyncio.sleep(0.05)
+        assert await running.status("secret-of-last") == 401
+        write_private(tmp_path / "admin", own)
+        os.kill(running.process.pid, signal.SIGHUP)
+        await running.until("secret-of-last", 200)
         said = running.log()
     assert "token.0.role" in said
     for secret in (ADMIN, AGENTS, "secret-of-looker", "secret-of-ci", "secret-of-king"):

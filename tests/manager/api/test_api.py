@@ -282,6 +282,15 @@ async def test_a_bad_target_is_refused(cluster: Cluster, changes: Any, status: i
     assert cluster.agents[0].cores("low-1") == 2.0
 
 
+async def test_after_the_last_generation_there_is_none(cluster: Cluster) -> None:
+    await cluster.create(vm("low-1"))
+    body = {"target": {"cpu_cores": 2.0, "memory_mib": 500.0}}
+    await cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", "generation": 2**53, **body})
+    await cluster.ended("t")
+    status, problem = await cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t2", **body})
+    assert (status, problem["field"]) == (409, "generation")
+
+
 async def test_a_fixed_vm_has_no_other_size(cluster: Cluster) -> None:
     await cluster.create(vm("high-1", "fixed"))
     body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 1.0, "memory_mib": 1000.0}}

@@ -206,6 +206,17 @@ async def test_an_invitation_for_any_host_takes_no_id_of_a_host_that_is_on_its_w
     await manager.enrol(asking(thief, "host-c"))
 
 
+async def test_a_host_that_has_joined_and_says_nothing_keeps_its_id_when_its_invitation_is_over(parts: Parts) -> None:
+    manager = await parts.term()
+    first = (await manager.invite(InvitationRequest(expires_s=10.0))).token
+    await manager.enrol(asking(first, "host-b"))
+    parts.now += 11.0
+    thief = (await manager.invite(InvitationRequest())).token
+    with pytest.raises(RequestError, match="or it is invited"):
+        await manager.enrol(asking(thief, "host-b"))
+    assert manager.has_joined("host-b"), "so it can be revoked"
+
+
 async def test_a_host_that_the_tokens_file_calls_lost_is_not_taken_in_again(parts: Parts) -> None:
     manager = await parts.term()
     token = (await manager.invite(InvitationRequest())).token

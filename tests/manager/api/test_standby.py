@@ -86,6 +86,10 @@ async def test_a_standby_answers_for_its_health_and_names_the_leader(postgresql:
         problem = "this manager is a standby; the manager at http://first leads"
         for path in ("/v1/vms", "/v1/hosts", "/v1/operations/x"):
             assert await ask(second, path) == (503, problem, "1")
+        joining = {"token": "A" * 43, "host": "host-b", "address": "127.0.0.1"}
+        for whom, status in ((first, 403), (second, 503)):
+            async with session.post(f"{whom.url}/v1/enrolments", json=joining) as response:
+                assert response.status == status, "who may join only the leader knows"
         assert (await ask(second, "/v1/vms", "wrong"))[0] == 401
         assert (await ask(second, "/nothing"))[0] == 404
         # A leader that has not noticed yet that its store is gone is alive, and not ready.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,23 @@ async def test_a_foreign_domain_is_adopted_deflated_and_given_back_whole(cluster
     status, problem = await send(cluster, "low-1", "release")
     assert (status, "not adopted" in problem["detail"]) == (409, True)
     await consistent(cluster)
+
+
+@each_store
+async def test_a_domain_that_is_being_adopted_is_not_deleted_meanwhile(cluster: Cluster) -> None:
+    _, second = agents(cluster)
+    second.domains["web"] = ResourceVector(cpu_cores=1.0, memory_mib=400.0)
+    second.trouble.never_ends = True
+    second.polled.clear()
+    body = {"request_id": "a1", "host": "host-b", "domain": "web"}
+    assert (await cluster.call("POST", "/v1/adoptions", json=body))[0] == 202
+    async with asyncio.timeout(10):
+        await second.polled.wait()
+    status, problem = await cluster.call("DELETE", "/v1/vms/web?request_id=d")
+    assert (status, problem["detail"]) == (409, "web is placing: wait for operation a1")
+    second.end_pending()
+    assert (await cluster.ended("a1")).state is OperationState.DONE
+    assert (await seen(cluster, "web"))["host"] == "host-b"
 
 
 @each_store

@@ -248,3 +248,12 @@ def test_what_is_left_at_home_is_waited_for_as_long_as_it_takes() -> None:
     assert rest.instruction == AwaitHost(host="home")
     rest = heard(rest, HostBack(1e6))
     assert rest.next_step(HostFailed(1e6, "home is silent", uncertain=True)).state.instruction == AwaitHost(host="home")
+
+
+def test_one_that_waits_for_room_after_a_preemption_goes_on_waiting_where_it_has_nowhere_to_go() -> None:
+    request = MigrateRequest(request_id="request", limit_s=1.0, deadline_s=60.0)
+    for waits, phase in ((True, VMPhase.PREEMPTED), (False, VMPhase.STOPPED)):
+        state = start_migration(
+            "plan", request, SPEC, "home", running=False, policy=PlacementPolicy.FIRST_FIT, waits=waits
+        )
+        assert row_of(state.next_step(chosen())).phase is phase

@@ -25,6 +25,7 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport
 from ebbtide.messages.operations import OperationState, VMOutcome
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMState
 from hostagent.api import routes
 from tests.manager.outcomes import outcome_of
@@ -94,6 +95,15 @@ def test_a_verified_shortfall_preempts() -> None:
     state = run(ended("reclaim", PARTIAL, vms=(outcome("low-1"),)), FULL)
     assert isinstance(state.instruction, Preempt)
     assert state.instruction.reason is PreemptionReason.SHORTFALL
+
+
+def test_one_whose_preemption_never_left_the_manager_stays_what_it_was() -> None:
+    state = run(ended("reclaim", PARTIAL, vms=(outcome("low-1"),)), FULL)
+    assert isinstance(state.instruction, Preempt)
+    step = state.next_step(HostFailed(5.0, "a refuses connections", uncertain=False, reached=False))
+    assert {getattr(effect, "name", HIGH.name) for effect in step.effects} == {HIGH.name}
+    assert isinstance(step.state.instruction, Finish)
+    assert (step.state.instruction.state, step.state.instruction.reason) == (FAILED, ReasonCode.HOST_UNAVAILABLE)
 
 
 def test_of_a_vm_whose_call_failed_nothing_is_asked_again_and_the_others_give() -> None:

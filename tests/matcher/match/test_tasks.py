@@ -131,6 +131,11 @@ def test_what_its_engine_takes_to_run_and_nobody_has_heard_of_for_long_is_ended(
     assert ended.phase == phase
 
 
+def test_what_its_engine_has_suspended_is_silent_for_good_reason() -> None:
+    task = restartable(RUNNING)
+    assert look_at(task, replace(BEGUN, silent_s=100 * SILENCE_LIMIT_S, suspended=True)) == (task, ())
+
+
 def test_attempts_are_limited() -> None:
     after, _ = look_at(replace(restartable(RUNNING), begun=5), LOST)
     assert after.phase is TaskPhase.FAILED
