@@ -417,7 +417,8 @@ class InstructionExecutor:
             return HostFailed(elapsed_s(), str(error), uncertain=True)
         except AgentUnreachable as error:
             # A start that never left this machine may be tried elsewhere; who was to be preempted by it stays.
-            matters = isinstance(instruction, Create) or bool(preempted_by(instruction))
+            preempts = isinstance(instruction, Preempt | Remove) and bool(preempted_by(instruction))
+            matters = preempts or isinstance(instruction, Create)
             never_sent = matters and not (error.sent or resumed or taken_on)
             return HostFailed(elapsed_s(), str(error), uncertain=not never_sent, reached=not never_sent)
         return HostFailed(elapsed_s(), f"{host} forgot the same command {REPEATS} times", uncertain=True)

@@ -65,9 +65,7 @@ class Sent:
 def telling_what_was_sent() -> aiohttp.TraceConfig:
     """For the session of `Agents`."""
 
-    async def begun(
-        session: aiohttp.ClientSession, context: Any, params: aiohttp.TraceRequestHeadersSentParams
-    ) -> None:
+    async def begun(session: Any, context: Any, params: aiohttp.TraceRequestHeadersSentParams) -> None:
         if context.trace_request_ctx is not None:
             context.trace_request_ctx.begun = True
 

@@ -218,7 +218,7 @@ class ModeCommands:
         for name, missing in self._missing().items():
             vm = self._host.vms[name]
             if vm.running and _is_open(vm):
-                why = tried[name].sentence if name in tried else why_not or "another operation works on it"
+                why = tried[name].sentence if name in tried else why_not or _why_open(vm)
                 sentences.append(f"{name} is not known to have its nominal size: {why}")
             else:
                 short = name in tried and not tried[name].shortfall.vector().is_zero()
@@ -230,3 +230,7 @@ class ModeCommands:
 def _is_open(vm: ManagedVM) -> bool:
     """Whether its resize has not ended, or what its domain holds of it could not be written: it is charged in full."""
     return vm.intent.phase in RESIZING or vm.record.uncertain
+
+
+def _why_open(vm: ManagedVM) -> str:
+    return "that could not be written down" if vm.record.uncertain else "another operation works on it"
