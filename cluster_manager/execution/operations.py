@@ -25,6 +25,7 @@ from cluster_manager.execution.running_plans import (
     defect,
     is_at,
     looks,
+    may_have_waited,
     operation_of,
     places,
     plan_id,
@@ -134,10 +135,10 @@ class Operations:
         self._owed = await self._store.owed_removals()
         await self.waiting.read()
         plans = await self._store.unfinished_plans()
-        for running in sorted(plans, key=lambda running: _may_have_waited(running.state)):
-            host = host_of(running.state.instruction)
-            if host is not None and not looks(running.state) and not self._hosts.locks.is_busy(host):
-                await self._hosts.locks.hold(running.state.id, host)
+        for running in sorted(plans, key=lambda running: may_have_waited(running.state)):
+            state, host = running.state, host_of(running.state.instruction)
+            if host is not None and not looks(state) and not self._hosts.locks.is_busy(host):
+                await self._hosts.locks.hold(state.id, host)
         for running in plans:
             log.info("plan resumed", plan=running.state.id, vm=running.state.vm, at=running.state.instruction.do)
             self._run(running, resumed=True)
@@ -145,8 +146,7 @@ class Operations:
     async def stop(self) -> None:
         """Cancel and await every plan's task; the store keeps where they were."""
         self._stopping = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
+        for task in (tasks := list(self._tasks.values())):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -237,10 +237,9 @@ class Operations:
                 )
 
     async def deletable(self, name: str, precondition: Precondition) -> StoredVM:
-        """The row of a VM that may be deleted. Raises as `delete`."""
+        """The row of a VM that may be deleted; one that is being adopted has a host. Raises as `delete`."""
         row = await self.existing(name)
         precondition(row)
-        # A placement can be called off; an adoption, which has its host from the start, cannot.
         if row.phase in BUSY and not (row.phase is VMPhase.PLACING and row.host is None):
             raise RequestError(
                 409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name", code=ProblemCode.BUSY
@@ -255,8 +254,7 @@ class Operations:
         check_target(allocation, size)
         generation = wanted.generation or self._generation(row) + 1
         if generation > LARGEST:
-            sentence = f"generation: {row.name} has had the last one there is"
-            raise RequestError(409, sentence, "generation", code=ProblemCode.SUPERSEDED)
+            raise RequestError(409, "generation: there is none left", "generation", code=ProblemCode.SUPERSEDED)
         return TargetCommand(**wanted.model_dump() | {"generation": generation, "target": Vector.of(size)})
 
     def _generation(self, row: StoredVM) -> int:
@@ -600,13 +598,3 @@ class Operations:
             return operation
         said = operation.progress
         return operation.model_copy(update={"progress": (*said[:at], *told, *said[at:])})
-
-
-def _may_have_waited(state: Plan) -> int:
-    """How likely a plan that an earlier run left was waiting for its host instead of holding it: 0 not at all.
-
-    One that is past its first instruction had a host before; one that goes from host to host may wait for the next.
-    """
-    if state.step == 1:
-        return 2
-    return int(isinstance(state, MovePlan | RemovalPlan))

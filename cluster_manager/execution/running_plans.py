@@ -195,3 +195,13 @@ def _reason(state: Plan) -> Reason | None:
     known = ReasonCode.SHORTFALL if missing != Vector() else ReasonCode.FAILED
     asked = state.spec.nominal if isinstance(state, PlacementPlan) else None
     return Reason(code=end.reason or known, asked=asked, missing=missing)
+
+
+def may_have_waited(state: Plan) -> int:
+    """How likely a plan that an earlier run left was waiting for its host instead of holding it: 0 not at all.
+
+    One that is past its first instruction had a host before; one that goes from host to host may wait for the next.
+    """
+    if state.step == 1:
+        return 2
+    return int(isinstance(state, MovePlan | RemovalPlan))

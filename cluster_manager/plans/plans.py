@@ -428,9 +428,7 @@ class EndedTogether(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostFailed(Event):
-    """The host could not be used. ``uncertain``: whether the command was carried out is unknown; ``reached``: whether
-    it answered, or may have heard of it.
-    """
+    """The host could not be used. ``uncertain``: whether the command was carried out is unknown. ``reached``: it heard."""
 
     sentence: str
     uncertain: bool

@@ -403,11 +403,9 @@ async def test_what_cannot_be_written_down_is_left_over_and_the_command_says_so(
     await reclaim(command, cpu_cores=4.0)
     await client.close()
     world.failures["write_intent"] = "the monitor does not answer"
-    with pytest.raises(
-        HostAgentError, match=r"^after 3 s there is something left: low-1 is not known .* could not be written"
-    ):
+    with pytest.raises(HostAgentError, match=r"^after 3 s .*: low-1 is not known .* could not be written"):
         await give_back(make_agent(world, tmp_path), 3.0)
-    assert sizes(two_vms[0])[1] is not None
+    assert sizes(two_vms[0])[0] == 1
     del world.failures["write_intent"]
     assert (await give_back(make_agent(world, tmp_path))).endswith("nothing is taken from its 2 VMs")
 
