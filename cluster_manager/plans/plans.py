@@ -428,7 +428,7 @@ class EndedTogether(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostFailed(Event):
-    """The host could not be used. ``uncertain``: whether the command was carried out is unknown. ``reached``: it heard."""
+    """The host could not be used. ``uncertain``: perhaps it did what it was told. ``reached``: it may have heard."""
 
     sentence: str
     uncertain: bool
