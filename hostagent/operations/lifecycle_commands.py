@@ -43,6 +43,8 @@ from hostagent.vm.managed_vm import MOVING, ManagedVM
 
 #: A size that is this near to the wanted one counts as reached.
 NEAR: Final = ResourceVector(cpu_cores=0.02, memory_mib=4.0, disk_mib_s=1.0, network_mib_s=1.0)
+#: So long a start waits for who looks at its VM, seconds.
+FOUND_OFF_S: Final = 2.0
 _OFF: Final = (Phase.STOPPED, Phase.SETTLED)
 _GOING: Final = (Phase.CREATING, Phase.STOPPING, Phase.DELETING)
 
@@ -204,6 +206,12 @@ class LifecycleCommands:
             await self._host.sample()
             self._requests.leadership.check(command)
             vm = self._host.vm(name)
+            if vm.lock.locked() and not vm.running and vm.intent.phase in _OFF:
+                # It has just gone off, and whoever found that is about to be done.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(FOUND_OFF_S), vm.lock:
+                        pass
+                vm = self._host.vm(name)
             self._host.modes.check(HostEvent.CREATE)
             if vm.resizer.terminating or vm.intent.phase in _GOING:
                 # One that is to go down runs for a while yet: "it runs" would be no longer true a moment later.

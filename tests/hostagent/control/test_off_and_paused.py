@@ -210,3 +210,17 @@ async def test_limits_that_cannot_be_looked_at_hold_up_no_check(
         await hangs.wait()
     two_vms[0].state = "stopped"
     await until(lambda: host.vms["low-1"].intent.phase is Phase.STOPPED)
+
+
+async def test_a_start_waits_for_who_has_just_found_its_vm_off(
+    client: Client, two_vms: list[Domain], host: Host
+) -> None:
+    vm = host.vms["low-1"]
+    two_vms[0].state = "stopped"
+    await until(lambda: vm.intent.phase is Phase.STOPPED)
+    await vm.lock.acquire()
+    asked = asyncio.create_task(client.post("/v1/vms/low-1/start", json={"request_id": "s"}))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.05, vm.lock.release)
+    assert (await asked).status == 202
+    await until(lambda: vm.running)
