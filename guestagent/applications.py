@@ -184,29 +184,37 @@ class Applications:
             return record.result or _refused(request_id, "the applications are still being asked")
         try:
             record.result, record.asked, missed = self._ask(direction, request_id, mode, params)
-            if isinstance(params, ReinflateParams) and missed:
-                self._log(f"{', '.join(sorted(missed))}: told again of {request_id}, since {record.result.reason}")
-                again = partial(self._tell_again, number, params, missed)
-                threading.Thread(target=again, name="reinflation owed", daemon=True).start()
         except BaseException:
             with self._lock:
                 self._records.pop(request_id, None)
             raise
         finally:
             record.done.set()
+        if isinstance(params, ReinflateParams) and missed:
+            self._log(f"{', '.join(sorted(missed))}: told again of {request_id}, since {record.result.reason}")
+            again = partial(self._tell_again, number, params, missed)
+            try:
+                threading.Thread(target=again, name="reinflation owed", daemon=True).start()
+            except RuntimeError:
+                self._log(f"{request_id} is not told again: no thread can be started")
         return record.result
 
     def _tell_again(self, number: int, params: ReinflateParams, missed: Collection[str]) -> None:
         """Until each has taken the reinflation on, or the host asks for something else."""
+
+        def is_wanted() -> bool:
+            with self._lock:
+                return number == self._newest
+
         pause_s = AGAIN_S[0]
         for attempt in count(2):
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, AGAIN_S[1])
-            with self._lock:
-                if number != self._newest:
-                    return
+            if not is_wanted():
+                return
+            request_id = f"{params.request_id}+{attempt}"
             try:
-                result, _, missed = self._ask("reinflate", f"{params.request_id}+{attempt}", "ask", params, missed)
+                result, _, missed = self._ask("reinflate", request_id, "ask", params, missed, is_wanted)
             except Exception as error:  # whatever it is, they are told again
                 self._log(f"telling again of {params.request_id} failed: {type(error).__name__}: {error}")
                 continue
@@ -221,10 +229,13 @@ class Applications:
         mode: str,
         params: DeflateParams | ReinflateParams,
         only: Collection[str] | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[DeflateResult, dict[str, dict[str, float]], set[str]]:
         """The answer, what each that promised was asked for, and those that may take it on when they are asked again.
 
         :param only: who is asked; the others keep what they were told.
+        :param is_wanted: whether they are to be told still, once it is known what they offer: a reinflation that comes
+            late would call a newer deflation off.
         """
         began = time.monotonic()
         hooks = self._load()
@@ -247,6 +258,8 @@ class Applications:
                 "reason": "the VM is to have " + _amounts(params.target),
             }
             calls[name] = partial(hooks[name].target, body)
+        if not is_wanted():
+            return _refused(request_id, "something else was asked since"), {}, set()
         promised: dict[str, float] = {}
         asked: dict[str, dict[str, float]] = {}
         retries_s: list[float] = []

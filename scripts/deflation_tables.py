@@ -231,7 +231,9 @@ def _host() -> Iterator[str]:
         f"64 VMs of a make-believe libvirt take {found.text('side_by_side_64_vms')} of the time of one; two real "
         f"guests {found.text('two_vms_to_one')}",
         found.command,
-        f"met: at once; our aim (1.5) {_word(found.value('side_by_side_64_vms') <= 1.5)}",
+        # One after the other they would take 64 times as long.
+        f"at once: {_word(found.value('side_by_side_64_vms') < 6.4)}; our aim (1.5): "
+        f"{_word(found.value('side_by_side_64_vms') <= 1.5)}",
     )
 
 

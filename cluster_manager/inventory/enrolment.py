@@ -187,7 +187,7 @@ class Enrolments:
         return one.used_by is not None and not self._is_known(one.used_by)
 
     def has_joined(self, host: str) -> bool:
-        """Whether a host has used an invitation, and has not reported for long."""
+        """Whether a host has used an invitation that has not expired, or has not reported since it did."""
         return any(one.used_by == host for one in self._known.invitations)
 
     def refuse_revoked(self, host: str) -> None:

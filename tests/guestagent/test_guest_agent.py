@@ -262,3 +262,18 @@ def test_the_command_waits_for_a_port_that_is_not_there_and_says_so(tmp_path: Pa
 def test_help_has_examples() -> None:
     done = subprocess.run([sys.executable, "-m", "guestagent", "--help"], capture_output=True, text=True, check=True)
     assert "examples:" in done.stdout
+
+
+def test_without_room_for_a_thread_it_says_so_and_lives(guest: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = guest.host()
+    host.hello()
+
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr("guestagent.agent.threading.Thread", NoThread)
+        for _ in range(20):
+            assert "no thread can be started" in host.error("status")[1]
+    assert host.result("status")
