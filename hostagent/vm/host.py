@@ -412,6 +412,8 @@ class Host:
             outcome = vm.failed(str(error))
         if outcome.errors or outcome.shortfall.vector() != ZERO:
             outcome = await self._unless_halted(vm, outcome)
+        else:
+            vm.drift_repair.pace.held()  # it was right: what is changed from now on is put right at once
         self.history.resized(cause, outcome, deadline_s, mode)
         self.tallies.of(vm.name).add(outcome)
         return outcome

@@ -66,13 +66,14 @@ async def test_a_quota_that_is_lifted_ten_times_a_second_is_told_of_and_the_cap_
             ward.cores_used(window_s),
             ward.until("the contention is told", lambda: vm.status().contention is not None),
         )
+        # It is told before the third repair is made, where an earlier test's repair counts too.
+        await ward.until("the quota has been lifted three times", lambda: lifted() >= 3)
     print(f"{used:g} cores used of {committed:g} committed, over {window_s:g} s; lifted {lifted()} times")
     # A window may begin and end within a period of the quota. The cap is 3 % more, and 4 % over that were seen on a
     # slow machine (.535 of .5); without a cap it would be twice as much.
     assert used <= committed * (1.08 + PERIOD_S / window_s)
     # However little a busy host leaves it: an idle guest uses a tenth of that.
     assert used >= committed * 0.2
-    assert lifted() >= 3
     assert vm.status().drift_total >= 3
     told = [row.sentence for row in ward.host.history.decisions(LOW) if "another program" in row.sentence]
     assert re.fullmatch(r"another program undoes what is put right: 3 times in \d+ s", told[-1])

@@ -337,8 +337,12 @@ class Ward:
         await self.until(
             "the guests are at rest", lambda: all(vm.status().pressure is None for vm in self.host.vms.values()), 120.0
         )
+        # A guest of a busy machine is slow to take what it was given.
+        await self.until("all VMs have what they were sold", self._is_nominal, 120.0)
+
+    async def _is_nominal(self) -> bool:
         self.before = await self.picture()
-        _none(not_nominal(self.before))
+        return not not_nominal(self.before)
 
     async def recover(self) -> None:
         """Everything is given back, and nothing has been broken on the way.

@@ -104,6 +104,19 @@ async def test_a_quota_that_another_program_lifts_again_and_again_is_told_of_wit
     assert any(status.contention[:40] in decision.sentence for decision in host.history.decisions("low-1"))
 
 
+async def test_what_is_changed_after_a_resize_that_reached_its_size_is_put_right_at_once(
+    two_vms: list[Domain], host: Host, command: Command
+) -> None:
+    vm = host.vms["low-1"]
+    need = {"need": {"cpu_cores": 3.0}}
+    # The pause after a repair would double each time.
+    for number, (kind, body) in enumerate((("reclaims", need), ("reinflations", {}), ("reclaims", need))):
+        await command("POST", f"/v1/{kind}", {"request_id": f"r{number}", "deadline_s": 20.0, **body})
+        async with vm.lock:
+            two_vms[0].quota = 0.2
+            assert await vm.drift_repair.check()
+
+
 async def test_a_repair_that_falls_short_is_nobody_elses_doing(
     two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
