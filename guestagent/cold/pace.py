@@ -59,7 +59,7 @@ class End:
 
 @dataclass(frozen=True)
 class Reclaimed:
-    """Bytes by which the group became smaller, and how long it took."""
+    """Bytes that were reclaimed of the group, and how long it took."""
 
     now: float
     freed: int
@@ -116,11 +116,10 @@ class ColdReclaim:
 
     def _take(self, event: Reclaimed) -> Reclaim | Rest | End:
         group = self._asked.group
-        freed = max(event.freed, 0)
-        self.freed += freed
-        # What others have freed meanwhile is gone as well; what is left is never more than before.
-        self._left[group] -= max(freed, self._asked.size)
-        if freed < WORTH * self._asked.size:
+        self.freed += event.freed
+        # The kernel may reclaim more than it was asked for; what is left is never more than before.
+        self._left[group] -= max(event.freed, self._asked.size)
+        if event.freed < WORTH * self._asked.size:
             self._left[group] = 0
         return Rest(max(REST_S, REST_TO_STEP * event.seconds))
 

@@ -118,20 +118,23 @@ class ColdPages:
         return current, min(current, max(own, below))
 
     def _write(self, instruction: Reclaim) -> int:
-        """Bytes by which the group became smaller."""
+        """Bytes that the kernel reclaimed.
+
+        By how much the group became smaller is more: unplugging drops page cache of its own at the same time.
+        """
         path = os.path.join(self._root, instruction.group)
-        before = _number(path, "memory.current")
         try:
+            before = _stolen(path)
             fd = os.open(os.path.join(path, "memory.reclaim"), os.O_WRONLY)
             try:
                 os.write(fd, str(instruction.size).encode())
+            except BlockingIOError:
+                pass  # EAGAIN: less than that could be had
             finally:
                 os.close(fd)
-        except BlockingIOError:
-            pass  # EAGAIN: less than that could be had
+            return _stolen(path) - before
         except OSError as error:
             raise GuestFailure(f"memory.reclaim of {instruction.group}: {error.strerror}") from None
-        return before - _number(path, "memory.current")
 
     def _rest(self, instruction: Rest) -> float:
         """The part of the rest in which some task waited for memory."""
@@ -177,3 +180,10 @@ def _number(path: str, name: str) -> int:
     with open(os.path.join(path, name)) as file:
         text = file.read().strip()
     return 2**63 if text == "max" else int(text)
+
+
+def _stolen(path: str) -> int:
+    """Bytes that were ever reclaimed of a group: `pgsteal` of its `memory.stat`. Raises: OSError."""
+    with open(os.path.join(path, "memory.stat")) as file:
+        counters = dict(line.split() for line in file)
+    return int(counters["pgsteal"]) * PAGE

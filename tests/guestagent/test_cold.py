@@ -49,7 +49,7 @@ def test_it_ends_and_takes_no_more_than_is_wanted_cold_and_unprotected_and_nothi
             assert asked[instruction.group] <= groups[instruction.group], "what is protected stays"
             seconds = data.draw(st.floats(0, 1))
             now += seconds
-            freed = data.draw(st.integers(-MIB, instruction.size))
+            freed = data.draw(st.integers(0, instruction.size))
             instruction = machine.handle(Reclaimed(now, freed, seconds))
             assert isinstance(instruction, Rest | End), "it rests after each step"
         else:

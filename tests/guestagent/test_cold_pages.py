@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from guestagent.cold.pace import MIB
-from guestagent.cold.pages import ColdPages
+from guestagent.cold.pages import PAGE, ColdPages
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory
 from guestagent.messages import ColdReclaimParams
@@ -19,30 +20,40 @@ NO_CGROUP = "the guest has no cgroup2 at /sys/fs/cgroup"
 
 
 class Slices:
-    """A tree of control groups. A write to `memory.reclaim` makes a group smaller, as the kernel would."""
+    """A tree of control groups. What is written to `memory.reclaim` is reclaimed, as the kernel would."""
 
     def __init__(self, tree: GuestTree, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tree, self.root = tree, tree.sysfs / "fs/cgroup"
         self.written: list[tuple[str, int]] = []
+        #: What something else takes of a group while it is being reclaimed, bytes.
+        self.also_unplugged = 0
         tree.write(self.root / "cgroup.controllers", "cpu memory\n")
-        write = ColdPages._write
+        write = os.write
 
-        def reclaim(pages: ColdPages, instruction: Any) -> int:
-            group = self.root / instruction.group
-            before = int((group / "memory.current").read_text())
-            write(pages, instruction)
-            asked = int((group / "memory.reclaim").read_text())
-            self.written.append((instruction.group, asked))
-            tree.write(group / "memory.current", f"{before - asked}\n")
-            return asked
+        def reclaim(fd: int, text: bytes) -> int:
+            path = Path(f"/proc/self/fd/{fd}").readlink()
+            if path.name == "memory.reclaim":
+                self._reclaim(path.parent, int(text))
+            return write(fd, text)
 
-        monkeypatch.setattr(ColdPages, "_write", reclaim)
+        monkeypatch.setattr(os, "write", reclaim)
+
+    def _reclaim(self, group: Path, size: int) -> None:
+        self.written.append((group.name, size))
+        current = int((group / "memory.current").read_text())
+        stolen = int((group / "memory.stat").read_text().split()[-1])
+        self.tree.write(group / "memory.current", f"{current - size - self.also_unplugged}\n")
+        self._tell(group, stolen + size // PAGE)
+
+    def _tell(self, group: Path, stolen: int) -> None:
+        self.tree.write(group / "memory.stat", f"file 0\npgscan {2 * stolen}\npgsteal {stolen}\n")
 
     def add(self, path: str, current_mib: int, low_mib: int | str = 0, min_mib: int = 0) -> None:
         group = self.root / path
         low = low_mib if isinstance(low_mib, str) else low_mib * MIB
         for name, value in (("current", current_mib * MIB), ("low", low), ("min", min_mib * MIB), ("reclaim", "")):
             self.tree.write(group / f"memory.{name}", f"{value}\n")
+        self._tell(group, 1000)
 
     def taken_mib(self) -> dict[str, float]:
         return {group: sum(size for name, size in self.written if name == group) / MIB for group, _ in self.written}
@@ -75,6 +86,13 @@ def test_only_the_slices_of_system_and_users_are_reclaimed_and_only_what_is_want
     assert sum(slices.taken_mib().values()) == 300
     for other in ("machine.slice", "init.scope"):
         assert (slices.root / other / "memory.reclaim").read_text() == "\n"
+
+
+def test_what_unplugging_drops_at_the_same_time_is_not_counted(tree: GuestTree, slices: Slices) -> None:
+    slices.add("system.slice", 400)
+    slices.also_unplugged = 8 * MIB
+    assert pages(tree).reclaim(ColdReclaimParams(100, 10)).freed_mib == 100
+    assert slices.taken_mib() == {"system.slice": 100}
 
 
 def test_what_the_guest_protects_anywhere_in_a_slice_stays(tree: GuestTree, slices: Slices) -> None:

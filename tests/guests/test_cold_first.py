@@ -76,4 +76,4 @@ async def test_a_deflation_has_cold_pages_made_free_ahead_of_unplugging(cold_fir
     assert rows[Layer.COLD].verified <= rows[Layer.GUEST].verified
     assert rows[Layer.GUEST].verified + rows[Layer.HYPERVISOR].verified == pytest.approx(given_mib, abs=1)
     stolen = sum(after[name] - before[name] for name in after if name.startswith("pgsteal_"))
-    assert stolen * 4096 / 2**20 >= rows[Layer.COLD].verified * 0.9, "the guest's kernel has reclaimed so much"
+    assert stolen * 4096 / 2**20 >= rows[Layer.COLD].verified - 1, "the guest's kernel has reclaimed so much"
