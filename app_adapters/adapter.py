@@ -34,8 +34,13 @@ class Deadline:
         """Whether no time is left."""
         return self.remaining_s == 0.0
 
+    @property
+    def called_off(self) -> bool:
+        """Whether what it is for is not wanted any more: nothing is to be forced then."""
+        return self._cancelled.is_set()
+
     def cancel(self) -> None:
-        """Let the work end at its next look at the deadline."""
+        """Call the work off: let it end at its next look at the deadline."""
         self._cancelled.set()
 
     def wait(self, seconds: float) -> bool:

@@ -144,6 +144,8 @@ class SparkWorkerAdapter(Adapter):
         """Wait for the executors of given-up slots to end by themselves, for a while; returns notes."""
         end = time.monotonic() + min(self._grace_s, deadline.remaining_s * GRACE_SHARE)
         while self._workers.executors():
+            if deadline.called_off:
+                return ["called off: executors of given-up slots end by themselves, when their tasks have"]
             if time.monotonic() > end or deadline.passed:
                 self._workers.end_executors()
                 return ["executors were still at their tasks, or moved blocks, and were ended"]
@@ -161,7 +163,7 @@ class SparkWorkerAdapter(Adapter):
         try:
             state = self._relay.state()
             while state.cores != count:
-                if time.monotonic() > end:
+                if time.monotonic() > end or deadline.called_off:
                     notes = [f"the master does not have {count} cores of this host yet"]
                     break
                 time.sleep(LOOK_S)
@@ -171,7 +173,9 @@ class SparkWorkerAdapter(Adapter):
             cores, by, applications = self._workers.cores, "Workers that run (the master could not be asked)", 1
             notes = [str(error)]
         fits = self._workers.resident_mib() <= target.get("memory_mib", math.inf)
-        self._workers.end_idle(keep=self._nominal.cores if fits and applications and self._workers.cores else 0)
+        needed = applications and self._workers.cores
+        keeps = deadline.called_off or (fits and needed)
+        self._workers.end_idle(keep=self._nominal.cores if keeps else 0)
         return cores, by, notes
 
     def _told(self, size: Deflation) -> list[str]:

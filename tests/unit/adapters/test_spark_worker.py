@@ -35,6 +35,7 @@ class Made:
 
     def __init__(self, cores: int, sizes: dict[str, float] | None = None, idle: int = 0) -> None:
         self.cores, self.sizes, self.idle = cores, sizes or {}, idle
+        self.at_work: dict[int, int] = {}
 
     def fit(self, sizes: dict[str, float]) -> None:
         self.sizes = sizes
@@ -47,7 +48,10 @@ class Made:
         self.idle += count
 
     def executors(self) -> dict[int, int]:
-        return {}
+        return self.at_work
+
+    def end_executors(self) -> None:
+        self.at_work = {}
 
     def end_idle(self, keep: int = 0) -> None:
         self.idle = min(self.idle, keep)
@@ -111,6 +115,22 @@ def test_idle_workers_stay_until_memory_is_asked_for() -> None:
         assert isinstance(answer, Promise)
         assert answer.work().released == released
         assert (workers.cores, workers.idle) == (2, idle)
+
+
+@pytest.mark.parametrize("called_off", [True, False])
+def test_executors_with_tasks_are_ended_after_their_grace_but_not_for_a_deflation_that_is_called_off(
+    called_off: bool,
+) -> None:
+    workers, deadline = Made(4), Deadline(5.0)
+    answer = adapter(workers).deflate({"cpu_cores": 2.0, "memory_mib": 1500.0}, "ask", deadline)
+    assert isinstance(answer, Promise)
+    workers.at_work = {1: 1}
+    if called_off:
+        deadline.cancel()
+    release = answer.work()
+    assert bool(workers.at_work) is called_off
+    assert workers.idle == (2 if called_off else 0)
+    assert ("called off" if called_off else "were ended") in release.reason
 
 
 def test_slots_that_were_given_up_are_not_started_by_a_new_adapter() -> None:
