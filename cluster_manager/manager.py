@@ -48,6 +48,7 @@ from cluster_manager.tasks.core_changes import CoreChanges
 from cluster_manager.tasks.harvest_machines import HarvestMachines
 from cluster_manager.tasks.knowledge import Knowledge
 from cluster_manager.tasks.machines import TaskMachines
+from cluster_manager.tasks.old_records import OldRecords
 from cluster_manager.tasks.tasks import TaskService
 from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.errors import InvalidField
@@ -153,6 +154,7 @@ class Manager:
         self.ageing = Ageing(self.store, clock)
         self.histories = Histories(self.recorder, self.ageing, self.store, self.hosts, clock)
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
+        self._old_records = OldRecords(self.store, settings.engine, settings.retention.age_s, clock)
 
     async def start(self) -> None:
         """Lead, or stand by where another manager leads.
@@ -223,6 +225,7 @@ class Manager:
         self.feed.start()
         self.alerts.start()
         self._housekeeping.start()
+        self._old_records.start()
         if self.settings.history:
             self.recorder.start()
             self.ageing.start()
@@ -242,7 +245,7 @@ class Manager:
             if session is not None:
                 parts.push_async_callback(session.close)
             last_first = (self.recorder, self.ageing, self._knowledge, self._housekeeping, self.operations, self.tasks)
-            for part in (*last_first, self.acquirer, self.feed, self.rebalancing, self.alerts):
+            for part in (self._old_records, *last_first, self.acquirer, self.feed, self.rebalancing, self.alerts):
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 

@@ -51,7 +51,7 @@ class ManagerOptions(DaemonOptions):
     url: str | None = Field(None, description="where clients reach this manager; default: what it listens on")
     keep_days: Annotated[float, Field(ge=1, le=MOST_DAYS)] = Field(
         Retention().age_s / DAY_S,
-        description="how long events, ended operations, ended VMs and core changes are kept",
+        description="how long events, ended operations, ended VMs, ended tasks and core changes are kept",
     )
     keep_events: Annotated[int, Field(ge=1)] = Field(
         Retention().most_events, description="and of events not more than these"

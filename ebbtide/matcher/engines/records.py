@@ -19,6 +19,7 @@ import pwd
 import re
 import secrets
 import shlex
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -250,6 +251,28 @@ class Records:
             return Printed(os.pread(handle, limit, start), start, found.st_size)
         finally:
             os.close(handle)
+
+    async def untouched_since(self, moment: float) -> list[str]:
+        """The attempts in whose directories nothing has come or gone since then, in seconds since the epoch."""
+        return await self._in_thread(lambda: self._untouched_since(moment))
+
+    def _untouched_since(self, moment: float) -> list[str]:
+        found = []
+        with self._opened() as root, os.scandir(root) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime < moment:
+                        found.append(entry.name)
+        return found
+
+    async def remove(self, attempt: str) -> None:
+        """Remove what there is of an attempt, whatever its command has put there. It can begin no more."""
+        await self._in_thread(lambda: self._remove(attempt))
+
+    def _remove(self, attempt: str) -> None:
+        with self._opened() as root:
+            shutil.rmtree(attempt, dir_fd=root)
+        self._told_path(attempt).unlink(missing_ok=True)
 
     async def told(self, attempt: str) -> str:
         """The last notice of which an attempt was told; empty: none."""

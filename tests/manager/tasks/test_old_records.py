@@ -1,0 +1,74 @@
+"""Records of tasks: kept while the store knows the task, removed when it has forgotten it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from cluster_manager.defaults import DAY_S
+from cluster_manager.store.database import Database
+from cluster_manager.store.store import Store
+from cluster_manager.store.tasks import TaskNote
+from cluster_manager.tasks.old_records import OldRecords
+from ebbtide.matcher.engines.records import OUTPUT, Records
+from ebbtide.matcher.match.tasks import Task, TaskOrder
+from tests.manager.fake_engine import SETTINGS
+
+NOW = 200 * DAY_S
+
+
+@pytest.fixture
+async def store(database: Database) -> AsyncIterator[Store]:
+    made = Store(database, lambda: NOW)
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def attempt(directory: Path, task: str, key: str, age_days: float, label: str = SETTINGS.label) -> str:
+    name = f"{label}.{task}.{key}.1"
+    await Records(directory).prepare(name)
+    await Records(directory).tell(name, "preempted soon")
+    (directory / name / OUTPUT).write_text("what it printed")
+    at = NOW - age_days * DAY_S
+    os.utime(directory / name, (at, at))
+    return name
+
+
+def removal(store: Store, directory: Path | None) -> OldRecords:
+    return OldRecords(store, SETTINGS.model_copy(update={"directory": directory}), 90 * DAY_S, lambda: NOW)
+
+
+async def test_only_what_is_old_and_of_tasks_that_the_store_has_forgotten_is_removed(
+    store: Store, tmp_path: Path
+) -> None:
+    directory, precious = tmp_path / "tasks", tmp_path / "precious"
+    directory.mkdir()
+    precious.write_text("not the task's")
+    known = Task(TaskOrder("known", ("true",)), "ab1", 0.0)
+    await store.add_task(known, "request", "", TaskNote("task-submitted", None, "submitted"))
+    kept = [
+        await attempt(directory, "known", "ab1", 100),
+        await attempt(directory, "young", "ab1", 80),
+        await attempt(directory, "forgotten", "ab1", 100, label="other"),
+    ]
+    forgotten = await attempt(directory, "forgotten", "ab1", 100)
+    (directory / forgotten / "link").symlink_to(precious)
+    os.utime(directory / forgotten, (0, 0))
+    await attempt(directory, "known", "ab0", 100)  # a task that had the name before
+    (directory / "held").mkdir()
+    assert await removal(store, directory).remove() == 2
+    assert {path.name for path in directory.iterdir()} == {"held", *kept, *(f"{name}.told" for name in kept)}
+    assert precious.read_text() == "not the task's"
+    assert await removal(store, directory).remove() == 0
+
+
+async def test_a_directory_that_is_away_is_tried_again_and_none_is_none(store: Store, tmp_path: Path) -> None:
+    assert await removal(store, None).remove() == 0
+    with structlog.testing.capture_logs() as logs:
+        assert await removal(store, tmp_path / "away").remove() == 0
+    assert [(log["event"], log["log_level"]) for log in logs] == [("records of old tasks were not removed", "warning")]
