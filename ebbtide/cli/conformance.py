@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
+from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import COMPONENTS, TOLERANCE, ResourceVector
 from ebbtide.messages.common import Problem, Vector, problem_in
 from ebbtide.messages.hosts import HostReport
@@ -61,6 +62,7 @@ class Conformance:
         self._template = template
         self._run = f"conformance-{time.time_ns():x}"
         self._numbers = 0
+        self._created = False
         self._spec = {
             "name": VM,
             "nominal": NOMINAL.model_dump(),
@@ -68,20 +70,27 @@ class Conformance:
             "template": template,
         }
 
-    async def run(self) -> list[Check]:
-        """All checks; after a failed one that others build on, those are left out."""
+    async def run(self, progress: Callable[[str], None] = lambda name: None) -> list[Check]:
+        """All checks; after a failed one that others build on, those are left out.
+
+        :param progress: called with the name of each, before it.
+        """
         found: list[Check] = []
-        for name, check, needed in CHECKS:
-            try:
-                await check(self)
-                found.append(Check(name, True))
-            except Violation as error:
-                found.append(Check(name, False, str(error)))
-                if needed:
-                    break
-        # It is not there any more, or the check of the deletion has said why not.
-        with contextlib.suppress(Violation):
-            await self._begin("DELETE", f"/v1/vms/{VM}", query={"reason": "delete"})
+        try:
+            for name, check, needed in CHECKS:
+                progress(name)
+                try:
+                    await check(self)
+                    found.append(Check(name, True))
+                except (Violation, InvalidField) as error:  # InvalidField: sizes of a VM that cannot be
+                    found.append(Check(name, False, str(error)))
+                    if needed:
+                        break
+        finally:
+            if self._created:  # also by a check that was interrupted; never a VM that was there before
+                # It is not there any more, or the check of the deletion has said why not.
+                with contextlib.suppress(Violation):
+                    await self._begin("DELETE", f"/v1/vms/{VM}", query={"reason": "delete"})
         return found
 
     # --- checks ------------------------------------------------------------------------------------------------------
@@ -131,6 +140,7 @@ class Conformance:
     async def create(self) -> None:
         """A VM runs at its nominal size, and its host has that much less free."""
         before = await self._report()
+        self._created = True
         await self._begin("POST", "/v1/vms", {"vm": self._spec})
         vm, after = await self._vm(), await self._report()
         _holds(vm.state is VMState.RUNNING, f"the VM is {vm.state} after its creation was done")
@@ -308,11 +318,17 @@ CHECKS: Final[tuple[tuple[str, Callable[[Conformance], Awaitable[None]], bool], 
 )
 
 
-async def examine(url: str, token: str, epoch: int = 1, template: str = "lab") -> list[Check]:
+async def examine(
+    url: str,
+    token: str,
+    epoch: int = 1,
+    template: str = "lab",
+    progress: Callable[[str], None] = lambda name: None,
+) -> list[Check]:
     """Run all checks against the agent at a URL."""
     timeout = aiohttp.ClientTimeout(total=POLL_S + 30.0)
     async with aiohttp.ClientSession(timeout=timeout) as session:
-        return await Conformance(session, url, token, epoch, template).run()
+        return await Conformance(session, url, token, epoch, template).run(progress)
 
 
 def _holds(holds: bool, sentence: str) -> None:

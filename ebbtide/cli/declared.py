@@ -32,7 +32,7 @@ def specs_of(file: Path) -> list[VMSpec]:
         raise EbbError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise EbbError(f"{file} is no text") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise EbbError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
     bodies = [body for each in documents for body in (each if isinstance(each, list) else [each]) if body is not None]
     if not bodies:

@@ -300,7 +300,7 @@ def main() -> None:
     guard_output()
     code = _guarded(app)
     # What is still to be written fails here, not when the interpreter ends.
-    sys.exit(_guarded(sys.stdout.flush) or code)
+    sys.exit((sys.stdout is not None and _guarded(sys.stdout.flush)) or code)
 
 
 def exit_code_of(error: EbbError) -> int:

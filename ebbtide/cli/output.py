@@ -198,6 +198,8 @@ class OutputError(EbbError):
 
 def guard_output() -> None:
     """Have standard output end quietly where its reader goes, and with a sentence where it cannot be written."""
+    if sys.stdout is None:  # it is closed
+        return
     sys.stdout.flush()
     try:
         raw = _Stdout(sys.stdout.fileno())
@@ -206,7 +208,8 @@ def guard_output() -> None:
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=sys.stdout.encoding,
-        errors=sys.stdout.errors,
+        # A bar that an old terminal does not know is no reason to end.
+        errors="replace" if sys.stdout.errors == "strict" else sys.stdout.errors,
         line_buffering=sys.stdout.isatty(),
     )
 

@@ -167,7 +167,8 @@ class Connection:
             page = {"limit": PAGE if limit is None else min(limit - len(found.rows), PAGE), "after": after}
             body = await self._request("GET", path, query=query_of({**query, **page}))
             try:
-                found.rows += [model.model_validate(row) for row in body[key]]
+                # A manager of a later version may say more.
+                found.rows += [model.model_validate(row, extra="ignore") for row in body[key]]
                 if after is None:
                     found.changes = body.get("changes", 0)
                 # One page may be of all and another of changes: where the manager, or how much has changed, differs.

@@ -53,7 +53,7 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
     :param tls: for an https URL; default: whom this machine trusts.
 
     Every method raises ManagerUnreachable when no manager answers, ManagerRefused for a 4xx or 5xx, and another
-    ClientError for what is not sent at all.
+    ClientError for a name that is none. A field that cannot be is a pydantic.ValidationError. Neither is sent.
     """
 
     async def health(self) -> ManagerHealth:
@@ -419,6 +419,6 @@ async def events_in(chunks: AsyncIterable[bytes]) -> AsyncIterator[Event]:
 
 def _event(text: str) -> Event:
     try:
-        return Event.model_validate_json(text)
+        return Event.model_validate_json(text, extra="ignore")
     except ValidationError as error:
         raise ValueError(f"no event: {text[:200]}") from error

@@ -104,7 +104,7 @@ class Lab:
                 self._clear(state)
                 state = None
             if state is not None:
-                return self._resume(state, hosts)
+                return self._resume(state, hosts, own_libvirt)
             try:
                 return self._start(tuple(hosts or DEFAULT_HOSTS), own_libvirt)
             except BaseException as error:
@@ -229,10 +229,12 @@ class Lab:
         self._save(state)
         return state
 
-    def _resume(self, state: LabState, hosts: Sequence[HostSlice] | None) -> LabState:
+    def _resume(self, state: LabState, hosts: Sequence[HostSlice] | None, own: bool) -> LabState:
         wanted = {(host.id, host.capacity) for host in hosts or ()}
         if wanted and wanted != {(host.id, host.capacity.vector()) for host in state.hosts}:
             raise LabError("a lab with other hosts is up; take it down first with `ebb lab down`")
+        if own and not all(host.libvirt for host in state.hosts):
+            raise LabError("a lab is up whose hosts share one libvirt; take it down first with `ebb lab down`")
         ended = [daemon for daemon in state.daemons if processes.running(daemon.process) is None]
         if not ended and own_libvirt.answers(state):
             self.report(f"the lab is already up in {self.directory}")

@@ -100,6 +100,8 @@ def _remove(connection: Any, uuid: str, name: str) -> None:
     """Repeat until libvirt knows it no more: a libvirtd that was just started still finds out which domains run."""
     import libvirt
 
+    # A VM that was suspended has a saved image.
+    flags = libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
     problem = "it is still there"
     deadline_s = time.monotonic() + REMOVE_S
     while time.monotonic() < deadline_s:
@@ -108,7 +110,7 @@ def _remove(connection: Any, uuid: str, name: str) -> None:
             if domain.isActive():
                 domain.destroy()
             if domain.isPersistent():
-                domain.undefine()
+                domain.undefineFlags(flags)
         except libvirt.libvirtError as error:
             if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 return

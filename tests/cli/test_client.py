@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ebbtide.client import ManagerClient, ManagerRefused, ManagerUnreachable
+from ebbtide.client.manager import events_in
 from ebbtide.deflation.allocations import Priority
 from ebbtide.lab import processes
 from ebbtide.lab.cluster import free_ports, program
@@ -98,6 +99,22 @@ async def test_a_placement_is_followed_to_its_end_and_a_repetition_answers_the_s
         assert await client.create(SPEC, request_id="once") == ended
         assert "once" in [operation.request_id for operation in await client.operations()]
         assert (await client.events())[0].sentence
+
+
+async def test_rows_and_events_of_a_later_manager_may_say_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"id": 7, "at": 1.0, "kind": "deleted", "vm": "web", "host": None, "sentence": "gone", "new": 1}
+
+    async def page(*words: object, **options: object) -> dict[str, object]:
+        return {"events": [row], "next": None, "position": 7, "new": 1}
+
+    client = ManagerClient("http://127.0.0.1:1", "secret")
+    monkeypatch.setattr(client, "_request", page)
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield f"data: {json.dumps(row)}\n\n".encode()
+
+    found = [*await client.events(), *[event async for event in events_in(stream())]]
+    assert [(event.id, event.vm) for event in found] == [(7, "web")] * 2
 
 
 def test_a_command_prints_json_that_is_the_body_on_the_wire(manager: Manager) -> None:

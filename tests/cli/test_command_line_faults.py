@@ -27,6 +27,7 @@ class StandIn(http.server.ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
+        self.begun = list[str]()
         self.asked = threading.Event()
 
     @property
@@ -52,6 +53,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.begun.append(body.get("vm", {}).get("name", ""))
         self._answer(self.server.operation(body["request_id"]))
 
     do_PUT = do_POST
@@ -59,6 +61,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/healthz":
             self._answer({"status": "ok", "role": "leader"})
+            return
+        if self.path.startswith("/v1/vms?"):
+            self._answer({"vms": [], "next": None, "position": 0})
             return
         request_id = self.path.rpartition("/")[2].partition("?")[0]
         self._answer(self.server.operation(request_id))
@@ -198,3 +203,57 @@ def test_a_name_is_refused_with_a_sentence(token: Path, name: str) -> None:
     )
     said = "error: name must be 1 to 40 lower-case letters, digits and hyphens, with no hyphen first or last\n"
     assert (code, err) == (1, said)
+
+
+def test_ctrl_c_ends_apply_and_begins_no_other_vm(manager: StandIn, token: Path, tmp_path: Path) -> None:
+    file = tmp_path / "vms.yaml"
+    file.write_text("\n---\n".join(f"{{name: {name}, nominal: {{cpu_cores: 1, memory_mib: 512}}}}" for name in "abc"))
+    with begin(manager, token, "apply", "-f", str(file)) as process:
+        assert manager.asked.wait(30)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, manager.begun) == (130, ["a"])
+    assert "goes on" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("vm", "migrate", "web", "--copy-storage"), "live"),
+        ((*CREATE, "--priority", "fixed", "--start", "deflated"), "start"),
+        (("vm", "resize", "web", "--preemption-notice-s", "7200"), "preemption_notice_s"),
+        (
+            ("vm", "adopt", "web", "--host", "Host_B", "--minimum-cpu-cores", "0.5", "--minimum-memory-mib", "256"),
+            "host",
+        ),
+        (("host", "invite", "Host_B"), "host"),
+        (("host", "revoke", "h", "--yes", "--reason", ""), "reason"),
+        (("task", "submit", "train", "--request-id", "a b", "--", "true"), "request_id"),
+    ],
+)
+def test_a_word_that_cannot_be_is_one_sentence_with_its_field_and_nothing_is_sent(
+    manager: StandIn, token: Path, words: tuple[str, ...], field: str
+) -> None:
+    code, _, err = run(manager, token, *words)
+    assert (code, manager.begun) == (1, [])
+    assert field in err
+    assert err.count("\n") <= 3
+
+
+def test_a_closed_input_or_output_is_no_fault(manager: StandIn, token: Path) -> None:
+    ebb = f"{sys.executable} -m ebbtide.cli.main"
+    for words, code, said in (("health >&-", 0, ""), ("vm delete web <&-", 2, "nobody can be asked")):
+        done = subprocess.run(
+            ["/bin/sh", "-c", f"{ebb} {words}"],
+            env={"EBB_MANAGER": manager.url, "EBB_TOKEN_FILE": str(token), "HOME": str(token.parent)},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+        assert said in done.stderr
+
+
+def test_an_output_of_few_letters_shows_others_as_question_marks() -> None:
+    code = "from ebbtide.cli.output import guard_output; guard_output(); print('\u2581 web')"
+    environment = {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"? web\n")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from ebbtide.cli import conformance
@@ -46,6 +47,37 @@ async def test_the_example_passes_all_checks() -> None:
         checks = await conformance.examine(url, TOKEN)
     assert [(check.name, check.why) for check in checks if not check.ok] == []
     assert len(checks) == len(conformance.CHECKS)
+
+
+async def test_a_vm_that_was_there_stays_and_one_of_an_interrupted_test_goes() -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with agent_of(EXAMPLE) as url, aiohttp.ClientSession(headers=headers) as session:
+
+        async def names() -> list[str]:
+            async with session.get(f"{url}/v1/host") as answer:
+                return [vm["name"] for vm in (await answer.json())["vms"]]
+
+        size = {"cpu_cores": 0.5, "memory_mib": 256.0}
+        spec = {"name": conformance.VM, "nominal": size, "minimum": size, "template": "lab"}
+        body = {"request_id": "mine", "epoch": 1, "vm": spec}
+        async with session.post(f"{url}/v1/vms", json=body) as answer:
+            assert answer.status == 202
+        assert "delete it first" in (await failures(url))["its report is complete and agrees with itself"]
+        assert await names() == [conformance.VM]
+        async with session.delete(f"{url}/v1/vms/{conformance.VM}?request_id=gone&epoch=1&reason=delete") as answer:
+            assert answer.status == 202
+        assert await names() == []
+        seen: list[str] = []
+
+        def interrupt(name: str) -> None:
+            seen.append(name)
+            if name == "repeated requests are harmless":
+                raise asyncio.CancelledError  # as Ctrl-C does
+
+        with pytest.raises(asyncio.CancelledError):
+            await conformance.examine(url, TOKEN, progress=interrupt)
+        assert seen[-2:] == ["a VM is created at its nominal size", "repeated requests are harmless"]
+        assert await names() == []
 
 
 #: A line of the example, what it becomes, and the check that finds it.

@@ -16,9 +16,12 @@ import yaml
 from typer.testing import CliRunner
 
 from ebbtide.cli import main
+from ebbtide.cli.commands import wait
+from ebbtide.cli.commands.options import Asking
 from ebbtide.cli.declared import change_to, specs_of
 from ebbtide.cli.main import app
 from ebbtide.cli.schemas import schema_of
+from ebbtide.client import ManagerUnreachable
 from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import Vector
@@ -65,6 +68,7 @@ def test_a_document_a_list_and_json_are_read_alike(tmp_path: Path) -> None:
         ("name: web\nnominal: {cpu_cores: 1, memory_mib: 512}\nminimum: {memory_mib: 600}", "VM 1: minimum.memory_mib"),
         ("name: web\nnominal: {cpu_cores: 1, memory_mib: 512}\n---\nname: db\ncolour: red", "VM 2: "),
         ("\n---\n".join(["{name: web, nominal: {cpu_cores: 1, memory_mib: 512}}"] * 2), "web is declared twice"),
+        ("name: web\nlabels: {since: 2026-02-30}", "is no YAML"),
         ("!!python/object/apply:os.getcwd []", "is no YAML"),
     ],
 )
@@ -174,9 +178,45 @@ async def test_wait_ends_when_it_is_so_and_says_when_it_is_not(lab: Lab) -> None
         done = await ebb(lab, "wait", "vm", "web", "--for", wanted, "-o", "json")
         assert done.exit_code == 0, (done.output, done.exception)
         jsonschema.validate(json.loads(done.stdout), schema_of("wait vm"))
+    assert (await ebb(lab, "wait", "vm", "web", "--for", "running", "--timeout-s", "0")).exit_code == 0
     late = await ebb(lab, "wait", "vm", "web", "--for", "deflated", "--timeout-s", "0")
     assert str(late.exception).startswith("web is not deflated after 0 s: ")
     assert (await ebb(lab, "wait", "host", "host-a", "--for", "ready")).stdout == "host-a is ready\n"
     await ebb(lab, "vm", "delete", "web", "--yes")
     gone = await ebb(lab, "wait", "vm", "web", "--for", "gone", "-o", "json")
     assert json.loads(gone.stdout) == {"name": "web", "state": "gone"}
+
+
+class Told(Asking):
+    """Conversations with nobody."""
+
+    def ask(self, question: Any) -> Any:
+        return asyncio.run(question(None))
+
+
+def test_wait_goes_on_over_a_manager_that_is_away_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wait, "LOOK_S", 0.0)
+    spec, away = VMSpec.model_validate(WEB), ManagerUnreachable("no manager answers")
+
+    def answers(*found: Any) -> Any:
+        left = iter(found)
+
+        async def question(client: Any) -> Any:
+            answer = next(left)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return lambda: wait._wait(
+            Told(), "web", wait.OfVM.RUNNING, 60.0, question, lambda vm: wait.is_vm(vm, wait.OfVM.RUNNING)
+        )
+
+    answers(there(spec, state="placing"), away, away, there(spec, state="placing"), there(spec))()
+    said = capsys.readouterr()
+    assert said.out == "web is running\n"
+    assert said.err.count("no manager answers") == 1
+    assert said.err.count("waiting until web is running: it is placing") == 2
+    with pytest.raises(ManagerUnreachable):
+        answers(away)()

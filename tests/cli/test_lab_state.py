@@ -16,7 +16,7 @@ import pytest
 from ebbtide.lab import cluster, domains, processes, services
 from ebbtide.lab.cluster import HostSlice, Lab
 from ebbtide.lab.errors import LabError
-from ebbtide.lab.state import Daemon, LabState, Process, StateFile, write_private
+from ebbtide.lab.state import Daemon, LabHost, LabState, Process, StateFile, write_private
 from ebbtide.messages.common import Vector
 
 
@@ -148,6 +148,15 @@ def test_up_of_a_lab_that_is_up_says_so_and_starts_nothing(tmp_path: Path, monke
     processes.stop([alive])
 
 
+def test_a_lab_whose_hosts_share_a_libvirt_gives_none_of_their_own_when_asked_again(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    size = Vector(cpu_cores=1, memory_mib=512)
+    host = LabHost(id="host-a", capacity=size, url="http://127.0.0.1:1", token_file=tmp_path, disk_dir=tmp_path)
+    lab.file.save(LabState(phase="up", hosts=[host]))
+    with pytest.raises(LabError, match="share one libvirt; take it down first"):
+        lab.up(own_libvirt=True)
+
+
 def test_only_logs_of_our_own_domains_are_removed(tmp_path: Path) -> None:
     for name in ("ebb-host-a.low-1.log", "ebb-host-a.low-1.log.0", "ebb-host-b.x.log", "other.log", "ebb-host-a.x.txt"):
         (tmp_path / name).touch()
@@ -236,6 +245,17 @@ def test_domains_are_removed_though_libvirtd_ends_in_the_middle(monkeypatch: pyt
     removed = domains.remove_domains("qemu:///system", ["h"], said.append, lambda: revived.append(1))
     assert (removed, left, revived) == (["ebb-h.a", "ebb-h.b", "ebb-h.c"], [], [1])
     assert [sentence for sentence in said if "End of file while reading data" in sentence]
+
+
+def test_a_domain_with_a_saved_image_is_removed_too() -> None:
+    connection = libvirt.open("test:///default")
+    domain = connection.lookupByName("test")
+    domain.managedSave()
+    with pytest.raises(libvirt.libvirtError, match="managed save"):
+        domain.undefine()
+    domains._remove(connection, domain.UUIDString(), "test")
+    assert connection.listAllDomains() == []
+    connection.close()
 
 
 def test_domains_are_not_said_to_be_removed_where_nobody_brings_libvirtd_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 import typer
 import yaml
 
+from ebbtide.cli import managers
 from ebbtide.cli.commands import completion, options
 from ebbtide.cli.commands.options import Asking, Listing, Output, ordered, taken_apart
 from ebbtide.cli.output import Table, names_of
+from ebbtide.client import ManagerUnreachable
 
 ROWS: list[dict[str, Any]] = [
     {"name": "b", "size": {"mib": 2.0}, "at": None},
@@ -49,16 +53,16 @@ def test_names_are_those_of_a_lists_rows_or_a_things_own() -> None:
 class Looks(Listing):
     """A list that is looked at some times, then Ctrl-C."""
 
-    left: Iterator[Sequence[Any]]
+    left: Iterator[Sequence[Any] | BaseException]
 
     def ask(self, question: Any) -> Any:
-        try:
-            return next(self.left)
-        except StopIteration:
-            raise KeyboardInterrupt from None
+        found = next(self.left, KeyboardInterrupt())
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, output: Output, *looks: Sequence[Any]) -> None:
+def watched(monkeypatch: pytest.MonkeyPatch, output: Output, *looks: Sequence[Any] | Exception) -> None:
     monkeypatch.setattr(options, "WATCH_S", 0.0)
     to = Looks(output=output, watch=True)
     object.__setattr__(to, "left", iter(looks))
@@ -78,6 +82,24 @@ def test_a_program_gets_each_row_that_is_new_or_differs_once(
     assert capsys.readouterr().out.split() == ["b", "a", "a"]
     watched(monkeypatch, Output.TABLE, *looks)
     assert capsys.readouterr().out.split() == ["name", "b", "a", "a"]
+
+
+def test_an_empty_list_is_said_once_and_not_at_each_look(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watched(monkeypatch, Output.TABLE, [], [], ROWS[:1], [], [])
+    assert capsys.readouterr().out.split() == ["nothing", "name", "b"]
+
+
+def test_a_manager_that_is_away_for_a_while_ends_no_watch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = ManagerUnreachable("no manager answers")
+    watched(monkeypatch, Output.NAME, ROWS[:1], away, away, ROWS[:2])
+    said = capsys.readouterr()
+    assert (said.out.split(), said.err.count("no manager answers")) == (["b", "a"], 1)
+    with pytest.raises(ManagerUnreachable):  # at the first look it is an error
+        watched(monkeypatch, Output.NAME, away)
 
 
 def test_a_terminal_gets_the_whole_list_whenever_it_has_changed(
@@ -114,3 +136,18 @@ def test_completion_is_silent_where_nobody_answers(
     context.params = {"manager": "http://127.0.0.1:9", "token_file": str(token)}
     assert completion.vms(context, "") == completion.hosts(context, "") == completion.tasks(context, "") == []
     assert capsys.readouterr() == ("", "")
+
+
+def test_completion_trusts_the_ca_that_commands_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def client_of(*words: Any) -> Any:
+        seen.append(managers.TLS_FILES.get())
+        raise OSError
+
+    monkeypatch.setattr(managers, "client_of", client_of)
+    command: Any = typer.main.get_command(typer.Typer(callback=lambda: None, invoke_without_command=True))
+    context = command.make_context("ebb", [])
+    context.params = {"ca": "ca.pem", "certificate": None, "key": "key.pem"}
+    assert contextvars.copy_context().run(completion.vms, context, "") == []
+    assert seen == [(Path("ca.pem"), None, Path("key.pem"))]

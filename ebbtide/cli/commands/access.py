@@ -96,9 +96,9 @@ def epoch(
     An agent refuses a manager of a lower epoch. After the manager's store was lost or restored from a backup that is
     the one you have: stop the agent, reset, start it. Before that, make sure that no older manager runs.
     """
-    if not (state_dir / "state.json").is_file():
-        raise EbbError(f"{state_dir} is no state directory of a host agent: it has no state.json")
     try:
+        if not (state_dir / "state.json").is_file():
+            raise EbbError(f"{state_dir} is no state directory of a host agent: it has no state.json")
         journal = Journal(state_dir)
         before = journal.epoch
         if reset:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbtide.cli.commands.options import Asking, DeadlineS, OperationFailed
+from ebbtide.cli.commands.options import Asking, DeadlineS, Interrupted, OperationFailed
 from ebbtide.cli.commands.vms import DryRun, Starter, check, followed
 from ebbtide.cli.declared import Change, change_to, specs_of
 from ebbtide.cli.output import print_table
@@ -58,6 +58,8 @@ def apply(
                 to, _starter(spec, change, deadline_s), f"{change.action} {spec.name}"
             )
             check(done)
+        except Interrupted:
+            raise
         except EbbError as error:
             # The others are not made to wait for this one.
             failures.append(f"{spec.name}: {error}")

@@ -24,7 +24,7 @@ from ebbtide.cli.commands.options import (
     label_words,
     seconds,
 )
-from ebbtide.cli.output import Table, clock, print_json, print_table, shown, size
+from ebbtide.cli.output import Steps, Table, clock, print_json, print_table, shown, size
 from ebbtide.deflation.modes import HostMode
 from ebbtide.errors import EbbError
 from ebbtide.messages.hosts import HostStatus
@@ -223,7 +223,9 @@ def backup(
         descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         try:
             with os.fdopen(descriptor, "w+b") as opened:
-                size_bytes = to.ask(lambda client: client.backup(opened))
+                with Steps(quiet=to.for_programs) as steps:
+                    steps("the manager makes the backup")
+                    size_bytes = to.ask(lambda client: client.backup(opened))
                 opened.flush()
                 os.fsync(opened.fileno())
             Path(name).replace(file)

@@ -20,7 +20,7 @@ def _names(
     context: typer.Context, incomplete: str, question: Callable[[ManagerClient], Awaitable[list[Any]]]
 ) -> list[str]:
     """The names that begin so. Whatever goes wrong completes to nothing: it would be printed into the user's line."""
-    from ebbtide.cli.managers import CONTEXT, client_of
+    from ebbtide.cli.managers import CONTEXT, TLS_FILES, client_of
     from ebbtide.cli.output import name_of, plain
 
     async def conversation() -> list[str]:
@@ -33,6 +33,9 @@ def _names(
     try:
         root = context.find_root().params
         CONTEXT.set(root.get("context"))
+        files = (context.params.get("ca") or root.get("ca"), root.get("certificate"), root.get("key"))
+        ca, certificate, key = (Path(file) if file else None for file in files)
+        TLS_FILES.set((ca, certificate, key))
         return sorted(name for name in asyncio.run(conversation()) if name.startswith(incomplete))
     except Exception:
         return []

@@ -107,7 +107,8 @@ def conformance(
         raise EbbError(
             f"cannot read the token file {token_file}: {getattr(error, 'strerror', None) or error}"
         ) from error
-    checks = asyncio.run(contract.examine(url, token, epoch, template))
+    with Steps(quiet=to.for_programs) as steps:
+        checks = asyncio.run(contract.examine(url, token, epoch, template, steps))
     rows = (("ok" if c.ok else "FAILS", c.name, c.why) for c in checks)
     to.say(
         {"url": url, "checks": [{"name": c.name, "ok": c.ok, "why": c.why} for c in checks]},

@@ -23,6 +23,7 @@ from ebbtide.cli.output import (
     name_of,
     names_of,
     plain,
+    print_error,
     print_json,
     print_lines,
     print_yaml,
@@ -136,6 +137,10 @@ class Asking(Printing):
 
     def ask(self, question: Callable[[ManagerClient], Awaitable[Result]]) -> Result:
         """Run one conversation with the manager to its end."""
+        from pydantic import ValidationError
+
+        from ebbtide.messages.common import problem_of
+
         if self.ca is not None:
             TLS_FILES.set((self.ca, *TLS_FILES.get()[1:]))
 
@@ -143,7 +148,10 @@ class Asking(Printing):
             async with client_of(self.manager, self.token_file) as client:
                 return await question(client)
 
-        return asyncio.run(conversation())
+        try:
+            return asyncio.run(conversation())
+        except ValidationError as error:  # of a body that was not sent: an answer's is told as the manager's fault
+            raise EbbError(problem_of(error).detail) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,12 +183,20 @@ class Listing(Showing):
         if not self.watch:
             self.say({key: rows}, lambda: table.print(rows, wide=self.wide))
             return
-        known: set[str] = set()
+        from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
+
+        known: set[str] | None = None
+        away = ""
         try:
             while True:
                 known = self._changed(rows, known, table)
                 time.sleep(WATCH_S)
-                rows = ordered(self.ask(question), self.sort_by)
+                try:
+                    rows, away = ordered(self.ask(question), self.sort_by), ""
+                except (ManagerUnreachable, ManagerStandsBy) as error:
+                    if str(error) != away:
+                        away = str(error)
+                        print_error(f"{away}; what is shown is what it said last")
         except (KeyboardInterrupt, BrokenPipeError):
             pass
 
@@ -194,16 +210,19 @@ class Listing(Showing):
             case _:
                 return name_of(plain(row))
 
-    def _changed(self, rows: Sequence[Row], known: set[str], table: Table[Row]) -> set[str]:
-        """Print what is there now where somebody looks, else the rows that are new or differ."""
+    def _changed(self, rows: Sequence[Row], known: set[str] | None, table: Table[Row]) -> set[str]:
+        """Print what is there now where somebody looks, else the rows that are new or differ.
+
+        :param known: what was there at the last look; None: this is the first one.
+        """
         texts = {text_of(row) for row in rows}
-        changed = [row for row in rows if text_of(row) not in known]
+        changed = [row for row in rows if known is None or text_of(row) not in known]
         if not self.for_programs and sys.stdout.isatty():
-            if texts != known or not texts:
+            if texts != known:
                 clear()
                 table.print(rows, wide=self.wide)
         elif not self.for_programs:
-            if changed or not known:
+            if changed or known is None:
                 table.print(changed, wide=self.wide, headed=not known)
                 print_lines(())
         else:
@@ -309,7 +328,7 @@ DeadlineS = Annotated[float, seconds("What the deflations may take.", 86_400)]
 
 def is_person_there() -> bool:
     """Whether somebody can be asked."""
-    return sys.stdin.isatty()
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def confirm(what: str, yes: bool, *, instead: str = "give --yes") -> None:

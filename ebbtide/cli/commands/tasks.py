@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task's name.", autocompletion=completion.tasks)]
 #: Seconds between two looks of --wait and --follow, but for its end, which is told at once.
 LOOK_S: Final = 0.5
+#: Of what a task prints, bytes in one answer: many small ones would use up the requests that a client has.
+PART: Final = 1_048_576
 _FINAL: Final = {TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED}
 
 
@@ -161,7 +163,7 @@ async def _parts(
     at, attempt, size, over = offset, 0, 0, False
     while True:
         try:
-            part = await client.task_output(name, at)
+            part = await client.task_output(name, at, PART)
         except ManagerRefused as error:
             if not follow or over or error.code is not ProblemCode.NO_OUTPUT:
                 raise

@@ -11,7 +11,7 @@ import typer
 
 from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import Asking, HostName, OperationFailed, VMName, seconds
-from ebbtide.cli.output import shown
+from ebbtide.cli.output import Steps, shown
 from ebbtide.errors import EbbError
 from ebbtide.messages.hosts import HostStatus
 from ebbtide.messages.tasks import ManagedTask, TaskState
@@ -145,29 +145,49 @@ def _wait(
 
     :param hopeless: a state in which it will not be so.
     """
-    last: Any = None
+    state = away = ""
 
-    async def look(client: ManagerClient) -> Any:
-        nonlocal last
-        from ebbtide.client.errors import ManagerRefused
+    async def look(client: ManagerClient, steps: Steps) -> Any:
+        """What is wanted; None: it is not so yet."""
+        nonlocal state, away
+        from ebbtide.client.errors import ManagerRefused, ManagerStandsBy, ManagerUnreachable
 
-        async with asyncio.timeout(timeout_s):
-            while True:
-                try:
-                    last = await question(client)
-                except ManagerRefused as error:
-                    if error.status == 404 and wanted == "gone":
-                        return {"name": name, "state": "gone"}
-                    raise
-                if reached(last):
-                    return last
-                if last.state == hopeless:
-                    raise OperationFailed(f"{name} is {last.state}: {getattr(last, 'sentence', '')}")
-                await asyncio.sleep(LOOK_S)
+        try:
+            found = await question(client)
+        except (ManagerUnreachable, ManagerStandsBy) as error:
+            if not state:
+                raise
+            # It was there: it is awaited as well.
+            if str(error) != away:
+                away = str(error)
+                steps(away)
+            return None
+        except ManagerRefused as error:
+            if error.status == 404 and wanted == "gone":
+                return {"name": name, "state": "gone"}
+            raise
+        if reached(found):
+            return found
+        if found.state == hopeless:
+            raise OperationFailed(f"{name} is {found.state}: {getattr(found, 'sentence', '')}")
+        if found.state != state or away:
+            state, away = found.state, ""
+            steps(f"waiting until {name} is {wanted}: it is {state}")
+        return None
+
+    async def looks(client: ManagerClient) -> Any:
+        with Steps(quiet=to.for_programs) as steps:
+            # Once in any case, and for as long as an answer takes.
+            if (found := await look(client, steps)) is not None:
+                return found
+            async with asyncio.timeout(timeout_s):
+                while found is None:
+                    await asyncio.sleep(LOOK_S)
+                    found = await look(client, steps)
+        return found
 
     try:
-        found = to.ask(look)
+        found = to.ask(looks)
     except TimeoutError:
-        state = "there is no answer" if last is None else f"it is {last.state}"
-        raise EbbError(f"{name} is not {wanted} after {timeout_s:g} s: {state}") from None
+        raise EbbError(f"{name} is not {wanted} after {timeout_s:g} s: {away or f'it is {state}'}") from None
     to.say(found, lambda: print(shown(f"{name} is {wanted}")))
