@@ -123,6 +123,25 @@ def _names_in(certificate: x509.Certificate) -> frozenset[str]:
     return frozenset(map(plain_address, names))
 
 
+def first_end(certificates: Iterable[bytes]) -> datetime.datetime | None:
+    """When the first of these ends to be valid; None where there is none, or nothing here can read them.
+
+    :param certificates: PEM; of several in one file the first counts.
+    """
+    texts = tuple(certificates)
+    if not texts:
+        return None
+    try:
+        from cryptography import x509
+    except ImportError:
+        return None
+    ends = []
+    for text in texts:
+        with suppress(ValueError):
+            ends.append(x509.load_pem_x509_certificate(text).not_valid_after_utc)
+    return min(ends, default=None)
+
+
 def plain_address(address: str) -> str:
     """The one way to write a name or an IP address."""
     try:
@@ -149,7 +168,10 @@ def signed(
 ) -> x509.Certificate:
     """A certificate for both directions, since manager and agents call each other; without an issuer, that of a CA.
 
-    :param addresses: names and IP addresses. Raises AccessError where one is neither.
+    It ends with its issuer at the latest: behind that nobody believes it.
+
+    :param addresses: names and IP addresses.
+    :raises AccessError: an address is neither, or the issuer has ended.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -158,6 +180,11 @@ def signed(
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     is_ca = issuer is None
+    ends = now + lifetime
+    if issuer is not None:
+        if issuer.not_valid_after_utc <= now:
+            raise AccessError(f"the CA has expired on {issuer.not_valid_after_utc:%Y-%m-%d}: it signs nothing more")
+        ends = min(ends, issuer.not_valid_after_utc)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -165,7 +192,7 @@ def signed(
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - EARLIER)
-        .not_valid_after(now + lifetime)
+        .not_valid_after(ends)
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)

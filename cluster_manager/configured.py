@@ -76,6 +76,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         webhooks=read_webhooks(options.alerts_file) if options.alerts_file is not None else (),
         move_first=options.move_first,
         authority=authority,
+        certificates=gate.certificates,
         certificate_days=options.certificate_days,
         rebalancing=_rebalancing(options) if options.rebalance else None,
     )

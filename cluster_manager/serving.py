@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import signal
+from collections.abc import Iterable
+from typing import Final
 
 import structlog
 
 from cluster_manager.api import metrics
 from cluster_manager.api.app import make_app
 from cluster_manager.api.forms import MANAGER
+from cluster_manager.authority import first_end
 from cluster_manager.manager import Manager
 from cluster_manager.options import ManagerOptions
 from cluster_manager.settings import Settings
@@ -21,6 +25,9 @@ from ebbtide.rest.supervision import supervised
 from ebbtide.tracing.exporting import exporting
 
 log = structlog.get_logger()
+
+#: Before a certificate ends; the alert EbbtideCertificateEnds has the same.
+WARNED_BEFORE: Final = datetime.timedelta(days=30)
 
 
 async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | None = None) -> None:
@@ -44,7 +51,19 @@ async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | N
     )
     tracing = given is not None and given.options.tracing
     async with exporting(tracing, "ebb-manager"), serving as listener, alone, reloading(gate, given):
+        await asyncio.to_thread(warn_of_end, settings.certificates(), datetime.datetime.now(datetime.UTC))
         log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
         async with app[metrics.LOOP].watching(), supervised(manager.sentence):
             await stop.wait()
             log.info("stopping", why="a signal asked for it")
+
+
+def warn_of_end(certificates: Iterable[bytes], now: datetime.datetime) -> None:
+    """Say in the log that the manager's certificate or the CA's ends soon: neither renews itself."""
+    end = first_end(certificates)
+    if end is not None and end - now < WARNED_BEFORE:
+        log.warning(
+            "the manager's certificate, or the CA's, ends soon: then no host and no client reaches it any more",
+            ends=end.isoformat(timespec="seconds"),
+            days=round((end - now).total_seconds() / 86_400, 1),
+        )

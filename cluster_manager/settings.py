@@ -73,6 +73,8 @@ class Settings:
     #: What signs the certificates of hosts that join, and for how many days; None: nothing does.
     authority: CertificateAuthority | None = None
     certificate_days: float = CERTIFICATE_DAYS
+    #: The certificates in force, PEM: its own and the CAs; asked for at each look at when the first of them ends.
+    certificates: Callable[[], tuple[bytes, ...]] = tuple
     #: Host agents beyond this machine may be called by plain HTTP: in tests, no option says so.
     insecure: bool = False
     #: Hosts that are known at a time; another one is not registered.

@@ -35,12 +35,16 @@ STATES: Final = ("ready", "overcommitted", "unavailable", "silent")
 
 
 class _Manager:
-    """Of the manager itself; a standby has the first three and no other."""
+    """Of the manager itself; a standby has what stands before the reports, and no other."""
 
     leader: Metric = gauge("manager_leader", "Whether this manager leads.")
     epoch: Metric = gauge("manager_epoch", "How often a manager has begun to lead on this store, as far as it knows.")
     disk_full: Metric = gauge("manager_disk_full", "Whether it does not lead because the disk of its store is full.")
     disk_free: Metric = gauge("manager_store_free_bytes", "Free room on the disk of a store in a file.")
+    certificate_end: Metric = gauge(
+        "manager_certificate_expiry_timestamp_seconds",
+        "When the first of its own certificate and of the CA's ends to be valid; with TLS.",
+    )
     reports: Metric = counter("manager_reports", "Reports that were taken; kind: news or repeated.", "kind")
     operations: Metric = gauge("manager_operations", "Operations under way.", "kind")
     operation: Metric = Metric(

@@ -16,9 +16,11 @@ from pydantic import Field, RootModel
 from cluster_manager.api.forms import MANAGER, answer
 from cluster_manager.api.metric_families import MANAGER as OF_MANAGER
 from cluster_manager.api.metric_families import OneHost, TermFacts, declared, put_hosts, put_term
+from cluster_manager.authority import first_end
 from cluster_manager.errors import DISK_FULL
 from cluster_manager.inventory.hosts import Host
 from cluster_manager.manager import Manager
+from cluster_manager.settings import Settings
 from ebbtide.messages.common import Body, Name
 from ebbtide.rest.descriptions import Parameter, describe
 from ebbtide.rest.metrics import sheet as sheets
@@ -57,7 +59,7 @@ async def metrics(request: web.Request) -> web.Response:
     if leads:
         put_term(sheet, term_facts(manager))
         hosts = [(host, id_, manager.hosts.state(id_)[0]) for id_, host in manager.hosts.items()]
-    return sheets.answer(await asyncio.to_thread(_written, sheet, hosts, manager.now(), manager.settings.database))
+    return sheets.answer(await asyncio.to_thread(_written, sheet, hosts, manager.now(), manager.settings))
 
 
 @routes.get("/v1/hosts/{id}/metrics")
@@ -117,11 +119,13 @@ def term_facts(manager: Manager) -> TermFacts:
     )
 
 
-def _written(sheet: sheets.Sheet, hosts: list[tuple[Host, str, str]] | None, now: float, database: object) -> bytes:
+def _written(sheet: sheets.Sheet, hosts: list[tuple[Host, str, str]] | None, now: float, settings: Settings) -> bytes:
     """Blocks: reports of an earlier run are read, and there may be thousands. A standby knows of no hosts."""
     if hosts is not None:
         put_hosts(sheet, [OneHost(id_, state, max(now - host.seen_at, 0.0), host.report) for host, id_, state in hosts])
-    if isinstance(database, Path):
+    if isinstance(settings.database, Path):
         with suppress(OSError):
-            sheet.put(OF_MANAGER.disk_free, float(shutil.disk_usage(database.parent).free))
+            sheet.put(OF_MANAGER.disk_free, float(shutil.disk_usage(settings.database.parent).free))
+    if (end := first_end(settings.certificates())) is not None:
+        sheet.put(OF_MANAGER.certificate_end, end.timestamp())
     return sheet.text()

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
+#: A CA lasts as long as a cluster may: what it has signed ends with it, and no host renews it.
+CA_DAYS: Final = 3650
 #: The common name by which host agents know their manager.
 MANAGER = "ebb-manager"
 _CA = "ca"
@@ -59,7 +61,11 @@ class Authority:
 
     @classmethod
     def in_directory(cls, directory: Path, days: int) -> Self:
-        """The one that is there, else a new one. Raises EbbError if it cannot be read or written."""
+        """The one that is there, else a new one.
+
+        :param days: what it is to sign is valid for so long.
+        :raises EbbError: it cannot be read or written, or ends before that.
+        """
         _need_cryptography()
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -72,13 +78,27 @@ class Authority:
                 key = load_pem_private_key((directory / "ca.key").read_bytes(), None)
                 if not isinstance(key, ec.EllipticCurvePrivateKey):
                     raise EbbError(f"{directory / 'ca.key'} is not a key that `ebb certificates` made")
+                _check_left(directory, certificate, days)
                 return cls(directory, certificate, key)
             key = ec.generate_private_key(ec.SECP256R1())
-            certificate = _signed(None, key, key, Purpose("Ebbtide CA", ()), days)
+            certificate = _signed(None, key, key, Purpose("Ebbtide CA", ()), max(days, CA_DAYS))
             _write(directory / _CA, certificate, key)
         except (OSError, ValueError) as error:
             raise EbbError(f"the CA in {directory} cannot be used: {error}") from error
         return cls(directory, certificate, key)
+
+
+def _check_left(directory: Path, certificate: x509.Certificate, days: int) -> None:
+    """:raises EbbError: a CA ends in less than so many days."""
+    ends = certificate.not_valid_after_utc
+    left = (ends - datetime.datetime.now(datetime.UTC)).days
+    if left >= days:
+        return
+    fewer = f"give --days {left} or less, or " if left > 0 else ""
+    raise EbbError(
+        f"the CA in {directory} is valid until {ends:%Y-%m-%d}, not for {days} days: {fewer}make a new one in another "
+        "directory, and from it the certificates of the manager and of all hosts (docs/reference/security.md)"
+    )
 
 
 def make_certificates(authority: Authority, purposes: Sequence[Purpose], days: int) -> list[Path]:

@@ -56,6 +56,7 @@ class Gate:
         #: For calls of the other daemon; None where no CA and no certificate is configured for them.
         self.calls = self._calls()
         self._cas = {path: _bytes(path) for path in (settings.client_ca, settings.server_ca) if path is not None}
+        self._own_pem = self._own_certificate()
 
     @property
     def scheme(self) -> str:
@@ -81,10 +82,12 @@ class Gate:
         principals = Principals(self._principals(), self._hosts_key, self._revoked())
         self._server()
         self._calls()
+        own_pem = self._own_certificate()
         pairs = ((self.server, self._settings.own), (self.calls, self._caller))
 
         def apply() -> None:
             self.access.principals = principals
+            self._own_pem = own_pem
             for context, pair in pairs:
                 if context is not None and pair is not None:
                     # Checked a moment ago. A context belongs to the loop's thread; the two files are small.
@@ -96,6 +99,14 @@ class Gate:
         path = self._settings.tokens_file
         found = read_tokens(path) if path is not None else ()
         return (*(self._own() if callable(self._own) else self._own), *found)
+
+    def certificates(self) -> tuple[bytes, ...]:
+        """What is in force, whatever stands in the files by now: its own certificate and the CAs, PEM."""
+        return (*self._own_pem, *self._cas.values())
+
+    def _own_certificate(self) -> tuple[bytes, ...]:
+        own = self._settings.own
+        return (_bytes(own.certificate, "certificate"),) if own is not None else ()
 
     def revoked(self) -> frozenset[str]:
         """The hosts that are called lost: nothing of them counts, and nothing is sent to them."""
@@ -119,8 +130,8 @@ class Gate:
         )
 
 
-def _bytes(ca: Path) -> bytes:
+def _bytes(path: Path, what: str = "CA certificate") -> bytes:
     try:
-        return ca.read_bytes()
+        return path.read_bytes()
     except OSError as error:
-        raise AccessError(f"cannot use the CA certificate {ca}: {error.strerror or error}") from error
+        raise AccessError(f"cannot use the {what} {path}: {error.strerror or error}") from error

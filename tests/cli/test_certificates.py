@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import re
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from typer.testing import CliRunner
 
+from ebbtide.cli import certificates
+from ebbtide.cli.certificates import Authority, Purpose, make_certificates
 from ebbtide.cli.main import app
 from ebbtide.client import TLSFiles
 from ebbtide.errors import EbbError
@@ -49,3 +54,38 @@ def test_files_of_tls_that_cannot_be_used_are_said(tmp_path: Path) -> None:
         with pytest.raises(EbbError, match=said):
             files.context()
     assert TLSFiles().context() is None
+
+
+def ends(path: Path) -> datetime.datetime:
+    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+
+
+def test_a_ca_outlives_what_it_signs_by_years(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-a"])
+    assert done.exit_code == 0, done.output
+    now = datetime.datetime.now(datetime.UTC)
+    assert (ends(tmp_path / "ca.pem") - now).days in (3649, 3650)
+    assert (ends(tmp_path / "host-a.pem") - now).days in (364, 365)
+
+
+def test_a_ca_that_ends_before_its_certificates_would_is_refused_and_what_to_do_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As earlier versions made it.
+    monkeypatch.setattr(certificates, "CA_DAYS", 1)
+    Authority.in_directory(tmp_path, 100)
+    for days, said in (
+        ("365", r"valid until .*give --days 99 or less"),
+        ("100", "make a new one in another directory"),
+    ):
+        done = CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-a", "--days", days])
+        assert isinstance(done.exception, EbbError)
+        assert re.search(said, str(done.exception)), done.exception
+    assert not (tmp_path / "host-a.pem").exists()
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-a", "--days", "99"]).exit_code == 0
+
+
+def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
+    authority = Authority.in_directory(tmp_path, 30)
+    make_certificates(authority, [Purpose.host("host-a")], 4000)
+    assert ends(tmp_path / "host-a.pem") == ends(tmp_path / "ca.pem")

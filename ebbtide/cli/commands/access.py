@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from ebbtide.cli.certificates import Authority, Purpose, make_certificates
+from ebbtide.cli.certificates import CA_DAYS, Authority, Purpose, make_certificates
 from ebbtide.cli.commands.options import Printing
 from ebbtide.errors import EbbError
 from ebbtide.lab.state import new_token, write_private
@@ -122,7 +122,7 @@ def certificates(
     host: Annotated[
         list[str] | None, typer.Option(metavar="ID[=ADDRESS]", help="A host and where its agent listens; repeat it.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=CA_DAYS, help="How long they are valid; a CA: ten years.")] = 365,
     *,
     to: Printing,
 ) -> None:

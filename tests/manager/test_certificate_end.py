@@ -1,0 +1,87 @@
+"""That a certificate of the manager's ends soon is told in time: in its metrics, and in its log when it starts."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from structlog.testing import capture_logs
+
+from cluster_manager.authority import first_end
+from cluster_manager.configured import settings_of_all
+from cluster_manager.options import ManagerOptions
+from cluster_manager.serving import warn_of_end
+from ebbtide.lab.state import write_private
+from ebbtide.rest.gate import Gate
+from tests.manager.api.test_metrics import values_of
+from tests.manager.cluster import cluster_of
+from tests.rest.pki import Pki
+
+EXPIRY = "ebbtide_manager_certificate_expiry_timestamp_seconds"
+
+
+def end_of(path: Path) -> datetime.datetime:
+    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    return Pki(tmp_path / "tls")
+
+
+def gate_of(directory: Path, pki: Pki) -> Gate:
+    pair = pki.pair("ebb-manager")
+    for name in ("token", "hosts.key"):
+        write_private(directory / name, f"the-{name}")
+    options = ManagerOptions(
+        database=str(directory / "manager.sqlite"),
+        token_file=directory / "token",
+        hosts_key_file=directory / "hosts.key",
+        tls_certificate=pair.certificate,
+        tls_key=pair.key,
+        client_ca=pki.ca,
+    )
+    settings, gate = settings_of_all(options)
+    assert settings.certificates() == gate.certificates()
+    return gate
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_the_metrics_say_when_the_first_certificate_ends(tmp_path: Path, pki: Pki) -> None:
+    certificates = gate_of(tmp_path, pki).certificates
+    async with cluster_of(tmp_path, certificates=certificates) as cluster:
+        assert (await values_of(cluster))[EXPIRY] == end_of(tmp_path / "tls/ebb-manager.pem").timestamp()
+    async with cluster_of(tmp_path) as cluster:
+        assert EXPIRY not in await values_of(cluster), "there is none"
+
+
+def test_the_ca_counts_where_it_ends_first(tmp_path: Path, pki: Pki) -> None:
+    own = pki.pair("ebb-manager").certificate.read_bytes()
+    ca = pki.ca.read_bytes()
+    assert first_end([own, ca]) == first_end([ca, own]) == end_of(tmp_path / "tls/ebb-manager.pem")
+    assert first_end([ca]) == end_of(pki.ca)
+    assert first_end([]) is None
+
+
+def test_a_new_certificate_counts_when_it_is_in_force(tmp_path: Path, pki: Pki) -> None:
+    gate = gate_of(tmp_path, pki)
+    before = first_end(gate.certificates())
+    pki.pair("ebb-manager", days=300)
+    assert first_end(gate.certificates()) == before
+    gate.read_again()()
+    assert first_end(gate.certificates()) == end_of(tmp_path / "tls/ebb-manager.pem") != before
+
+
+def test_a_manager_whose_certificate_ends_in_less_than_thirty_days_says_so_when_it_starts(pki: Pki) -> None:
+    own = pki.pair("ebb-manager", days=40).certificate.read_bytes()
+    now = datetime.datetime.now(datetime.UTC)
+    with capture_logs() as logs:
+        warn_of_end([own], now)
+        warn_of_end([], now + datetime.timedelta(days=11))
+        assert not logs
+        warn_of_end([own], now + datetime.timedelta(days=11))
+    (said,) = logs
+    assert said["log_level"] == "warning"
+    assert said["days"] == pytest.approx(29, abs=0.1)
