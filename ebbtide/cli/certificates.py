@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +137,16 @@ def _write(stem: Path, certificate: x509.Certificate, key: EllipticCurvePrivateK
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_private(stem.with_name(f"{stem.name}.key"), secret.decode())
-    stem.with_name(f"{stem.name}.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    # Both are whole before the first is put in its place: what fails leaves the pair that was there.
+    descriptor, fresh = tempfile.mkstemp(dir=stem.parent, prefix=f".{stem.name}.pem.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(certificate.public_bytes(Encoding.PEM))
+            os.fchmod(descriptor, 0o644)
+        write_private(stem.with_name(f"{stem.name}.key"), secret.decode())
+        Path(fresh).replace(stem.with_name(f"{stem.name}.pem"))
+    finally:
+        Path(fresh).unlink(missing_ok=True)
 
 
 def _need_cryptography() -> None:

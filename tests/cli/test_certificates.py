@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import resource
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,37 @@ def test_certificates_are_made_for_one_ca_again_and_again(tmp_path: Path) -> Non
     names = {path.name for path in directory.iterdir()}
     assert names == {f"{stem}.{end}" for stem in ("ca", "ebb-manager", "host-a", "host-b") for end in ("pem", "key")}
     assert {path.stat().st_mode & 0o777 for path in directory.glob("*.key")} == {0o600}
+
+
+def test_a_host_that_is_added_leaves_the_pair_of_the_manager_as_it_is(tmp_path: Path) -> None:
+    def pair() -> list[bytes]:
+        return [(tmp_path / f"ebb-manager.{end}").read_bytes() for end in ("pem", "key")]
+
+    for words in (["--manager", "192.0.2.1"], ["--host", "host-a"]):
+        assert CliRunner().invoke(app, ["certificates", str(tmp_path), *words]).exit_code == 0
+        before = pair()
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-b"]).exit_code == 0
+    assert pair() == before
+    certificate = x509.load_pem_x509_certificate(before[0])
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == ["192.0.2.1"]
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--manager", "192.0.2.2"]).exit_code == 0
+    assert all(one != other for one, other in zip(before, pair(), strict=True))
+
+
+def test_a_certificate_that_cannot_be_written_leaves_the_pair_that_was_there(tmp_path: Path) -> None:
+    authority = Authority.in_directory(tmp_path, 30)
+    make_certificates(authority, [Purpose.host("host-a")], 30)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Enough for a key and not for a certificate.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, room[1]))
+    try:
+        with pytest.raises(EbbError, match="File too large"):
+            make_certificates(authority, [Purpose.host("host-a")], 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("host", ["ebb-manager", "ca", "Host A", "=127.0.0.1", "host-a=no name"])

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from ebbtide.cli.certificates import CA_DAYS, Authority, Purpose, make_certificates
+from ebbtide.cli.certificates import CA_DAYS, MANAGER, Authority, Purpose, make_certificates
 from ebbtide.cli.commands.options import Printing
 from ebbtide.errors import EbbError
 from ebbtide.lab.state import new_token, write_private
@@ -117,7 +117,10 @@ def certificates(
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where they go; made if it is not there.")],
     manager: Annotated[
         list[str] | None,
-        typer.Option(metavar="ADDRESS", help="Name or IP address of the manager; repeat it. [127.0.0.1, localhost]"),
+        typer.Option(
+            metavar="ADDRESS",
+            help="Name or IP address of the manager; repeat it. [127.0.0.1, localhost, where it has no certificate]",
+        ),
     ] = None,
     host: Annotated[
         list[str] | None, typer.Option(metavar="ID[=ADDRESS]", help="A host and where its agent listens; repeat it.")
@@ -127,7 +130,10 @@ def certificates(
     to: Printing,
 ) -> None:
     """Make a CA (or use the one that is there) and certificates of a manager and of hosts, for mutual TLS."""
-    wanted = [Purpose.manager(manager or ["127.0.0.1", "localhost"]), *(Purpose.host(text) for text in host or [])]
+    wanted = [Purpose.host(text) for text in host or []]
+    if manager or not (directory / f"{MANAGER}.pem").exists():
+        # One that is there is in use, with addresses that are not said again where a host is added.
+        wanted.insert(0, Purpose.manager(manager or ["127.0.0.1", "localhost"]))
     made = make_certificates(Authority.in_directory(directory, days), wanted, days)
     lines = [f"CA: {directory / 'ca.pem'} (keep ca.key off all hosts)"]
     lines += [f"{path} with {path.with_suffix('.key').name}" for path in made]
