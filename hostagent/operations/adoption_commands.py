@@ -8,7 +8,9 @@ from functools import partial
 from typing import Final
 
 from ebbtide.deflation.allocations import Priority, check_sizes
+from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S, is_fresh
+from ebbtide.deflation.floors import HARD_FLOOR
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.use import Use, minimum_cpu_cores, minimum_memory_mib, use_of
@@ -323,8 +325,11 @@ class AdoptionCommands:
 
 
 def _size_of(found: Candidate) -> ResourceVector:
-    """What a domain has, which becomes its nominal size."""
-    return ResourceVector(cpu_cores=float(found.vcpus), memory_mib=float(int(found.memory_mib)))
+    """What a domain has, which becomes its nominal size: its owner's quota and cap count, and so stay as they are."""
+    before = found.before
+    held = Bound(found.vcpus, before.quota_per_cpu, found.memory_mib, 0.0, cap_cores=before.cap_cores)
+    cores = min(max(held.cpu_cores, HARD_FLOOR.cpu_cores), float(found.vcpus))
+    return ResourceVector(cpu_cores=cores, memory_mib=float(int(found.memory_mib)))
 
 
 def _rounded(value: float | None) -> float | None:

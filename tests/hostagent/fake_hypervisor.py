@@ -126,8 +126,8 @@ class FakeHypervisor:
         return ResourceVector(*await self._call("most", domain=domain))
 
     async def examine(self, domain: str) -> Candidate:
-        vcpus, boot_mib, memory_mib, shares, why_not, period_s = await self._call("examine", domain=domain)
-        return Candidate(vcpus, boot_mib, memory_mib, Before(cpu_shares=shares, stats_period_s=period_s), why_not)
+        vcpus, boot_mib, memory_mib, why_not, before = await self._call("examine", domain=domain)
+        return Candidate(vcpus, boot_mib, memory_mib, Before(**before), why_not)
 
     async def take_over(self, domain: str, intent: Intent) -> None:
         await self._call("write_intent", domain=domain, intent=intent.model_dump_json())

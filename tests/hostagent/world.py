@@ -275,7 +275,8 @@ class World:
 
     async def _do_examine(self, domain: str) -> list[Any]:
         d = self.domains[domain]
-        return [d.vcpus, d.boot_mib, d.bound_mib, d.shares, d.why_not, d.stats_period_s]
+        before = {"cpu_shares": d.shares, "quota_per_cpu": d.quota, "cap_cores": d.cap}
+        return [d.vcpus, d.boot_mib, d.bound_mib, d.why_not, before | {"stats_period_s": d.stats_period_s}]
 
     async def _do_ask_statistics(self, domain: str, period_s: int) -> None:
         # Our own domains' guests have an agent; what their drivers would say is not needed.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.deflation.bounds import Bound
 from ebbtide.messages.adoptions import Adoptable
 from ebbtide.messages.common import PartialVector, Vector
 from hostagent.operations.agent import Agent
@@ -44,6 +45,31 @@ async def test_an_adopted_domain_is_deflated_and_given_back_as_it_was(
     assert (domain.state, domain.shares, domain.intent) == ("running", 777, "")
     assert domain.quota is None
     assert not host.vms
+
+
+@pytest.mark.parametrize(
+    ("quota", "cap", "cores"),
+    [(0.25, None, 1.0), (None, 2.06, 2.0), (0.25, 0.515, 0.5), (2.0, None, 4.0), (0.01, None, 0.1)],
+)
+async def test_a_domain_is_adopted_at_what_its_owner_lets_it_use_and_its_quota_stays(
+    command: Command, client: Client, host: Host, world: World, quota: float | None, cap: float | None, cores: float
+) -> None:
+    await world.create("old-web", "")
+    domain = world.domains["old-web"]
+    domain.state, domain.vcpus, domain.online = "running", 4, {0, 1, 2, 3}
+    domain.vcpu_seconds, domain.quota, domain.cap = [0.0] * 4, quota, cap
+    body = {"request_id": "adopt", "domain": "old-web", "name": "web"}
+    done = await command("POST", "/v1/adoptions", body)
+    assert done.state == "done", done.sentence
+    assert (await report(client)).vms[0].nominal.cpu_cores == cores
+    for _ in range(2):
+        vm = host.vms["web"]
+        vm.drift_repair.pace.held()
+        await vm.drift_repair.check()
+    bound = Bound(4, domain.quota, 0.0, 0.0, cap_cores=domain.cap)
+    assert bound.cpu_cores == pytest.approx(cores), "what is put right on the way lifts nothing"
+    assert (await command("POST", "/v1/vms/web/release", {"request_id": "release"})).state == "done"
+    assert (domain.quota, domain.cap) == (quota, cap)
 
 
 async def test_an_adopted_domain_is_stopped_and_given_back_instead_of_removed(
