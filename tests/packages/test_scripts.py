@@ -1,0 +1,78 @@
+"""The scripts of the Debian packages, with a systemctl and an agent that write down how they are called."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+class Machine:
+    """A folder that a script takes for the whole machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls = folder / "calls"
+        for name in ("bin", "usr/lib/ebbtide", "etc/ebbtide", "var/lib/ebbtide/agent", "run/systemd/system"):
+            (folder / name).mkdir(parents=True)
+        self.program("systemctl", '[ "$1" != is-active ] || echo active')
+        self.program("ebb-hostagent", "exit 0")
+
+    def program(self, name: str, does: str) -> None:
+        """Put one in the place of a program."""
+        path = self.folder / "bin" / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >>{self.calls}\n{does}\n')
+        path.chmod(0o755)
+
+    def without_systemd(self) -> None:
+        """Like a chroot in which an image is made: no systemd runs."""
+        (self.folder / "run/systemd/system").rmdir()
+
+    def run(self, script: str, *words: str, **environ: str) -> tuple[int, list[str], str]:
+        """Its exit code, the calls that it made, and what it said."""
+        text = (ROOT / "packaging" / script).read_text()
+        for place in ("/run/", "/var/lib/", "/etc/", "/usr/lib/"):
+            text = text.replace(place, f"{self.folder}{place}")
+        self.calls.write_text("")
+        path = {"PATH": f"{self.folder}/bin:/usr/bin:/bin"}
+        done = subprocess.run(
+            ["sh", "-c", text, script, *words], env=path | environ, capture_output=True, text=True, check=False
+        )
+        return done.returncode, self.calls.read_text().splitlines(), done.stderr
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
+
+
+STOPPED = "systemctl stop ebb-hostagent.service"
+STARTED = "systemctl start ebb-hostagent.service"
+DISABLED = "systemctl disable --now ebb-hostagent.service ebb-manager.service"
+
+
+def test_a_removal_that_is_refused_leaves_manager_and_agent_as_they_were(machine: Machine) -> None:
+    (machine.folder / "var/lib/ebbtide/agent/state.json").touch()
+    machine.program("ebb-hostagent", "exit 1")
+    code, calls, said = machine.run("debian/prerm", "remove")
+    assert (code, "so the package stays" in said) == (1, True)
+    assert calls[1:] == [STOPPED, "ebb-hostagent release", STARTED]
+    # One that had not run is not started.
+    machine.program("systemctl", '[ "$1" != is-active ] || { echo inactive; exit 3; }')
+    code, calls, _ = machine.run("debian/prerm", "remove")
+    assert (code, calls[1:]) == (1, [STOPPED, "ebb-hostagent release"])
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["gives back", "leaves the limits"])
+def test_a_removal_gives_back_first_and_then_disables_both(machine: Machine, leaves: bool) -> None:
+    (machine.folder / "var/lib/ebbtide/agent/state.json").touch()
+    code, calls, said = machine.run("debian/prerm", "remove", **({"EBB_LEAVE_LIMITS": "1"} if leaves else {}))
+    assert code == 0, said
+    assert calls[1:] == [STOPPED, *([] if leaves else ["ebb-hostagent release"]), DISABLED]
+
+
+def test_an_upgrade_stops_nothing(machine: Machine) -> None:
+    assert machine.run("debian/prerm", "upgrade", "1.2") == (0, [], "")
