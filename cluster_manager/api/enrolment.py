@@ -54,7 +54,7 @@ async def authority(request: web.Request) -> web.Response:
 async def enrol(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, EnrolmentRequest)
-    return answer(await request.app[MANAGER].enrolments.enrol(wanted, _from_here(request)))
+    return answer(await request.app[MANAGER].enrolments.enrol(wanted, _from_here(request), request.remote))
 
 
 @routes.post("/v1/hosts/{id}/certificate")
@@ -71,7 +71,7 @@ async def renew(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, RenewalRequest)
     host, enrolments = request.match_info["id"], request.app[MANAGER].enrolments
-    return answer(await enrolments.renew(host, wanted, _from_here(request)))
+    return answer(await enrolments.renew(host, wanted, _from_here(request), request.remote))
 
 
 @routes.post("/v1/hosts/{id}/revocation")

@@ -126,10 +126,11 @@ class Enrolments:
         log.info("host invited", host=request.host or "any new one", expires_s=request.expires_s)
         return Invitation(token=token + fingerprint, url=self._url, host=request.host, expires_at=invited.expires_at)
 
-    async def enrol(self, request: EnrolmentRequest, from_here: bool = False) -> Enrolment:
+    async def enrol(self, request: EnrolmentRequest, from_here: bool = False, remote: str | None = None) -> Enrolment:
         """Take a host in. Raises RequestError: 403 the invitation does not count, 400 the request is not good.
 
         :param from_here: the request came from this very machine.
+        :param remote: the address from which it came.
         """
         secure = self._url is not None and self._url.startswith("https://")
         key, certificate = None, None
@@ -153,7 +154,9 @@ class Enrolments:
                 sentence = f"host: there is a host {request.host} already, or it is invited"
                 raise RequestError(409, f"{sentence}; to enrol it again invite it by its name", "host")
             if secure and request.csr is not None:
-                certificate = await self._sign(request.csr, request.host, request.address, from_here)
+                # By that address come also guests behind another manager's machine: the invitation must mean the host.
+                from_there = from_here or (invited.host is not None and _is_same(remote, request.address))
+                certificate = await self._sign(request.csr, request.host, request.address, from_there)
             used = invited.model_copy(update={"used_by": request.host, "key": key})
             rest = tuple(used if one is invited else one for one in self._known.invitations)
             await self._save(self._known.model_copy(update={"invitations": rest}))
@@ -167,10 +170,16 @@ class Enrolments:
             ca=self.authority.pem if secure else None,
         )
 
-    async def renew(self, host: str, request: RenewalRequest, from_here: bool = False) -> Renewal:
-        """The next certificate of a host that has shown its present one. Raises RequestError."""
+    async def renew(
+        self, host: str, request: RenewalRequest, from_here: bool = False, remote: str | None = None
+    ) -> Renewal:
+        """The next certificate of a host that has shown its present one. Raises RequestError.
+
+        :param from_here: as for `enrol`, and so is ``remote``.
+        """
         self.refuse_revoked(host)
-        certificate = await self._sign(request.csr, host, request.address, from_here)
+        from_there = from_here or _is_same(remote, request.address)
+        certificate = await self._sign(request.csr, host, request.address, from_there)
         log.info("certificate renewed", host=host, days=self._days)
         return Renewal(certificate=certificate)
 
@@ -209,10 +218,10 @@ class Enrolments:
             one.used_by == host or (one.host == host and one.expires_at > now) for one in self._known.invitations
         )
 
-    def _check_address(self, address: str, from_here: bool) -> None:
+    def _check_address(self, address: str, from_there: bool) -> None:
         """Who reaches the manager by its address alone, as people do, must not be answered by a host."""
         own = self._authority.own if self._authority is not None else frozenset()
-        if not from_here and plain_address(address) in own | self._leaders:
+        if not from_there and plain_address(address) in own | self._leaders:
             raise RequestError(400, f"address: {address} is a manager's, and the request is not from there", "address")
 
     async def _key_of(self, request: str, host: str) -> object:
@@ -221,8 +230,8 @@ class Enrolments:
         except AccessError as error:
             raise RequestError(400, f"csr: {error}", "csr") from None
 
-    async def _sign(self, request: str, host: str, address: str, from_here: bool) -> str:
-        self._check_address(address, from_here)
+    async def _sign(self, request: str, host: str, address: str, from_there: bool) -> str:
+        self._check_address(address, from_there)
         try:
             return await asyncio.to_thread(self.authority.answer, request, host, (address,), self._days)
         except AccessError as error:
@@ -231,6 +240,11 @@ class Enrolments:
     async def _save(self, known: Enrolled) -> None:
         await self._store.save_knowledge(NAME, known.model_dump_json())
         self._known = known
+
+
+def _is_same(remote: str | None, address: str) -> bool:
+    """Whether a request came from the address that it names."""
+    return remote is not None and plain_address(remote) == plain_address(address)
 
 
 def _digest(token: str) -> str:

@@ -175,6 +175,23 @@ async def test_a_host_gets_no_certificate_for_a_managers_address(parts: Parts) -
     assert (await manager.renew("host-b", RenewalRequest(csr=request("host-b"), address=MANAGER), True)).certificate
 
 
+async def test_a_host_on_the_machine_of_another_manager_joins_by_its_name_and_renews_from_there(parts: Parts) -> None:
+    """Guests behind that machine come from its address, too: an invitation for any host takes none of them there."""
+    other = "192.0.2.9"
+    await (await parts.term(f"https://{other}:7100"))._store.close()
+    manager = await parts.term()
+    named = (await manager.invite(InvitationRequest(host="host-b"))).token
+    any_host = (await manager.invite(InvitationRequest())).token
+    for token, host, remote in ((named, "host-b", "192.0.2.11"), (named, "host-b", None), (any_host, "host-c", other)):
+        with pytest.raises(RequestError, match="is a manager's"):
+            await manager.enrol(asking(token, host, other), False, remote)
+    assert (await manager.enrol(asking(named, "host-b", other), False, f"::ffff:{other}")).certificate
+    again = RenewalRequest(csr=request("host-b"), address=other)
+    assert (await manager.renew("host-b", again, False, other)).certificate
+    with pytest.raises(RequestError, match="is a manager's"):
+        await manager.renew("host-b", again, False, "192.0.2.11")
+
+
 def test_an_address_is_the_same_however_it_is_written() -> None:
     assert plain_address("::ffff:192.0.2.1") == plain_address("192.0.2.1")
     assert plain_address("2001:DB8::0:1") == "2001:db8::1"
