@@ -40,6 +40,12 @@ DIRECTORY: Final = Path("/var/lib/ebbtide/enrolment")
 PORT: Final = 7101
 LIMIT_S: Final = 30.0
 LONGEST_TOKEN: Final = 500
+#: Options that belong to the cluster that a host leaves with --force.
+_OF_CLUSTER: Final = frozenset(
+    {"url", "manager_ca", "certificate", "key", "manager_name", "tls_certificate", "tls_key", "client_ca"}
+)
+#: There where systemd runs.
+SYSTEMD: Final = Path("/run/systemd/system")
 #: The id in the file that comes with the package.
 UNNAMED: Final = "..."
 ABOUT: Final = "Join a cluster, with an invitation of `ebb host invite`."
@@ -84,10 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--id", default=_own_name(), help="this host's name in the cluster [%(default)s]")
     parser.add_argument("--listen", help=f"where to serve [the address that reaches the manager, port {PORT}]")
-    parser.add_argument("--capacity", default="auto", help="as of ebb-hostagent [%(default)s]")
+    parser.add_argument("--capacity", help="as of ebb-hostagent [what the file of options has, else auto]")
     parser.add_argument("--config", type=Path, default=HostAgentOptions.file, help="the options go here [%(default)s]")
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="key, certificate, tokens [%(default)s]")
-    parser.add_argument("--force", action="store_true", help="replace options and certificate that are there")
+    parser.add_argument("--force", action="store_true", help="replace certificate and address that are there")
     parser.add_argument("--no-start", action="store_true", help="do not start the service")
     return parser
 
@@ -138,15 +144,15 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
         raise HostAgentError(f"{given.url} is no address of a manager: it must be like https://10.0.0.1:7100")
     try:
         listen = address_of(given.listen) if given.listen is not None else None
-        if given.capacity != "auto":
+        if given.capacity not in (None, "auto"):
             capacity_of(given.capacity)
     except ValueError as error:
         raise HostAgentError(str(error)) from None
-    if not given.force:
-        named = _options(given.config).get("id", UNNAMED) != UNNAMED
-        if named or (given.directory / "host.pem").exists():
-            what = given.config if named else given.directory / "host.pem"
-            raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
+    # A file that cannot be read is no reason to ask the manager first.
+    named = _options(given.config).get("id", UNNAMED) != UNNAMED
+    if not given.force and (named or (given.directory / "host.pem").exists()):
+        what = given.config if named else given.directory / "host.pem"
+        raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
     return host, manager, listen
 
 
@@ -228,9 +234,10 @@ def _written(directory: Path, answer: Enrolment, given: argparse.Namespace, list
     for name, text in files.items():
         _private(directory / name, text.rstrip("\n") + "\n")
     managers = [manager, *(url for url in answer.managers if url != manager)]
+    old = _options(given.config)
     options: dict[str, Any] = {
         "id": answer.host,
-        "capacity": given.capacity,
+        "capacity": given.capacity or old.get("capacity", "auto"),
         "listen": listen,
         "token_file": str(directory / "command-token"),
         "manager": managers,
@@ -242,9 +249,12 @@ def _written(directory: Path, answer: Enrolment, given: argparse.Namespace, list
             "tls_key": str(directory / "host.key"),
             "client_ca": str(directory / "ca.pem"),
         }
-    if not given.force:
-        # What was set for this host before it had a name: its templates, its reserve.
-        options |= {name: value for name, value in _options(given.config).items() if name not in options}
+    # What was set for this host: its templates, its reserve.
+    left = {name: value for name, value in old.items() if name not in options}
+    dropped = sorted(_OF_CLUSTER & left.keys()) if given.force else []
+    if dropped:
+        print(f"not kept of the options before: {', '.join(dropped)}")
+    options |= {name: value for name, value in left.items() if name not in dropped}
     # A string of JSON is one of TOML, and so are numbers, truth values and arrays.
     lines = [f"{name} = {json.dumps(value)}" for name, value in options.items()]
     return "\n".join(["# Written by `ebb-hostagent join`; all options: `ebb config example hostagent`.", *lines, ""])
@@ -272,12 +282,14 @@ def _own_address(manager: str, port: int) -> str:
 
 
 def _start(given: argparse.Namespace) -> None:
-    command = "systemctl enable --now ebb-hostagent"
-    if given.no_start or given.config != HostAgentOptions.file or not Path("/run/systemd/system").is_dir():
+    if given.no_start or given.config != HostAgentOptions.file or not SYSTEMD.is_dir():
         config = "" if given.config == HostAgentOptions.file else f" --config {given.config}"
         print(f"start it: ebb-hostagent{config}")
         return
-    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise HostAgentError(f"{command}: {done.stderr.strip() or done.returncode}; see journalctl -u ebb-hostagent")
+    # One that runs already has the options and the certificate of before.
+    for command in ("systemctl enable ebb-hostagent", "systemctl restart ebb-hostagent"):
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            why = done.stderr.strip() or done.returncode
+            raise HostAgentError(f"{command}: {why}; see journalctl -u ebb-hostagent")
     print("the service ebb-hostagent runs: the host appears in `ebb host list` with its first report", file=sys.stdout)

@@ -1,0 +1,101 @@
+"""`ebb-hostagent join` on the host: what it leaves there, and what it says before an invitation is used."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from cluster_manager.inventory.enrolment import Enrolments
+from ebbtide.messages.enrolment import Authority, EnrolmentRequest, InvitationRequest
+from hostagent import joining
+from hostagent.errors import HostAgentError
+from hostagent.options import HostAgentOptions
+from tests.manager.api.test_enrolment_attacks import Parts, serving
+
+
+class Inviting:
+    """A manager's enrolments over TLS, and a host that joins."""
+
+    def __init__(self, directory: Path, manager: Enrolments) -> None:
+        self.manager = manager
+        self.url = ""
+        self.asked: list[EnrolmentRequest] = []
+        self.config = directory / "etc/hostagent.toml"
+        self.directory = directory / "var/enrolment"
+
+    async def ca(self, _: web.Request) -> web.Response:
+        return web.json_response(text=Authority(ca=self.manager.authority.pem).model_dump_json())
+
+    async def enrol(self, came: web.Request) -> web.Response:
+        self.asked.append(EnrolmentRequest.model_validate_json(await came.text()))
+        return web.json_response(text=(await self.manager.enrol(self.asked[-1])).model_dump_json())
+
+    async def join(self, *words: str, token: str = "") -> None:
+        """Raises HostAgentError."""
+        token = token or (await self.manager.invite(InvitationRequest(host="host-b"))).token
+        here = ["--id", "host-b", "--config", str(self.config), "--directory", str(self.directory)]
+        await asyncio.to_thread(joining.join, [self.url, token, *here, *words])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return tomllib.loads(self.config.read_text())
+
+
+@pytest.fixture
+async def inviting(tmp_path: Path) -> AsyncIterator[Inviting]:
+    parts = Parts(tmp_path)
+    made = Inviting(tmp_path, await parts.term())
+    app = web.Application()
+    app.add_routes([web.get("/v1/ca", made.ca), web.post("/v1/enrolments", made.enrol)])
+    async with serving(app, parts.pki.pair("ebb-manager")) as made.url:
+        yield made
+    await made.manager._store.close()
+
+
+async def test_a_host_that_joins_again_by_force_keeps_what_was_set_for_it(
+    inviting: Inviting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inviting.config.parent.mkdir()
+    inviting.config.write_text('id = "..."\ncapacity = "auto"\nreserve_mib = 600.0\n')
+    await inviting.join("--capacity", "cpu_cores=14")
+    own = 'templates = ["/etc/ebbtide/templates"]\ndisk_dir = "/srv/disks"\n'
+    inviting.config.write_text(inviting.config.read_text() + own + 'url = "https://192.0.2.7:7101"\n')
+    with pytest.raises(HostAgentError, match="--force replaces it"):
+        await inviting.join()
+    capsys.readouterr()
+    await inviting.join("--force", "--listen", "127.0.0.1:7109")
+    found = inviting.options
+    assert (found["reserve_mib"], found["templates"], found["disk_dir"]) == (
+        600.0,
+        ["/etc/ebbtide/templates"],
+        "/srv/disks",
+    )
+    assert (found["capacity"], found["listen"]) == ("cpu_cores=14", "127.0.0.1:7109")
+    assert "url" not in found, "it was that of the certificate before"
+    assert "not kept of the options before: url\n" in capsys.readouterr().out
+
+
+async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
+    inviting: Inviting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    called: list[list[str]] = []
+
+    def run(words: list[str], **_: Any) -> Any:
+        called.append(words)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    inviting.config.parent.mkdir()
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(HostAgentOptions, "file", inviting.config)
+    monkeypatch.setattr(joining, "SYSTEMD", tmp_path, raising=False)
+    await inviting.join()
+    assert called == [["systemctl", "enable", "ebb-hostagent"], ["systemctl", "restart", "ebb-hostagent"]]
+    assert "the service ebb-hostagent runs" in capsys.readouterr().out
