@@ -107,7 +107,13 @@ async def _join(given: argparse.Namespace) -> None:
         raise HostAgentError("the token is not whole: behind a point it has the fingerprint of the cluster's CA")
     if not secure and not is_loopback(url.hostname or ""):
         raise HostAgentError(f"{manager} would get the token over plain HTTP: give https://")
+    if secure:
+        _need_cryptography()
     try:
+        # What cannot be written is found before the invitation is used.
+        make_parents(given.config)
+        with tempfile.TemporaryFile(dir=given.config.parent):
+            pass
         make_parents(directory)
         directory.mkdir(mode=0o700, exist_ok=True)
         tls: ssl.SSLContext | None = None
@@ -118,9 +124,9 @@ async def _join(given: argparse.Namespace) -> None:
         address, port = listen if listen is not None else (_own_address(url.hostname or "", url.port or 443), PORT)
         asked = EnrolmentRequest(token=token, host=host, address=address.strip("[]"), csr=csr)
         answer = await _ask(tls, "POST", f"{manager}/v1/enrolments", Enrolment, asked)
-        options = _written(directory, answer, given, f"{address}:{port}", manager)
-        replace(given.config, options)
-        given.config.chmod(0o600)
+        # The options first: where that fails nothing is left that would count as a host which has joined.
+        _private(given.config, _options_text(directory, answer, given, f"{address}:{port}", manager))
+        _write(directory, answer)
     except OSError as error:
         raise HostAgentError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
     except ValidationError as error:
@@ -226,13 +232,24 @@ def _key_in(path: Path) -> Any:
     return key
 
 
-def _written(directory: Path, answer: Enrolment, given: argparse.Namespace, listen: str, manager: str) -> str:
-    """Write tokens and certificates; the options that name them, as TOML."""
+def _need_cryptography() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise HostAgentError("this needs the package cryptography: pip install 'ebbtide[certificates]'") from None
+
+
+def _write(directory: Path, answer: Enrolment) -> None:
+    """Tokens and certificates."""
     files = {"command-token": answer.command_token, "report-token": answer.report_token}
     if answer.certificate is not None and answer.ca is not None:
-        files |= {"host.pem": answer.certificate, "ca.pem": answer.ca}
+        files |= {"ca.pem": answer.ca, "host.pem": answer.certificate}
     for name, text in files.items():
         _private(directory / name, text.rstrip("\n") + "\n")
+
+
+def _options_text(directory: Path, answer: Enrolment, given: argparse.Namespace, listen: str, manager: str) -> str:
+    """The options of a host that has joined, as TOML."""
     managers = [manager, *(url for url in answer.managers if url != manager)]
     old = _options(given.config)
     options: dict[str, Any] = {

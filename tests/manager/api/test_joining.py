@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
+import sys
 import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,7 +44,8 @@ class Inviting:
         """Raises HostAgentError."""
         token = token or (await self.manager.invite(InvitationRequest(host="host-b"))).token
         here = ["--id", "host-b", "--config", str(self.config), "--directory", str(self.directory)]
-        await asyncio.to_thread(joining.join, [self.url, token, *here, *words])
+        # A token may begin with a hyphen.
+        await asyncio.to_thread(joining.join, [*here, *words, "--", self.url, token])
 
     @property
     def options(self) -> dict[str, Any]:
@@ -99,3 +102,46 @@ async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
     await inviting.join()
     assert called == [["systemctl", "enable", "ebb-hostagent"], ["systemctl", "restart", "ebb-hostagent"]]
     assert "the service ebb-hostagent runs" in capsys.readouterr().out
+
+
+async def test_a_host_without_a_folder_for_its_options_joins(inviting: Inviting) -> None:
+    await inviting.join()
+    assert inviting.options["tls_certificate"] == str(inviting.directory / "host.pem")
+    assert {path.stat().st_mode & 0o077 for path in (inviting.config, *inviting.directory.iterdir())} == {0}
+
+
+async def test_options_that_cannot_be_written_use_no_invitation(inviting: Inviting) -> None:
+    inviting.config.parent.write_text("a file")
+    with pytest.raises(HostAgentError, match=r"cannot be (read|written)"):
+        await inviting.join()
+    assert not inviting.asked
+    assert not inviting.directory.exists()
+
+
+async def test_options_that_fail_to_be_written_leave_a_host_that_can_join_again(
+    inviting: Inviting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = (await inviting.manager.invite(InvitationRequest())).token
+    replace = joining.replace
+
+    def full(path: Path, text: str) -> None:
+        if path == inviting.config:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        replace(path, text)
+
+    with monkeypatch.context() as here:
+        here.setattr(joining, "replace", full)
+        with pytest.raises(HostAgentError, match=r"hostagent\.toml cannot be written: No space left"):
+            await inviting.join(token=token)
+    await inviting.join(token=token)
+    assert inviting.options["id"] == "host-b"
+
+
+async def test_a_host_without_the_package_for_certificates_is_told_what_to_install(
+    inviting: Inviting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = (await inviting.manager.invite(InvitationRequest())).token
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(HostAgentError, match=r"pip install 'ebbtide\[certificates\]'"):
+        await inviting.join(token=token)
+    assert not inviting.asked
