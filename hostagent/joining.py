@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -107,6 +107,11 @@ async def _join(given: argparse.Namespace) -> None:
         raise HostAgentError("the token is not whole: behind a point it has the fingerprint of the cluster's CA")
     if not secure and not is_loopback(url.hostname or ""):
         raise HostAgentError(f"{manager} would get the token over plain HTTP: give https://")
+    if not secure and listen is not None and not is_loopback(listen[0]):
+        raise HostAgentError(
+            f"--listen {given.listen} can be reached from other machines, and over plain HTTP a host gets no "
+            "certificate: give an address of loopback"
+        )
     if secure:
         _need_cryptography()
     try:
@@ -121,11 +126,18 @@ async def _join(given: argparse.Namespace) -> None:
         if secure:
             tls = await _trusted(manager, fingerprint)
             csr = request_of(_key_in(directory / "host.key"), host)
-        address, port = listen if listen is not None else (_own_address(url.hostname or "", url.port or 443), PORT)
-        asked = EnrolmentRequest(token=token, host=host, address=address.strip("[]"), csr=csr)
+        address, port = listen if listen is not None else ("", PORT)
+        reached = address
+        if address.strip("[]") in ("", "0.0.0.0", "::"):
+            reached = _own_address(url.hostname or "", url.port or 443)
+        asked = EnrolmentRequest(token=token, host=host, address=reached.strip("[]"), csr=csr)
         answer = await _ask(tls, "POST", f"{manager}/v1/enrolments", Enrolment, asked)
+        # Of all addresses, the one that the certificate names is where the manager calls.
+        at = {"listen": f"{address or reached}:{port}"}
+        if address and address != reached:
+            at["url"] = f"{url.scheme}://{reached}:{port}"
         # The options first: where that fails nothing is left that would count as a host which has joined.
-        _private(given.config, _options_text(directory, answer, given, f"{address}:{port}", manager))
+        _private(given.config, _options_text(directory, answer, given, at, manager))
         _write(directory, answer)
     except OSError as error:
         raise HostAgentError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
@@ -248,14 +260,19 @@ def _write(directory: Path, answer: Enrolment) -> None:
         _private(directory / name, text.rstrip("\n") + "\n")
 
 
-def _options_text(directory: Path, answer: Enrolment, given: argparse.Namespace, listen: str, manager: str) -> str:
-    """The options of a host that has joined, as TOML."""
+def _options_text(
+    directory: Path, answer: Enrolment, given: argparse.Namespace, at: Mapping[str, str], manager: str
+) -> str:
+    """The options of a host that has joined, as TOML.
+
+    :param at: where it serves.
+    """
     managers = [manager, *(url for url in answer.managers if url != manager)]
     old = _options(given.config)
     options: dict[str, Any] = {
         "id": answer.host,
         "capacity": given.capacity or old.get("capacity", "auto"),
-        "listen": listen,
+        **at,
         "token_file": str(directory / "command-token"),
         "manager": managers,
         "manager_token_file": str(directory / "report-token"),

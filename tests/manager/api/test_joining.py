@@ -19,7 +19,8 @@ from cluster_manager.inventory.enrolment import Enrolments
 from ebbtide.messages.enrolment import Authority, EnrolmentRequest, InvitationRequest
 from hostagent import joining
 from hostagent.errors import HostAgentError
-from hostagent.options import HostAgentOptions
+from hostagent.main import options_of
+from hostagent.options import HostAgentOptions, access_of
 from tests.manager.api.test_enrolment_attacks import Parts, serving
 
 
@@ -145,3 +146,22 @@ async def test_a_host_without_the_package_for_certificates_is_told_what_to_insta
     with pytest.raises(HostAgentError, match=r"pip install 'ebbtide\[certificates\]'"):
         await inviting.join(token=token)
     assert not inviting.asked
+
+
+async def test_a_host_that_listens_at_all_addresses_is_called_at_the_one_in_its_certificate(inviting: Inviting) -> None:
+    for number, listen in enumerate(("0.0.0.0:7101", "[::]:7102")):
+        await inviting.join("--listen", listen, *(["--force"] if number else []))
+        assert inviting.asked[-1].address == "127.0.0.1"
+        assert inviting.options["listen"] == listen
+        options = options_of(["--config", str(inviting.config)]).options
+        assert options.url == f"https://127.0.0.1:710{number + 1}"
+        access_of(options)
+    await inviting.join("--force", "--listen", "127.0.0.1:7101")
+    assert "url" not in inviting.options
+
+
+async def test_without_certificates_no_host_joins_where_others_could_reach_it(inviting: Inviting) -> None:
+    inviting.url = inviting.url.replace("https", "http")
+    with pytest.raises(HostAgentError, match=r"--listen 0\.0\.0\.0:7101 can be reached from other machines"):
+        await inviting.join("--listen", "0.0.0.0:7101")
+    assert not inviting.config.exists()
