@@ -86,6 +86,8 @@ class Renewing:
         self._tls = tls
         self._apply = apply
         self._now = now
+        #: A renewed certificate lies in its file, and the one before is still in use.
+        self._pending = False
 
     async def run(self) -> None:
         """Renew whenever it is time."""
@@ -98,6 +100,10 @@ class Renewing:
 
     async def look(self) -> bool:
         """Renew the certificate if it is time; whether it was. Raises AccessError, OSError: it was time, and failed."""
+        if self._pending:
+            # By its file alone it would never be time again, until the one in use has expired.
+            await self._take_into_use()
+            return True
         found = await asyncio.to_thread(load, self._own.certificate)
         if not due(found.not_valid_before_utc, found.not_valid_after_utc, self._now()):
             return False
@@ -110,12 +116,20 @@ class Renewing:
                 failures.append(f"{manager}: {error or type(error).__name__}")
                 continue
             await asyncio.to_thread(replace, self._own.certificate, renewed)
-            (await asyncio.to_thread(self._apply))()
-            ends = (await asyncio.to_thread(load, self._own.certificate)).not_valid_after_utc
-            log.info("certificate renewed", certificate=str(self._own.certificate), until=ends.isoformat())
+            await self._take_into_use()
             return True
         left = found.not_valid_after_utc - self._now()
         raise AccessError(f"{'; '.join(failures)}; it is valid for {left.total_seconds() / 86_400:.1f} days more")
+
+    async def _take_into_use(self) -> None:
+        self._pending = True
+        try:
+            (await asyncio.to_thread(self._apply))()
+        except AccessError as error:
+            raise AccessError(f"the renewed one is there, but not in use: {error}") from error
+        self._pending = False
+        ends = (await asyncio.to_thread(load, self._own.certificate)).not_valid_after_utc
+        log.info("certificate renewed", certificate=str(self._own.certificate), until=ends.isoformat())
 
     def _request(self) -> str:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key

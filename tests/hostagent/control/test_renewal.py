@@ -1,0 +1,51 @@
+"""A host's certificate is renewed by itself, and what keeps a renewed one from its use is tried again."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from cluster_manager.authority import CertificateAuthority
+from ebbtide.messages.enrolment import Renewal, RenewalRequest
+from ebbtide.rest.errors import AccessError
+from hostagent.control.renewal import Renewing, load
+from tests.rest.pki import Pki
+
+
+async def test_a_renewed_certificate_that_was_refused_once_is_taken_into_use_at_the_next_look(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    own = pki.pair("host-b")
+    authority = CertificateAuthority.load(pki.ca, tmp_path / "ca.key")
+    came: list[str] = []
+    refusals = ["the CA ca.pem has changed", "a typo in the tokens file"]
+    in_use = [load(own.certificate).serial_number]
+
+    async def sign(request: web.Request) -> web.Response:
+        asked = RenewalRequest.model_validate_json(await request.text())
+        came.append(asked.csr)
+        signed = Renewal(certificate=authority.answer(asked.csr, "host-b", (asked.address,), 30.0))
+        return web.json_response(text=signed.model_dump_json())
+
+    def apply() -> Callable[[], None]:
+        if refusals:
+            raise AccessError(refusals.pop())
+        return lambda: in_use.append(load(own.certificate).serial_number)
+
+    app = web.Application()
+    app.router.add_post("/v1/hosts/host-b/certificate", sign)
+    late = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=20)
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        renewing = Renewing("host-b", "127.0.0.1", own, [url], "a-token", pki.client(), apply, lambda: late)
+        for why in ("a typo in the tokens file", "the CA ca.pem has changed"):
+            with pytest.raises(AccessError, match=f"the renewed one is there, but not in use: {why}"):
+                await renewing.look()
+        assert await renewing.look()
+        assert in_use[1:] == [load(own.certificate).serial_number]
+        assert not await renewing.look(), "it lasts"
+    assert len(came) == 1, "one is enough, however often it is tried to use it"
