@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 from typing import Any
@@ -80,9 +81,11 @@ async def _release(options: HostAgentOptions, access: AccessSettings) -> None:
         try:
             place.bind((address.strip("[]"), port))
         except OSError as error:
-            raise HostAgentError(
-                f"an agent runs at {options.listen}: stop it first, or `ebb host undeflate`"
-            ) from error
+            # Nobody listens at an address that this machine does not have any more.
+            if error.errno == errno.EADDRINUSE:
+                raise HostAgentError(
+                    f"an agent runs at {options.listen}: stop it first, or `ebb host undeflate`"
+                ) from error
     print(await give_back(await _agent(options, access)))
 
 

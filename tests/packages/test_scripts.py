@@ -74,5 +74,16 @@ def test_a_removal_gives_back_first_and_then_disables_both(machine: Machine, lea
     assert calls[1:] == [STOPPED, *([] if leaves else ["ebb-hostagent release"]), DISABLED]
 
 
+@pytest.mark.parametrize("line", ['state_dir = "{}"', "  state_dir='{}'  # on the large disk"])
+def test_a_removal_gives_back_also_where_the_agent_remembers_elsewhere(machine: Machine, line: str) -> None:
+    (machine.folder / "srv").mkdir()
+    (machine.folder / "srv/state.json").touch()
+    options = machine.folder / "etc/ebbtide/hostagent.toml"
+    options.write_text('id = "host-a"\n#state_dir = "/nowhere"\n' + line.format(machine.folder / "srv") + "\n")
+    assert "ebb-hostagent release" in machine.run("debian/prerm", "remove")[1]
+    options.write_text('id = "host-a"\n#state_dir = "/var/lib/ebbtide/agent"\n')
+    assert "ebb-hostagent release" not in machine.run("debian/prerm", "remove")[1]
+
+
 def test_an_upgrade_stops_nothing(machine: Machine) -> None:
     assert machine.run("debian/prerm", "upgrade", "1.2") == (0, [], "")
