@@ -183,6 +183,8 @@ def _why_not(root: ElementTree.Element, vcpus: int, memory_mib: float) -> str:
         return "its memory is locked or in huge pages, so none could ever be taken"
     if root.find("./devices/hostdev") is not None:
         return "it has a device of the host, which pins its memory"
+    if len(root.findall("./devices/memory[@model='virtio-mem']")) > 1:
+        return "it has more than one virtio-mem device, of which only one could be looked after"
     if root.find("./launchSecurity") is not None:
         return "its memory is encrypted, which no balloon can return"
     return ""
