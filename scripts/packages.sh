@@ -73,7 +73,7 @@ chmod 755 "$root"/usr/bin/*
 install -m 644 packaging/systemd/ebb-guestagent.service "$root/lib/systemd/system/"
 "$python" -m guestagent --example-config >"$root/etc/ebbtide/guestagent.toml"
 install -m 644 packaging/guest/logrotate "$root/etc/logrotate.d/ebbtide-guest"
-install -m 755 packaging/guest/postinst packaging/guest/prerm packaging/guest/postrm "$root/DEBIAN/"
+install -m 755 packaging/guest/preinst packaging/guest/postinst packaging/guest/prerm packaging/guest/postrm "$root/DEBIAN/"
 debian "$root" ebbtide-guest all <<'EOF'
 Depends: python3 (>= 3.8)
 Description: Ebbtide inside a guest

@@ -108,7 +108,9 @@ def test_a_debian_package_has_a_page_for_each_program_and_asks_before_it_changes
         }  # fmt: skip
     asked = (tree / "DEBIAN/conffiles").read_text().splitlines()
     assert asked == sorted("/" + str(path.relative_to(tree)) for path in (tree / "etc").rglob("*") if path.is_file())
-    for script in ("postinst", "prerm", "postrm"):
+    scripts = {path.name for path in (tree / "DEBIAN").iterdir()} & {"preinst", "postinst", "prerm", "postrm"}
+    assert scripts >= {"postinst", "prerm", "postrm"}
+    for script in scripts:
         subprocess.run(["sh", "-n", tree / "DEBIAN" / script], check=True)
     units = list((tree / "lib/systemd/system").glob("*.service"))
     assert units

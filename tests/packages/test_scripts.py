@@ -87,3 +87,29 @@ def test_a_removal_gives_back_also_where_the_agent_remembers_elsewhere(machine: 
 
 def test_an_upgrade_stops_nothing(machine: Machine) -> None:
     assert machine.run("debian/prerm", "upgrade", "1.2") == (0, [], "")
+
+
+ENABLE, RELOAD, RESTART, TRY_RESTART = (
+    *("systemctl enable ebb-guestagent.service", "systemctl daemon-reload"),
+    *(f"systemctl {how} ebb-guestagent.service" for how in ("restart", "try-restart")),
+)
+
+
+def test_a_guest_agent_is_enabled_in_an_image_where_no_systemd_runs(machine: Machine) -> None:
+    machine.without_systemd()
+    assert machine.run("guest/postinst", "configure") == (0, [ENABLE], "")
+    machine.program("systemctl", "exit 1")
+    code, _, said = machine.run("guest/postinst", "configure")
+    assert (code, said) == (0, "ebbtide-guest: the agent does not start by itself: systemctl enable ebb-guestagent\n")
+
+
+def test_a_guest_agent_that_was_disabled_stays_so_at_an_upgrade(machine: Machine) -> None:
+    assert machine.run("guest/postinst", "configure") == (0, [ENABLE, RELOAD, RESTART], "")
+    assert machine.run("guest/preinst", "upgrade", "1.2")[0] == 0
+    assert machine.run("guest/postinst", "configure", "1.2") == (0, [RELOAD, TRY_RESTART], "")
+
+
+def test_a_guest_agent_is_enabled_again_when_it_is_installed_after_a_removal(machine: Machine) -> None:
+    assert machine.run("guest/preinst", "install", "1.2") == (0, [], "")
+    assert machine.run("guest/postinst", "configure", "1.2") == (0, [ENABLE, RELOAD, RESTART], "")
+    assert machine.run("guest/postinst", "configure", "1.3")[1] == [RELOAD, TRY_RESTART], "once"
