@@ -21,6 +21,7 @@ from hostagent import joining
 from hostagent.errors import HostAgentError
 from hostagent.main import options_of
 from hostagent.options import HostAgentOptions, access_of
+from hostagent.state import files
 from tests.manager.api.test_enrolment_attacks import Parts, serving
 
 
@@ -123,12 +124,11 @@ async def test_options_that_fail_to_be_written_leave_a_host_that_can_join_again(
     inviting: Inviting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = (await inviting.manager.invite(InvitationRequest())).token
-    replace = joining.replace
 
     def full(path: Path, text: str) -> None:
         if path == inviting.config:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        replace(path, text)
+        files.replace(path, text)
 
     with monkeypatch.context() as here:
         here.setattr(joining, "replace", full)
