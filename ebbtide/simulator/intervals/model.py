@@ -15,10 +15,10 @@ import numpy as np
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
-from ebbtide.simulator.generators import capacity
-from ebbtide.simulator.inputs.batches import JobBatch, SeriesBatch
-from ebbtide.simulator.intervals.arrays import SHORTER_H, Intervals
+from ebbtide.simulator.inputs.batches import JobBatch
+from ebbtide.simulator.intervals.arrays import SHORTER_H
 from ebbtide.simulator.intervals.history import big_from, intervals
+from ebbtide.simulator.intervals.platform import Carbon, Changes, Seen
 from ebbtide.simulator.intervals.policy import HEURISTICS, Options, policy
 from ebbtide.simulator.jobs.columns import Floats
 from ebbtide.simulator.jobs.engine import Engine, Machines
@@ -36,30 +36,6 @@ _RUN_JOBS: Final = 0
 _RUN_CAPACITY: Final = 1
 _PAST_JOBS: Final = 2
 _PAST_CAPACITY: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Carbon:
-    """Capacity under a constant carbon budget (Wijayawardana 2025 §4.2): so high that mean capacity is ``mean``."""
-
-    series: Input
-    from_s: float
-    mean: float
-
-    def shares(self, until_s: float) -> Iterator[SeriesBatch]:
-        """Shares of machines that are on, from time 0 on.
-
-        :raises InvalidParameter: no series, or nothing of it in the window.
-        """
-        at, values = [], []
-        for batch in self.series.batches(SeriesBatch, "carbon", from_first=True):
-            keep = (batch.at_s >= self.from_s) & (batch.at_s < self.from_s + until_s)
-            at.append(batch.at_s[keep] - self.from_s)
-            values.append(batch.value[keep])
-        window = SeriesBatch(at_s=np.concatenate(at), value=np.concatenate(values)) if at else None
-        if window is None or not len(window):
-            raise InvalidParameter("carbon_from_s", "leaves nothing of the series")
-        return capacity.under_carbon([window], capacity.carbon_budget([window], self.mean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +80,7 @@ class IntervalsModel:
     """See docs/research/interval-aware.md for the settings."""
 
     name: Final = "intervals"
-    version: Final = 1
+    version: Final = 2
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
@@ -194,7 +170,6 @@ def simulate(
     case: Case, seed: int, progress: Callable[[float], None], compile: bool = True, facts: Facts | None = None
 ) -> Outcome:
     """One run, whose trace of jobs, if it has one, is as ``facts`` say. Raises InvalidParameter."""
-    until_s = case.days * _DAY_S
     load = case.load
     if load is None:
         assert facts is not None
@@ -203,12 +178,12 @@ def simulate(
     rows = JobRowsTable() if case.rows else None
     measured = _Measured(case.engine.from_s, case.engine.to_s)
     jobs = measured.counted(_jobs(case, seed, _RUN_JOBS))
+    rng = np.random.default_rng([seed, _RUN_CAPACITY])
+    changes = Changes(case.platform, case.machines, case.days * _DAY_S, case.engine.to_s, rng)
     engine = Engine(
         jobs if rows is None else rows.named(jobs),
         None,
-        capacity.machines(
-            _shares(case, seed, _RUN_CAPACITY, until_s), case.machines.count, case.machines.cpu_cores, 2.0**39
-        ),
+        changes.batches(lambda: engine),
         policy=policy(options),
         settings=case.engine,
         seed=seed,
@@ -216,11 +191,11 @@ def simulate(
         done=None if rows is None else rows.take,
         compile=compile,
     )
-    found = engine.run(lambda now_s: progress(min(now_s / until_s, 1.0)))
+    found = engine.run(lambda now_s: progress(min(now_s / changes.until_s, 1.0)))
     tables = {} if rows is None else {"jobs": rows.columns()}
     beyond = () if facts is None else facts.beyond(case.engine.to_s)
     warnings = (*found.too_wide(case.machines.cpu_cores), *beyond)
-    return Outcome(_figures(found, engine.policy_state, options, load, measured.jobs), tables, warnings)
+    return Outcome(_figures(found, changes.seen_by(engine), options, load, measured.jobs), tables, warnings)
 
 
 @dataclass
@@ -248,17 +223,13 @@ def _jobs(case: Case, seed: int, which: int) -> Iterable[JobBatch]:
     return made_jobs.batches(np.random.default_rng([seed, which]), on_cores)
 
 
-def _shares(case: Case, seed: int, which: int, for_s: float) -> Iterable[SeriesBatch]:
-    if isinstance(case.platform, Carbon):
-        return case.platform.shares(for_s)
-    return [case.platform.shares(np.random.default_rng([seed, which]), for_s)]
-
-
 def _options(case: Case, seed: int, load: float) -> Options:
     """The policy's thresholds, learned from other jobs and other intervals than those of the run."""
     stable = int(case.least * case.machines.count + 1e-9) if isinstance(case.platform, Walk) else 0
     core_s, runtime_s = _seen(_jobs(case, seed, _PAST_JOBS))
-    past = _shares(case, seed, _PAST_CAPACITY, case.history_days * _DAY_S) if case.history_days else []
+    past = []
+    if isinstance(case.platform, Walk) and case.history_days:
+        past = [case.platform.shares(np.random.default_rng([seed, _PAST_CAPACITY]), case.history_days * _DAY_S)]
     # Big jobs fill the stable machines; of the work, that is this share (the thesis does not say its threshold).
     share = case.stable_fill * case.least / (load * case.mean)
     return Options(
@@ -273,10 +244,10 @@ def _options(case: Case, seed: int, load: float) -> Options:
     )
 
 
-def _figures(found: Results, state: Intervals, options: Options, load: float, measured: int) -> dict[str, float]:
+def _figures(found: Results, seen: Seen, options: Options, load: float, measured: int) -> dict[str, float]:
     there = found.there_core_s
-    killed = state.killed.tolist()
-    ended = (state.ended - options.ended).sum(axis=0) if options.learns else np.zeros(1)
+    killed = seen.killed.tolist()
+    ended = (seen.ended - options.ended).sum(axis=0) if options.learns else np.zeros(1)
     count, hours = float(ended.sum()), np.arange(len(ended)) * options.every_s / 3600
     mean_h = float(ended @ hours) / count if count else math.nan
     spread_h = math.sqrt(float(ended @ (hours - mean_h) ** 2) / count) if count else math.nan
@@ -285,7 +256,7 @@ def _figures(found: Results, state: Intervals, options: Options, load: float, me
         "wasted_share": found.lost_core_s / there if there else math.nan,
         "idle_share": 1.0 - (found.useful_core_s + found.lost_core_s) / there if there else math.nan,
         "kills": killed[0],
-        "kills_all": float(found.kills),
+        "kills_all": float(seen.kills),
         "failure_rate": killed[0] / measured if measured else math.nan,
         "jobs_measured": float(measured),
         **{f"kills_under_{limit:g}_h": kills for limit, kills in zip(SHORTER_H, killed[1:], strict=True)},
@@ -305,7 +276,7 @@ def _figures(found: Results, state: Intervals, options: Options, load: float, me
         },
         "completion_mean_s": found.measures["completion_mean_s"],
         "slowdown_mean": found.measures["slowdown_mean"],
-        "changes": float(found.changes),
+        "changes": float(seen.changes),
     }
 
 

@@ -13,6 +13,7 @@ from ebbtide.simulator.experiments.model import Input, checked, model_named
 from ebbtide.simulator.inputs.batches import SeriesBatch
 from ebbtide.simulator.intervals.history import big_from, intervals
 from ebbtide.simulator.intervals.model import MODEL
+from ebbtide.simulator.jobs.model import Walk
 
 SMALL: dict[str, Any] = {
     "machines": 20,
@@ -58,6 +59,45 @@ def test_capacity_follows_a_carbon_budget(tmp_path: Path) -> None:
     assert found["changes"] > 20
     with pytest.raises(InvalidParameter, match="history_days"):
         MODEL.settings(SMALL | {"inputs": {"carbon": series}})
+
+
+def test_what_is_under_way_when_the_window_ends_is_useful_only_if_it_completes(tmp_path: Path) -> None:
+    """Two machines of 4 cores, the second on from 12 h to 25 h; a job of 30 h on the first, one of 20 h on it."""
+    carbon, jobs = tmp_path / "carbon.csv", tmp_path / "jobs.csv"
+    lines = [f"{3600 * hour},{100 if 12 <= hour < 25 else 200}" for hour in range(200)]
+    carbon.write_text("\n".join(["at_s,value", *lines]) + "\n")
+    jobs.write_text(
+        "id,submit_s,runtime_s,cpu_cores,task_runtime_s\n"
+        "z,0,1,1,1\n"
+        f"a,{12 * 3600},{30 * 3600},4,{30 * 3600}\n"
+        f"b,{13 * 3600},{20 * 3600},4,{20 * 3600}\n"
+    )
+    given: dict[str, Any] = {
+        "policy": "first-fit",
+        "machines": 2,
+        "cpu_cores": 4,
+        "days": 1,
+        "from_s": 12 * 3600,
+        "capacity_start": 0.75,
+        "inputs": {"carbon": Input(carbon), "jobs": Input(jobs)},
+        "validate": True,
+    }
+    found = MODEL.run(MODEL.settings(given), 1, None, lambda share: None).metrics
+    assert found["goodput"] == pytest.approx(12 * 4 / 96)
+    assert found["wasted_share"] == pytest.approx(11 * 4 / 96)
+    assert found["kills"] == found["kills_all"] == 0
+    assert found["jobs_left"] == 0
+
+
+def test_changes_and_intervals_are_counted_up_to_the_end_of_the_days_whatever_comes_then() -> None:
+    """They are those of the walk that the seed has always given for so many days."""
+    case = MODEL.settings(SMALL)
+    assert isinstance(case.platform, Walk)
+    shares = case.platform.shares(np.random.default_rng([1, 1]), 6 * 86_400.0)
+    on = np.floor(shares.value * 20 + 1e-9)
+    found = run()
+    assert found["changes"] == on[0] + np.abs(np.diff(on)).sum()
+    assert found["intervals"] == -np.diff(on).clip(max=0).sum()
 
 
 def test_history_of_a_walk_by_hand() -> None:

@@ -1,0 +1,113 @@
+"""Machines of the model: how many are on, as far as is measured and until what was under way then has ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.model import Input
+from ebbtide.simulator.generators import capacity
+from ebbtide.simulator.inputs.batches import CapacityBatch, SeriesBatch
+from ebbtide.simulator.jobs.columns import TASK, TIME, Floats
+from ebbtide.simulator.jobs.engine import Engine, Machines
+from ebbtide.simulator.jobs.model import Walk
+
+
+@dataclass(frozen=True, slots=True)
+class Carbon:
+    """Capacity under a constant carbon budget (Wijayawardana 2025 §4.2): so high that mean capacity is ``mean``."""
+
+    series: Input
+    from_s: float
+    mean: float
+
+    def shares(self, budget_s: float) -> SeriesBatch:
+        """Shares of machines that are on, from time 0 to the end of the series.
+
+        :param budget_s: mean capacity is that of so many seconds.
+        :raises InvalidParameter: no series, or nothing of it in these seconds.
+        """
+        batches = [
+            SeriesBatch(at_s=batch.at_s[late] - self.from_s, value=batch.value[late])
+            for batch in self.series.batches(SeriesBatch, "carbon", from_first=True)
+            if (late := batch.at_s >= self.from_s).any()
+        ]
+        whole = SeriesBatch.joined(batches) if batches else None
+        if whole is None or not (early := whole.at_s < budget_s).any():
+            raise InvalidParameter("carbon_from_s", "leaves nothing of the series")
+        budget = capacity.carbon_budget([whole.take(early)], self.mean)
+        return next(capacity.under_carbon([whole], budget))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What has happened up to an instant.
+
+    :param killed: as `Intervals.killed`; ``ended``: as `Intervals.ended`.
+    """
+
+    kills: int
+    changes: int
+    killed: Floats
+    ended: Floats
+
+    @classmethod
+    def of(cls, engine: Engine) -> Seen:
+        found, kept = engine.results(), engine.policy_state
+        return cls(found.kills, found.changes, kept.killed.copy(), kept.ended.copy())
+
+
+class Changes:
+    """What becomes of the machines in ``days_s``, or up to ``to_s`` where that is later; and then for as long as
+    anything runs that began before ``to_s``: only what completes is of use, and machines that stay as they are would
+    let all of it complete.
+    """
+
+    def __init__(
+        self, platform: Walk | Carbon, machines: Machines, days_s: float, to_s: float, rng: np.random.Generator
+    ) -> None:
+        self.until_s = max(days_s, to_s) if math.isfinite(to_s) else days_s
+        self._platform, self._machines, self._days_s, self._to_s, self._rng = platform, machines, days_s, to_s, rng
+        self._seen: Seen | None = None
+
+    def batches(self, engine: Callable[[], Engine]) -> Iterator[CapacityBatch]:
+        """For the engine that they are of. Raises InvalidParameter."""
+        stream = capacity.machines(
+            self._shares(engine), self._machines.count, self._machines.cpu_cores, memory_mib=2.0**39
+        )
+        first = next(stream)
+        yield first
+        # changes nothing: the engine asks for what comes next at that time, when it is known what is under way
+        yield replace(first.take(slice(-1, None)), at_s=np.array([self.until_s]))
+        yield from stream
+
+    def seen_by(self, engine: Engine) -> Seen:
+        """What had happened when the days were over, or the run before that."""
+        return self._seen or Seen.of(engine)
+
+    def _shares(self, engine: Callable[[], Engine]) -> Iterator[SeriesBatch]:
+        if isinstance(self._platform, Carbon):
+            shares = self._platform.shares(self._days_s)
+        else:
+            shares = self._platform.shares(self._rng, self.until_s)
+        yield shares.take(shares.at_s < self.until_s)
+        self._seen = Seen.of(engine())
+        ends_s = self._last_end_s(engine())
+        if ends_s <= self.until_s:
+            return
+        if isinstance(self._platform, Walk):
+            at_s, share = float(shares.at_s[-1]), float(shares.value[-1])
+            on = replace(self._platform, start=share).shares(self._rng, ends_s - at_s)
+            # the first of them is the last one again; rounding must move none before the end
+            shares = SeriesBatch(at_s=np.maximum(on.at_s + at_s, self.until_s), value=on.value)
+        yield shares.take((shares.at_s >= self.until_s) & (shares.at_s < ends_s))
+
+    def _last_end_s(self, engine: Engine) -> float:
+        """When all ends that runs now and began within what is measured; -inf if nothing does."""
+        s = engine.state
+        counts = (s.tasks[:, TASK.machine] >= 0) & (s.times[:, TIME.began] < self._to_s)
+        return float(s.times[counts, TIME.ends].max(initial=-math.inf))
