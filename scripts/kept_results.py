@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,11 @@ def part(found: tuple[float, float]) -> str:
 
 
 # --- pages ---------------------------------------------------------------------------------------------------------
+
+
+def filled(text: str) -> str:
+    """A paragraph in lines of the pages' width."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def row(*cells: str) -> str:

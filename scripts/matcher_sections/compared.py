@@ -7,6 +7,9 @@ from typing import Any
 
 from kept_results import MEAN, NJCT, P90, Sweep, change, head, part, row
 
+#: An axis.
+LIFE = "least_lifetime_s"
+
 
 def aim(sweep: Sweep, base: dict[str, Any], live: dict[str, Any], best: dict[str, Any]) -> tuple[list[str], str]:
     """Shares of the Oracle's gain over the same order, and whether the aim is met.
@@ -52,9 +55,14 @@ def gains(name: str, axes: Sequence[str], first: str) -> Iterator[str]:
             )
 
 
+def more_cores(sweep: Sweep, other: dict[str, Any], **case: Any) -> float:
+    """How many cores more a pool holds than another while jobs come, per cent."""
+    return 100.0 * (sweep.mean("cores_paid_mean", **case) / sweep.mean("cores_paid_mean", **other) - 1.0)
+
+
 def replaced(sweep: Sweep, *policies: tuple[str, str]) -> Iterator[str]:
     """A row for each policy, by its name and in words, against no replacement."""
-    yield from head("", "nJCT", "p90", "waste, %", "given back", "cores held")
+    yield from head("", "nJCT", "p90", "waste, %", "given back", "cores held while jobs come")
     for policy, text in policies:
         case = {"policy": policy}
         yield row(
@@ -62,5 +70,5 @@ def replaced(sweep: Sweep, *policies: tuple[str, str]) -> Iterator[str]:
             *(change(sweep.against({"policy": "none"}, metric, **case)) for metric in (NJCT, P90)),
             f"{100 * sweep.mean('waste', **case):.1f}",
             f"{sweep.mean('machines_given_back', **case):.0f}",
-            f"{sweep.mean('cores_held_mean', **case):.0f}",
+            f"{sweep.mean('cores_paid_mean', **case):.0f}",
         )

@@ -62,3 +62,12 @@ def test_matching_is_compared_over_ten_seeds() -> None:
     for name in made("matcher_tables")["SECTIONS"]:
         if (KEPT / f"{name}.json").exists():
             assert json.loads((KEPT / f"{name}.json").read_text())["seeds"] == list(range(1, 11))
+
+
+def test_cores_held_are_those_while_jobs_come() -> None:
+    """Not those of the idle hours before the first job."""
+    section = list(made("matcher_tables")["SECTIONS"]["acquirer-persistent"]())
+    (line,) = [line for line in section if line.startswith("| nothing is replaced")]
+    kept = json.loads((KEPT / "acquirer-persistent.json").read_text())["cases"]
+    (case,) = [case for case in kept if case["policy"] == "none"]
+    assert line.endswith(f"| {case['cores_paid_mean']:.0f} |")
