@@ -55,9 +55,9 @@ OFF, STEADY, PROXMOX = "off", "steady", "proxmox_like"
 RULES: Final = (OFF, STEADY, PROXMOX)
 VMS: Final = 3
 SIZE: Final = Vector(cpu_cores=1, memory_mib=512)
-#: What the host hands out besides overheads, and what of it is free while all guests have their nominal size, MiB.
-HOST_MIB: Final = 2240.0
+#: What of the host is free while all guests have their nominal size, and what it hands out besides overheads, MiB.
 FREE_MIB: Final = 192.0
+HOST_MIB: Final = VMS * SIZE.memory_mib + FREE_MIB
 #: A day, and before it time in which each rule makes the room that it wants.
 DAY_S, BEFORE_S = 60.0, 30.0
 QUICK_DAY_S, QUICK_BEFORE_S = 20.0, 10.0
