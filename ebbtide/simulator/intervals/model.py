@@ -22,7 +22,7 @@ from ebbtide.simulator.intervals.platform import Carbon, Changes, Seen
 from ebbtide.simulator.intervals.policy import HEURISTICS, Options, policy
 from ebbtide.simulator.jobs.columns import Floats
 from ebbtide.simulator.jobs.engine import Engine, Machines
-from ebbtide.simulator.jobs.facts import Facts, known
+from ebbtide.simulator.jobs.facts import Facts, known, last_of_series
 from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, Walk, made
 from ebbtide.simulator.jobs.results import Results
 from ebbtide.simulator.jobs.rows import JobRowsTable
@@ -144,13 +144,15 @@ class IntervalsModel:
         return case
 
     def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[Any, Facts]:
-        """What is in each trace of jobs: whether the windows lie in it, and the load that it makes."""
+        """What is in each trace: whether the windows lie in it; and of jobs, the load that they make."""
         found: dict[Any, Facts] = {}
         for number, case in enumerate(settings):
             if isinstance(case.jobs, Input):
                 key = str(case.jobs.path), case.days
                 found[key] = known(case.jobs, case.days * _DAY_S)
                 found[key].within(case.engine.from_s, case.engine.to_s)
+            if isinstance(case.platform, Carbon):
+                case.platform.within(last_of_series(case.platform.series, "carbon"))
             progress((number + 1) / len(settings))
         return found
 
@@ -194,7 +196,7 @@ def simulate(
     found = engine.run(lambda now_s: progress(min(now_s / changes.until_s, 1.0)))
     tables = {} if rows is None else {"jobs": rows.columns()}
     beyond = () if facts is None else facts.beyond(case.engine.to_s)
-    warnings = (*found.too_wide(case.machines.cpu_cores), *beyond)
+    warnings = (*found.too_wide(case.machines.cpu_cores), *beyond, *changes.beyond())
     return Outcome(_figures(found, changes.seen_by(engine), options, load, measured.jobs), tables, warnings)
 
 

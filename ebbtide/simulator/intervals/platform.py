@@ -25,6 +25,13 @@ class Carbon:
     from_s: float
     mean: float
 
+    def within(self, last_s: float) -> None:
+        """:raises InvalidParameter: the last value of the series, at ``last_s``, comes before the window begins."""
+        if self.from_s > last_s:
+            raise InvalidParameter(
+                "carbon_from_s", f"is {self.from_s:g}, but the last value of the series comes at {last_s:g} s"
+            )
+
     def shares(self, budget_s: float) -> SeriesBatch:
         """Shares of machines that are on, from time 0 to the end of the series.
 
@@ -73,6 +80,8 @@ class Changes:
         self.until_s = max(days_s, to_s) if math.isfinite(to_s) else days_s
         self._platform, self._machines, self._days_s, self._to_s, self._rng = platform, machines, days_s, to_s, rng
         self._seen: Seen | None = None
+        #: When what is known of the machines ends, and what was under way when the window did.
+        self._known_s, self._done_s = math.inf, -math.inf
 
     def batches(self, engine: Callable[[], Engine]) -> Iterator[CapacityBatch]:
         """For the engine that they are of. Raises InvalidParameter."""
@@ -89,14 +98,26 @@ class Changes:
         """What had happened when the days were over, or the run before that."""
         return self._seen or Seen.of(engine)
 
+    def beyond(self) -> tuple[str, ...]:
+        """What is to be said of a window, or of what was under way at its end, that outlasts the series."""
+        to_s = self._to_s if math.isfinite(self._to_s) else self.until_s
+        if self._known_s >= max(to_s, self._done_s):
+            return ()
+        what = f"what is measured ends at {to_s:g} s"
+        if self._known_s >= to_s:
+            what = f"what was under way at the end of the window runs until {self._done_s:g} s"
+        return (f"{what}, and the series of carbon ends at {self._known_s:g} s; then machines stay as they are",)
+
     def _shares(self, engine: Callable[[], Engine]) -> Iterator[SeriesBatch]:
         if isinstance(self._platform, Carbon):
             shares = self._platform.shares(self._days_s)
+            # the last value holds for as long as the one before it
+            self._known_s = float(shares.at_s[-1] + np.diff(shares.at_s[-2:]).sum())
         else:
             shares = self._platform.shares(self._rng, self.until_s)
         yield shares.take(shares.at_s < self.until_s)
         self._seen = Seen.of(engine())
-        ends_s = self._last_end_s(engine())
+        self._done_s = ends_s = self._last_end_s(engine())
         if ends_s <= self.until_s:
             return
         if isinstance(self._platform, Walk):

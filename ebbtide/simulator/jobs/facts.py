@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.experiments.model import Input
+from ebbtide.simulator.experiments.model import INPUTS, Input
 from ebbtide.simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
-from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
+from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch, SeriesBatch
 
 #: Of the arrays in the cache.
 _VERSION: Final = 1
@@ -83,6 +83,13 @@ class Supply:
     mean_cores: float
     last_s: float
 
+    def beyond(self, to_s: float) -> tuple[str, ...]:
+        """What is to be said of a window that goes on where the trace has ended."""
+        if not self.last_s < to_s < math.inf:
+            return ()
+        last = f"the last change of the trace of capacity comes at {self.last_s:g} s"
+        return (f"{last}; from then to {to_s:g} s, the end of the window, machines stay as they are",)
+
 
 def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
     """What a trace of capacity gives in a window of so many seconds; read once, and then kept in the cache.
@@ -107,6 +114,23 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
 
     most, mean, last_s = _kept("capacity", trace, (from_s, until_s), make)["facts"].tolist()
     return Supply(math.floor(most + 1e-9), mean, last_s)
+
+
+def last_of_series(trace: Input, name: str) -> float:
+    """When the last value of a series comes, counted from the first; read once, and then kept in the cache; s.
+
+    :param name: of the input.
+    :raises InvalidParameter: it has no values, or is of another kind.
+    """
+
+    def make() -> dict[str, Any]:
+        ends = [batch.at_s[-1] for batch in trace.batches(SeriesBatch, name, from_first=True) if len(batch)]
+        return {"facts": np.array(ends[-1:], np.float64)}
+
+    last = _kept("series", trace, None, make)["facts"].tolist()
+    if not last:
+        raise InvalidParameter(f"{INPUTS}.{name}", "has no values")
+    return float(last[0])
 
 
 def since(batches: Iterable[CapacityBatch], from_s: float) -> Iterator[CapacityBatch]:

@@ -188,7 +188,11 @@ class JobsModel:
         )
         found = engine.run(lambda now_s: progress(min(max(now_s / end_s, 0.0), 1.0)) if end_s > 0 else None)
         tables = {} if rows is None else {"jobs": rows.columns()}
-        beyond = () if facts is None else facts.beyond(settings.engine.to_s)
+        to_s = settings.engine.to_s
+        beyond = () if facts is None else facts.beyond(to_s)
+        if supply is not None:
+            # without an end the window is as long as jobs come
+            beyond += supply.beyond(to_s if math.isfinite(to_s) else end_s)
         return Outcome(found.metrics, tables, (*found.too_wide(most_cores), *beyond))
 
 

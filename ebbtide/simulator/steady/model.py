@@ -104,6 +104,11 @@ class SteadyModel:
 
             found[path, share] = shared_arrays([*what, share], read)
             progress((number + 1) / len(samples))
+        for one in settings:
+            last_s = float(found[str(one.vms.path), one.sample_share]["arrives_s"][-1])
+            if one.window_s[0] > last_s:
+                problem = f"is {one.window_s[0]:g}, but the last VM of the trace arrives at {last_s:g} s"
+                raise InvalidParameter("window_from_s", problem)
         return found
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Progress) -> Outcome:

@@ -88,6 +88,66 @@ def test_a_window_that_ends_before_the_trace_begins_or_after_it_has_ended(tmp_pa
     assert not outcome("jobs", **given | {"to_s": 8000.0, "cpu_cores": 32}).warnings
 
 
+def carbon(tmp_path: Path, hours: int) -> Path:
+    path = tmp_path / f"carbon-{hours}.csv"
+    rows = [f"{3600 * hour},{400 + 300 * (hour % 4 > 1)}" for hour in range(hours)]
+    path.write_text("\n".join(["at_s,value", *rows]) + "\n")
+    return path
+
+
+ON_CARBON: dict[str, Any] = ON_TRACES["intervals"] | {"history_days": 0, "from_s": 0.0, "policy": "first-fit"}
+
+
+def test_a_series_that_ends_before_its_window_begins_is_an_error_before_the_first_run(tmp_path: Path) -> None:
+    path = tmp_path / "late.toml"
+    given = ON_CARBON | {"carbon_from_s": 24 * 3600}
+    lines = [f"{key} = {value!r}" for key, value in given.items()]
+    inputs = {"jobs": trace(tmp_path), "carbon": carbon(tmp_path, 24)}
+    lines += [f"[inputs]\njobs = '{inputs['jobs']}'\ncarbon = '{inputs['carbon']}'"]
+    path.write_text("[experiment]\nname='late'\nmodel='intervals'\n[settings]\n" + "\n".join(lines) + "\n")
+    with pytest.raises(ExperimentError, match=r"settings.carbon_from_s is 86400, .*last value.* 82800 s"):
+        run(path, output=tmp_path / "out", workers=0)
+    assert not list((tmp_path / "out").glob("runs/*"))
+
+
+def test_a_series_that_ends_within_its_window_is_a_warning(tmp_path: Path) -> None:
+    jobs = trace(tmp_path, 0.0, (*JOBS[:2], (86_000, 7200, 4)))
+
+    def said(hours: int) -> list[str]:
+        inputs = {"jobs": Input(jobs), "carbon": Input(carbon(tmp_path, hours))}
+        return [one for one in outcome("intervals", **ON_CARBON, inputs=inputs).warnings if "series" in one]
+
+    (within,) = said(20)
+    assert within.startswith("what is measured ends at 86400 s, and the series of carbon ends at 72000 s")
+    # A job is under way at the end of the window.
+    (behind,) = said(24)
+    assert behind.startswith("what was under way at the end of the window runs until 93200 s")
+    assert "ends at 86400 s" in behind
+    assert not said(30)
+
+
+def test_capacity_that_ends_within_its_window_is_a_warning(tmp_path: Path) -> None:
+    inputs = {"jobs": Input(trace(tmp_path)), "capacity": Input(capacity(tmp_path))}
+
+    def said(**given: float) -> list[str]:
+        return [one for one in outcome("jobs", inputs=inputs, **given).warnings if "trace of capacity" in one]
+
+    assert not said(to_s=5000.0)
+    (to_6000,) = said(to_s=6000.0)
+    assert "comes at 5000 s; from then to 6000 s" in to_6000
+    # Without an end, the window is as long as jobs come.
+    (to_the_last,) = said()
+    assert "from then to 8000 s" in to_the_last
+
+
+def test_a_window_of_steady_outside_of_the_trace_is_an_error_before_the_first_run(tmp_path: Path) -> None:
+    path = tmp_path / "vms.csv"
+    path.write_text("id,arrives_s,departs_s,cpu_cores,memory_mib\na,0,9000,1,1024\nb,500,9000,1,1024\n")
+    given = {"inputs": {"vms": Input(path)}, "window_from_s": 501.0, "window_until_s": 600.0}
+    with pytest.raises(InvalidParameter, match=r"window_from_s is 501, .*last VM.* arrives at 500 s"):
+        outcome("steady", **given)
+
+
 @pytest.mark.parametrize("model", ["waiting", "intervals"])
 def test_a_window_outside_of_made_jobs_is_an_error_of_the_settings(model: str) -> None:
     made = {"load": 0.5, "days": 2, "job_cores": [1], "from_s": 2 * 86_400.0}
@@ -307,8 +367,8 @@ def test_warnings_are_kept_with_the_runs(tmp_path: Path) -> None:
     first, again = said(), said()
     assert again.meta["runs"]["kept"] == 6
     assert first.meta["warnings"] == again.meta["warnings"]
-    assert len(first.meta["warnings"]) == 1
-    assert "6 runs" in first.meta["warnings"][0]
+    assert len(first.meta["warnings"]) == 2
+    assert all("6 runs" in warning for warning in first.meta["warnings"])
 
 
 SWF = "1 100 0 3600 4 -1 -1 4 4000 -1 1 1 1 1 1 1 -1 -1"
