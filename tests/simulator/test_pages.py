@@ -71,3 +71,11 @@ def test_cores_held_are_those_while_jobs_come() -> None:
     kept = json.loads((KEPT / "acquirer-persistent.json").read_text())["cases"]
     (case,) = [case for case in kept if case["policy"] == "none"]
     assert line.endswith(f"| {case['cores_paid_mean']:.0f} |")
+
+
+def test_what_a_grid_loses_is_of_what_was_offered_in_its_window() -> None:
+    names = made("interval_tables")
+    sweep, case = names["Sweep"]("intervals-grid-miso"), {"policy": "first-fit"}
+    for one in sweep.kept["cases"]:
+        one["offered_share"] = 0.79
+    assert names["lost"](sweep, **case) == pytest.approx(100 * (1 - sweep.mean("goodput", **case) / 0.79))

@@ -70,7 +70,8 @@ METRICS: Final = (
     *("goodput", "wasted_share", "idle_share", "kills", "kills_all", "failure_rate", "jobs_measured"),
     *(f"kills_under_{hours:g}_h" for hours in SHORTER_H),
     *("intervals", "interval_mean_h", "interval_variation"),
-    *("jobs", "jobs_left", "jobs_refused", "refused_work_share", "offered_load", "big_core_h", "intervals_known"),
+    *("jobs", "jobs_left", "jobs_refused", "refused_work_share", "offered_load", "offered_share", "big_core_h"),
+    "intervals_known",
     *("wait_mean_s", "wait_p50_s", "wait_p90_s", "wait_p95_s", "wait_p99_s"),
     *("completion_mean_s", "slowdown_mean", "changes"),
 )
@@ -197,20 +198,24 @@ def simulate(
     tables = {} if rows is None else {"jobs": rows.columns()}
     beyond = () if facts is None else facts.beyond(case.engine.to_s)
     warnings = (*found.too_wide(case.machines.cpu_cores), *beyond, *changes.beyond())
-    return Outcome(_figures(found, changes.seen_by(engine), options, load, measured.jobs), tables, warnings)
+    return Outcome(_figures(found, changes.seen_by(engine), options, load, measured), tables, warnings)
 
 
 @dataclass
 class _Measured:
-    """Counts the jobs that are submitted within what is measured."""
+    """Counts the jobs that are submitted within what is measured, and their work."""
 
     from_s: float
     to_s: float
     jobs: int = 0
+    core_s: float = 0.0
 
     def counted(self, batches: Iterable[JobBatch]) -> Iterator[JobBatch]:
         for batch in batches:
-            self.jobs += int(((batch.submit_s >= self.from_s) & (batch.submit_s < self.to_s)).sum())
+            within = (batch.submit_s >= self.from_s) & (batch.submit_s < self.to_s)
+            self.jobs += int(within.sum())
+            tasks = batch.task_runtime_s
+            self.core_s += float((tasks.means() * tasks.lengths * batch.cpu_cores)[within].sum())
             yield batch
 
 
@@ -246,7 +251,7 @@ def _options(case: Case, seed: int, load: float) -> Options:
     )
 
 
-def _figures(found: Results, seen: Seen, options: Options, load: float, measured: int) -> dict[str, float]:
+def _figures(found: Results, seen: Seen, options: Options, load: float, measured: _Measured) -> dict[str, float]:
     there = found.there_core_s
     killed = seen.killed.tolist()
     ended = (seen.ended - options.ended).sum(axis=0) if options.learns else np.zeros(1)
@@ -259,8 +264,8 @@ def _figures(found: Results, seen: Seen, options: Options, load: float, measured
         "idle_share": 1.0 - (found.useful_core_s + found.lost_core_s) / there if there else math.nan,
         "kills": killed[0],
         "kills_all": float(seen.kills),
-        "failure_rate": killed[0] / measured if measured else math.nan,
-        "jobs_measured": float(measured),
+        "failure_rate": killed[0] / measured.jobs if measured.jobs else math.nan,
+        "jobs_measured": float(measured.jobs),
         **{f"kills_under_{limit:g}_h": kills for limit, kills in zip(SHORTER_H, killed[1:], strict=True)},
         "intervals": count,
         "interval_mean_h": mean_h,
@@ -270,6 +275,7 @@ def _figures(found: Results, seen: Seen, options: Options, load: float, measured
         "jobs_refused": float(found.jobs_refused),
         "refused_work_share": found.refused_work_share,
         "offered_load": load,
+        "offered_share": measured.core_s / there if there else math.nan,
         "big_core_h": options.big_core_s / 3600,
         "intervals_known": float(options.ended.sum()),
         **{

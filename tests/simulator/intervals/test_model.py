@@ -61,8 +61,8 @@ def test_capacity_follows_a_carbon_budget(tmp_path: Path) -> None:
         MODEL.settings(SMALL | {"inputs": {"carbon": series}})
 
 
-def test_what_is_under_way_when_the_window_ends_is_useful_only_if_it_completes(tmp_path: Path) -> None:
-    """Two machines of 4 cores, the second on from 12 h to 25 h; a job of 30 h on the first, one of 20 h on it."""
+def on_two_machines(tmp_path: Path) -> dict[str, float]:
+    """A window from 12 to 24 h on two machines of 4 cores, the second on until 25 h; jobs of 30 h and of 20 h there."""
     carbon, jobs = tmp_path / "carbon.csv", tmp_path / "jobs.csv"
     lines = [f"{3600 * hour},{100 if 12 <= hour < 25 else 200}" for hour in range(200)]
     carbon.write_text("\n".join(["at_s,value", *lines]) + "\n")
@@ -82,11 +82,19 @@ def test_what_is_under_way_when_the_window_ends_is_useful_only_if_it_completes(t
         "inputs": {"carbon": Input(carbon), "jobs": Input(jobs)},
         "validate": True,
     }
-    found = MODEL.run(MODEL.settings(given), 1, None, lambda share: None).metrics
+    return dict(MODEL.run(MODEL.settings(given), 1, None, lambda share: None).metrics)
+
+
+def test_what_is_under_way_when_the_window_ends_is_useful_only_if_it_completes(tmp_path: Path) -> None:
+    found = on_two_machines(tmp_path)
     assert found["goodput"] == pytest.approx(12 * 4 / 96)
     assert found["wasted_share"] == pytest.approx(11 * 4 / 96)
     assert found["kills"] == found["kills_all"] == 0
     assert found["jobs_left"] == 0
+
+
+def test_what_is_offered_is_the_work_that_comes_in_the_window_of_the_cores_that_are_there(tmp_path: Path) -> None:
+    assert on_two_machines(tmp_path)["offered_share"] == pytest.approx((30 + 20) * 4 / 96)
 
 
 def test_changes_and_intervals_are_counted_up_to_the_end_of_the_days_whatever_comes_then() -> None:
