@@ -79,3 +79,10 @@ def test_what_a_grid_loses_is_of_what_was_offered_in_its_window() -> None:
     for one in sweep.kept["cases"]:
         one["offered_share"] = 0.79
     assert names["lost"](sweep, **case) == pytest.approx(100 * (1 - sweep.mean("goodput", **case) / 0.79))
+
+
+@pytest.mark.parametrize("name", ["costs-persistent", "costs-others"])
+def test_pages_do_not_say_that_an_acquirer_replaces_machines_where_a_tenth_of_them_is_none(name: str) -> None:
+    section = "\n".join(made("matcher_tables")["SECTIONS"][name]())
+    assert "hardly ever replaces a machine here" in section
+    assert "acquirer (Algorithm 2)" not in section
