@@ -86,3 +86,11 @@ def test_pages_do_not_say_that_an_acquirer_replaces_machines_where_a_tenth_of_th
     section = "\n".join(made("matcher_tables")["SECTIONS"][name]())
     assert "hardly ever replaces a machine here" in section
     assert "acquirer (Algorithm 2)" not in section
+
+
+def test_right_estimates_are_no_case_of_wrong_ones() -> None:
+    (line,) = [line for line in made("matcher_tables")["claims"]() if line.startswith("| Fig. 15:")]
+    kept = json.loads((KEPT / "estimates.json").read_text())["cases"]
+    said = {(case["estimate_factor"], case["estimate_error"]) for case in kept if case["policy"] == "live"}
+    assert (1.0, 0.0) in said
+    assert f" of {len(said) - 1} (" in line
