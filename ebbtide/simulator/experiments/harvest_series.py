@@ -6,6 +6,7 @@ Seed 000 §2.1, Fig. 1-2: how long a harvest VM keeps its cores, how large chang
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -81,11 +82,7 @@ class HarvestModel:
             grid_s=fields.number("grid_s", 0.0, least=0),
             vms=vms,
             arrivals_per_h=fields.number("arrivals_per_h", 60.0, above=0),
-            lifetimes=BoundedPareto(
-                fields.number("lifetime_shape", 0.6, above=0),
-                fields.number("lifetime_least_s", 300.0, above=0),
-                fields.number("lifetime_most_s", 3 * _DAY_S, above=0),
-            ),
+            lifetimes=_lifetimes(fields),
         )
         if not generated:
             for name in ("arrivals_per_h", "lifetime_shape", "lifetime_least_s", "lifetime_most_s"):
@@ -162,6 +159,20 @@ class HarvestModel:
 
 
 MODEL: Final = HarvestModel()
+
+
+def _lifetimes(fields: Given) -> BoundedPareto:
+    """Of generated VMs. Raises InvalidParameter, by the names of the settings."""
+    given = (
+        fields.number("lifetime_shape", 0.6, above=0),
+        fields.number("lifetime_least_s", 300.0, above=0),
+        fields.number("lifetime_most_s", 3 * _DAY_S, above=0),
+    )
+    try:
+        return BoundedPareto(*given)
+    except InvalidParameter as error:
+        problem = re.sub(r"\b(least_s|most_s)\b", r"lifetime_\1", error.problem)
+        raise fields.wrong(f"lifetime_{error.field}", problem) from error
 
 
 def _ends(warm_up_s: float, end_s: float) -> None:

@@ -93,6 +93,8 @@ class IntervalsModel:
         mean = g.number("capacity_start", 0.7, above=0, least=least, most=1)
         platform: Walk | Carbon
         if carbon is not None:
+            if mean >= 1:
+                raise g.wrong("capacity_start", f"must be below 1 with a series of carbon, but is {mean:g}")
             platform = Carbon(carbon, g.number("carbon_from_s", 0.0, least=0), mean)
         else:
             platform = Walk(

@@ -57,6 +57,8 @@ def test_capacity_follows_a_carbon_budget(tmp_path: Path) -> None:
     series = Input(path)
     found = run(inputs={"carbon": series}, history_days=0, carbon_from_s=86_400.0, policy="first-fit")
     assert found["changes"] > 20
+    with pytest.raises(InvalidParameter, match="capacity_start must be below 1"):
+        MODEL.settings(SMALL | {"inputs": {"carbon": series}, "history_days": 0, "capacity_start": 1.0})
     with pytest.raises(InvalidParameter, match="history_days"):
         MODEL.settings(SMALL | {"inputs": {"carbon": series}})
 
