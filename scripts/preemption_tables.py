@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from kept_results import ROOT, Sweep, begin, head, interval, placed, rewrite, row
+from kept_results import ROOT, Sweep, begin, filled, head, interval, placed, rewrite, row
 
 PAGE = ROOT / "docs" / "research" / "preemption.md"
 BEGIN = begin("preemption_tables.py")
@@ -66,6 +66,19 @@ def tables() -> Iterator[str]:
         case = {"overcommitment": level, "policy": "rebalancing"}
         moved = (f"{sweep.mean(metric, **case):,.0f}" for metric in ("moves_per_day", "moved_gib_per_day"))
         yield row(f"{level:.1f}", *cells, *moved)
+    more = []
+    for level in sweep.values("overcommitment"):
+        alone, both = (
+            sweep.of("preemptions_per_day", overcommitment=level, policy=name) for name in ("migration", "rebalancing")
+        )
+        mean, half = interval(both - alone)
+        if mean - half > 0:
+            more.append(f"{mean:.0f} ± {half:.0f} more a day at {level:.1f}")
+    yield ""
+    yield filled(
+        "Preemptions with `rebalancing` beyond those with `migration` alone, where it has more and zero is not in the "
+        f"interval: {', '.join(more) or 'nowhere'}."
+    )
 
 
 def _cell(sweep: Sweep, metric: str, digits: int, scale: float, case: dict[str, Any]) -> str:

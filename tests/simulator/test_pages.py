@@ -94,3 +94,15 @@ def test_right_estimates_are_no_case_of_wrong_ones() -> None:
     said = {(case["estimate_factor"], case["estimate_error"]) for case in kept if case["policy"] == "live"}
     assert (1.0, 0.0) in said
     assert f" of {len(said) - 1} (" in line
+
+
+def test_what_rebalancing_costs_is_written_of_the_kept_results() -> None:
+    """The mean of the differences seed by seed, as it is rounded."""
+    cases = json.loads((KEPT / "preemption.json").read_text())["cases"]
+    both, alone = (
+        next(case["preemptions_per_day"] for case in cases if (case["overcommitment"], case["policy"]) == (2.0, name))
+        for name in ("rebalancing", "migration")
+    )
+    mean = sum(a - b for a, b in zip(both, alone, strict=True)) / len(both)
+    page = made("preemption_tables")["PAGE"].read_text()
+    assert re.search(rf"\s{mean:.0f} ± \d+ more\s+a\s+day\s+at\s+2\.0", page)
