@@ -36,18 +36,19 @@ class Carbon:
         """Shares of machines that are on, from time 0 to the end of the series.
 
         :param budget_s: mean capacity is that of so many seconds.
-        :raises InvalidParameter: no series, or nothing of it in these seconds.
+        :raises InvalidParameter: the series has no values, or ends before the window begins.
         """
-        batches = [
-            SeriesBatch(at_s=batch.at_s[late] - self.from_s, value=batch.value[late])
-            for batch in self.series.batches(SeriesBatch, "carbon", from_first=True)
-            if (late := batch.at_s >= self.from_s).any()
-        ]
-        whole = SeriesBatch.joined(batches) if batches else None
-        if whole is None or not (early := whole.at_s < budget_s).any():
-            raise InvalidParameter("carbon_from_s", "leaves nothing of the series")
-        budget = capacity.carbon_budget([whole.take(early)], self.mean)
-        return next(capacity.under_carbon([whole], budget))
+        batches = list(self.series.batches(SeriesBatch, "carbon", from_first=True))
+        if not batches:
+            raise InvalidParameter("carbon", "has no values")
+        whole = SeriesBatch.joined(batches)
+        self.within(float(whole.at_s[-1]))
+        # what holds when the window begins may come before it
+        first = max(int(np.searchsorted(whole.at_s, self.from_s, side="right")) - 1, 0)
+        kept = whole.take(slice(first, None))
+        kept = replace(kept, at_s=np.maximum(kept.at_s - self.from_s, 0.0))
+        budget = capacity.carbon_budget([kept.take(kept.at_s < budget_s)], self.mean)
+        return next(capacity.under_carbon([kept], budget))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ebbtide.simulator.experiments.model import Input, checked, model_named
 from ebbtide.simulator.inputs.batches import SeriesBatch
 from ebbtide.simulator.intervals.history import big_from, intervals
 from ebbtide.simulator.intervals.model import MODEL
+from ebbtide.simulator.intervals.platform import Carbon
 from ebbtide.simulator.jobs.model import Walk
 
 SMALL: dict[str, Any] = {
@@ -61,6 +62,16 @@ def test_capacity_follows_a_carbon_budget(tmp_path: Path) -> None:
         MODEL.settings(SMALL | {"inputs": {"carbon": series}, "history_days": 0, "capacity_start": 1.0})
     with pytest.raises(InvalidParameter, match="history_days"):
         MODEL.settings(SMALL | {"inputs": {"carbon": series}})
+
+
+def test_a_window_that_begins_between_two_values_of_a_series_begins_with_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "carbon.csv"
+    path.write_text("at_s,value\n0,100\n3600,400\n7200,100\n")
+    shares = Carbon(Input(path), from_s=1800.0, mean=0.5).shares(7200.0)
+    assert shares.at_s.tolist() == [0, 1800, 5400]
+    assert shares.value.tolist() == pytest.approx([2 / 3, 1 / 6, 2 / 3])
+    with pytest.raises(InvalidParameter, match="carbon_from_s is 7201, but the last value of the series comes at 7200"):
+        Carbon(Input(path), from_s=7201.0, mean=0.5).shares(7200.0)
 
 
 def on_two_machines(tmp_path: Path) -> dict[str, float]:
