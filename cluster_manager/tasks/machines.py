@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from sqlalchemy import select
 
 from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.migration_cleanup import UP
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store import schema
 from cluster_manager.store.store import Store
@@ -16,7 +18,7 @@ from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, Pool
 from ebbtide.matcher.predict.changes import LastChange, whole_cores
 from ebbtide.matcher.predict.predictor import Predictor
-from ebbtide.messages.vms import VMSpec, VMState
+from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 
 class TaskMachines:
@@ -32,6 +34,7 @@ class TaskMachines:
         self._options = options
         self._predictor: Predictor | None = None
         self._variable: frozenset[str] = frozenset()
+        self._moving: frozenset[str] = frozenset()
 
     def changed(self) -> None:
         """There are new core changes."""
@@ -41,25 +44,52 @@ class TaskMachines:
         """Whole cores of those that are VMs of this manager; 0 where one does not run.
 
         A host that is silent counts with its last report, and a VM that no report tells of is left out: unknown is not
-        zero.
+        zero. One that moves counts with what its host says; where it moves while it runs, and has just left, with what
+        the other host says.
         """
-        table = schema.vms
+        table, plans = schema.vms, schema.plans
         found = {}
-        variable = set()
+        variable, moving = set(), set()
         names = sorted(names)
         # SQLite takes a limited number of values in one statement.
         for begin in range(0, len(names), 500):
-            query = select(table).where(table.c.name.in_(names[begin : begin + 500]), schema.LIVING)
+            # With the plan that is at work on it, if one is.
+            query = (
+                select(table, plans.c.kind.label("plan_kind"), plans.c.host.label("plan_host"))
+                .outerjoin(plans, plans.c.request_id == table.c.request_id)
+                .where(table.c.name.in_(names[begin : begin + 500]), schema.LIVING)
+            )
             for row in await self._store.rows(query):
-                if row.phase != VMPhase.RUNNING.value:
+                moves = row.phase == VMPhase.MIGRATING.value
+                live = moves and row.plan_kind == "live-migrate"
+                if moves and not live:
+                    moving.add(row.name)
+                if not moves and row.phase != VMPhase.RUNNING.value:
                     found[row.name] = 0
-                elif (reported := self._hosts.vm(row.host, row.name)) is not None:
+                elif (reported := self._reported(row, live)) is not None:
                     off = reported.state is VMState.STOPPED
                     found[row.name] = 0 if off else whole_cores(reported.current.cpu_cores)
                 if VMSpec.model_validate_json(row.spec).priority is not Priority.FIXED:
                     variable.add(row.name)
-        self._variable = frozenset(variable)
+        self._variable, self._moving = frozenset(variable), frozenset(moving)
         return found
+
+    def _reported(self, row: Any, live: bool) -> VMStatus | None:
+        """A VM as it was last reported from where it is; None: nobody says.
+
+        :param live: whether it moves while it runs.
+        """
+        here = self._hosts.vm(row.host, row.name)
+        if not live or (here is not None and here.state is not VMState.STOPPED):
+            return here
+        # Its host is done with it before its row says where it runs: that it is off here says nothing.
+        there = self._hosts.vm(row.plan_host, row.name)
+        return there if there is not None and there.state in UP else None
+
+    @property
+    def moving(self) -> frozenset[str]:
+        """Of those whose cores were last asked for, the VMs that are to be stopped in order to move."""
+        return self._moving
 
     def last_changes(self) -> Mapping[str, LastChange]:
         """The last core change of each machine, as far as one is remembered."""

@@ -65,6 +65,9 @@ class Machines(Protocol):
 
     async def cores(self, names: Collection[str]) -> dict[str, int]: ...
 
+    @property
+    def moving(self) -> frozenset[str]: ...
+
     def pool(self) -> Pool: ...
 
     def settle(self, predicted: float, completed: bool) -> None: ...
@@ -290,9 +293,11 @@ class TaskService:
         # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant. Clients go on
         # meanwhile: what they submit gets its turn after this one, as does what they change.
         tasks, pool = dict(self._tasks), self._known.pool()
-        closed = self.closed(look.machines)
+        closed, moving = self.closed(look.machines), self._known.moving
         now = self._clock()
-        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, closed, notices)
+        made = await asyncio.to_thread(
+            turn, tuple(tasks.values()), look, cores, pool, now, label, closed, notices, moving
+        )
         async with self._lock:
             made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
             await self._store.save_tasks(made.changed, self._notes(made.changed))

@@ -28,6 +28,8 @@ from ebbtide.matcher.match.tasks import (
 NO_CORES: Final = "ebbtide: no core is left"
 #: And one that the acquirer gives back.
 LEAVING: Final = "ebbtide: it is to be given back"
+#: And one whose VM is to be stopped, and started on another host.
+MOVING: Final = "ebbtide: its VM is to be stopped and moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ def turn(
     label: str,
     leaving: Set[str] = frozenset(),
     notices: Mapping[str, Notice] = MappingProxyType({}),
+    moving: Set[str] = frozenset(),
 ) -> Turn:
     """The next step of everything.
 
@@ -65,8 +68,9 @@ def turn(
     :param now: seconds since the epoch.
     :param leaving: machines that take no new task, since they are to be given back.
     :param notices: machines that are about to go, since their VMs are being preempted.
+    :param moving: machines that take no new task, since their VMs are to be stopped and moved.
     """
-    closed = {**dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
+    closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed)
     states = {task.name: task for task in tasks}
     for task in tasks:
@@ -136,7 +140,7 @@ def _with_cores(
         if reason and not drained:
             drained = reason
             instructions.append(Drain(name, drained))
-        elif not reason and drained in (NO_CORES, LEAVING, PREEMPTED, RECOUNTED):
+        elif not reason and drained in (NO_CORES, LEAVING, MOVING, PREEMPTED, RECOUNTED):
             drained = ""
             instructions.append(Undrain(name))
         after[name] = replace(machine, usable_cores=wanted, drained=drained)
