@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from ebbtide.matcher.acquire.settings import AcquirerSettings
 from ebbtide.matcher.errors import EngineSettingsError
+from ebbtide.matcher.match.attempts import DEFAULT_LABEL
 from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION
 from ebbtide.matcher.predict.predictor import PredictorOptions
@@ -30,7 +31,7 @@ class EngineSettings(BaseModel):
     #: For records and outputs; every machine sees it under this path.
     directory: Path | None = None
     #: In the names of attempts: tells managers with one engine apart.
-    label: Annotated[str, Field(pattern=_LABEL)] = "ebb"
+    label: Annotated[str, Field(pattern=_LABEL)] = DEFAULT_LABEL
     #: Seconds between two looks at the engine.
     period_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     #: Seconds that one answer of the engine may take.

@@ -14,6 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 _NAME: Final = re.compile(r"(?P<label>[a-z0-9-]+)\.(?P<task>[a-z0-9-]+)\.(?P<key>[0-9a-f]+)\.(?P<number>[0-9]+)")
+#: Of a manager that has its engine to itself.
+DEFAULT_LABEL: Final = "ebb"
 
 
 class AttemptState(StrEnum):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from ebbtide.matcher.match.attempts import RECOUNTED, EngineMachine, Look, task_of
+from ebbtide.matcher.match.attempts import DEFAULT_LABEL, RECOUNTED, EngineMachine, Look, task_of
 from ebbtide.matcher.match.notices import PREEMPTED, Notice, noticed
 from ebbtide.matcher.match.rounds import Choice, Pool, choose
 from ebbtide.matcher.match.tasks import (
@@ -24,12 +24,13 @@ from ebbtide.matcher.match.tasks import (
     released,
 )
 
-#: What a machine without a usable core is drained with; what has another reason was drained by an operator.
+#: What one of our machines without a usable core is drained with; what has another reason was drained by an operator.
 NO_CORES: Final = "ebbtide: no core is left"
 #: And one that the acquirer gives back.
 LEAVING: Final = "ebbtide: it is to be given back"
 #: And one whose VM is to be stopped, and started on another host.
 MOVING: Final = "ebbtide: its VM is to be stopped and moved"
+_OURS: Final = (NO_CORES, LEAVING, MOVING, PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def turn(
     :param moving: machines that take no new task, since their VMs are to be stopped and moved.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
-    machines, instructions = _with_cores(look.machines, cores, closed)
+    machines, instructions = _with_cores(look.machines, cores, closed, label)
     states = {task.name: task for task in tasks}
     for task in tasks:
         after, steps = observe(task, look.attempts.get(task.attempt_name(label)), now, label)
@@ -122,25 +123,34 @@ def _whose(instruction: Instruction, label: str) -> str | None:
     return found[0]
 
 
+def said_by(label: str, reason: str) -> str:
+    """Words of a drain that tell managers with one engine apart; those of the default label have always had none."""
+    return reason if label == DEFAULT_LABEL else reason.replace("ebbtide", f"ebbtide {label}", 1)
+
+
 def _with_cores(
-    machines: Mapping[str, EngineMachine], cores: Mapping[str, int], closed: Mapping[str, str]
+    machines: Mapping[str, EngineMachine], cores: Mapping[str, int], closed: Mapping[str, str], label: str
 ) -> tuple[dict[str, EngineMachine], list[Instruction]]:
     """The machines with the cores that they have by now, and what tells the engine.
+
+    Machines of others, and of other managers, are neither drained nor is their drain taken away.
 
     :param closed: those that take no new task, and why.
     """
     instructions: list[Instruction] = []
     after = {}
+    ours = {RECOUNTED, *(said_by(label, reason) for reason in _OURS)}
     for name, machine in machines.items():
         wanted = max(min(cores.get(name, machine.usable_cores), machine.most_cores), 0)
         if wanted != machine.usable_cores:
             instructions.append(SetCores(name, wanted))
         drained = machine.drained
-        reason = closed.get(name) or (NO_CORES if wanted == 0 else "")
+        reason = closed.get(name) or (NO_CORES if wanted == 0 and name in cores else "")
         if reason and not drained:
-            drained = reason
+            drained = said_by(label, reason)
             instructions.append(Drain(name, drained))
-        elif not reason and drained in (NO_CORES, LEAVING, MOVING, PREEMPTED, RECOUNTED):
+        elif not reason and (drained in ours or (name in cores and drained in _OURS)):
+            # Earlier versions said nothing of a label.
             drained = ""
             instructions.append(Undrain(name))
         after[name] = replace(machine, usable_cores=wanted, drained=drained)

@@ -271,6 +271,38 @@ def test_a_machine_that_is_to_be_given_back_takes_no_task_and_the_next_of_its_na
     assert again.choices["t"].machine == "n1"
 
 
+def test_machines_that_are_no_vms_of_ours_are_neither_drained_nor_is_their_drain_taken_away() -> None:
+    machines = {
+        # Without a vcore; and what another manager has closed, which has its own reasons and its own label.
+        "foreign": EngineMachine("foreign", 4, 0),
+        "theirs-1": EngineMachine("theirs-1", 4, 4, drained="ebbtide b: it is to be given back"),
+        "theirs-2": EngineMachine("theirs-2", 4, 4, drained="ebbtide b: its VM is being preempted"),
+        "theirs-3": EngineMachine("theirs-3", 4, 0, drained="ebbtide b: no core is left"),
+    }
+    made = turn([], Look(machines), {}, Pool(Predictor(10.0)), 10.0, "ebb")
+    assert (made.instructions, made.machines) == ((), machines)
+    # Nor do those with another label touch what the default one has closed.
+    closed = turn([], Look({"n1": EngineMachine("n1", 4, 4)}), {}, Pool(Predictor(10.0)), 10.0, "ebb", {"n1"})
+    assert closed.instructions == (Drain("n1", LEAVING),)
+    assert turn([], Look(closed.machines), {}, Pool(Predictor(11.0)), 11.0, "b").instructions == ()
+
+
+@pytest.mark.parametrize("label", ["ebb", "b"])
+def test_what_a_manager_has_closed_it_opens_also_where_its_vm_is_gone_for_good(label: str) -> None:
+    machines = {"n1": EngineMachine("n1", 4, 4), "n2": EngineMachine("n2", 4, 4)}
+    notice = {"n1": Notice(10.0, 30.0)}
+    made = turn([], Look(machines), {"n1": 4, "n2": 0}, Pool(Predictor(10.0)), 10.0, label, notices=notice)
+    assert [type(one) for one in made.instructions] == [Drain, SetCores, Drain]
+    made = turn([], Look(made.machines), {}, Pool(Predictor(11.0)), 11.0, label)
+    assert made.instructions == (Undrain("n1"), Undrain("n2"))
+
+
+def test_a_vm_that_was_closed_without_a_label_is_opened_by_the_manager_that_has_it() -> None:
+    machines = {"n1": EngineMachine("n1", 4, 0, drained=NO_CORES)}
+    made = turn([], Look(machines), {"n1": 2}, Pool(Predictor(10.0)), 10.0, "b")
+    assert made.instructions == (SetCores("n1", 2), Undrain("n1"))
+
+
 def test_who_must_make_room_is_ended_in_the_turn_that_sees_it_and_begun_again_in_the_one_that_sees_it_gone() -> None:
     task = replace(RUNNING, order=SAFE)
     machines = {"n1": EngineMachine("n1", 4, 4), "n2": EngineMachine("n2", 4, 4)}
