@@ -20,7 +20,7 @@ from cluster_manager.store.tasks import StoredTask, TaskNote, TaskRows
 from cluster_manager.tasks.output import file_of
 from ebbtide.matcher.engines.interface import Engine
 from ebbtide.matcher.engines.settings import EngineSettings
-from ebbtide.matcher.errors import EngineError, EngineRefused
+from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine, Look, task_of
 from ebbtide.matcher.match.notices import Notice
 from ebbtide.matcher.match.rounds import Choice, Pool
@@ -39,8 +39,9 @@ from ebbtide.matcher.match.tasks import (
     Undrain,
     cancelled,
     outcome,
+    refused,
 )
-from ebbtide.matcher.match.turns import Turn, turn, without
+from ebbtide.matcher.match.turns import turn, without
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
@@ -301,13 +302,16 @@ class TaskService:
         async with self._lock:
             made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
             await self._store.save_tasks(made.changed, self._notes(made.changed))
-            self._take(made)
+            self._take(made.changed)
+            self.choices, self.machines, self.looked_at = made.choices, made.machines, self._clock()
             self.known = frozenset(cores)
-        await self._carry_out(engine, made.instructions)
-        await self._carry_out(engine, await self._end_orphaned_attempts(made.orphaned_attempts, look))
+        why = await self._carry_out(engine, made.instructions)
+        why += await self._carry_out(engine, await self._end_orphaned_attempts(made.orphaned_attempts, look))
+        if why:
+            raise EngineRefused(why[0])
 
-    def _take(self, made: Turn) -> None:
-        for task in made.changed:
+    def _take(self, changed: Iterable[Task]) -> None:
+        for task in changed:
             if (came := outcome(self._tasks[task.name], task)) is not None:
                 self._known.settle(*came)
             self.killed += max(task.preemptions - self._tasks[task.name].preemptions, 0)
@@ -318,7 +322,6 @@ class TaskService:
                     end.set()
             else:
                 self._tasks[task.name] = task
-        self.choices, self.machines, self.looked_at = made.choices, made.machines, self._clock()
 
     def _notes(self, changed: Iterable[Task]) -> list[TaskNote]:
         notes = []
@@ -340,18 +343,35 @@ class TaskService:
             notes.append(TaskNote(kind, task.machine or before.machine, sentence))
         return notes
 
-    async def _carry_out(self, engine: Engine, instructions: Iterable[Instruction]) -> None:
-        """One after another; what is refused does not keep the others, an engine that is silent does."""
-        refused = []
+    async def _carry_out(self, engine: Engine, instructions: Iterable[Instruction]) -> list[str]:
+        """One after another; what is refused does not keep the others, an engine that is silent does.
+
+        :returns: why the engine refused what it did; but for tasks that it did not take, which say so themselves.
+        """
+        why = []
         for instruction in instructions:
             self._check()
             try:
                 await _do(engine, instruction)
             except EngineRefused as error:
                 log.warning("the engine refused", instruction=type(instruction).__name__, why=str(error))
-                refused.append(str(error))
-        if refused:
-            raise EngineRefused(refused[0])
+                if isinstance(instruction, Submit):
+                    await self._not_taken(instruction.attempt, error)
+                else:
+                    why.append(str(error))
+        return why
+
+    async def _not_taken(self, attempt: str, error: EngineRefused) -> None:
+        found = task_of(attempt, self._settings.label)
+        assert found is not None, "named by us"
+        async with self._lock:
+            task = self._tasks.get(found[0])
+            # Its owner may want no more of it by now.
+            if task is None or task.stop or task.attempt_name(self._settings.label) != attempt:
+                return
+            changed = refused(task, str(error), self._clock(), isinstance(error, EngineFull))
+            await self._store.save_tasks([changed], self._notes([changed]))
+            self._take([changed])
 
     async def _end_orphaned_attempts(self, orphaned_attempts: Iterable[str], look: Look) -> list[Instruction]:
         """Attempts that no unfinished task has: of tasks that have ended, and of earlier attempts."""

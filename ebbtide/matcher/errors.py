@@ -15,5 +15,9 @@ class EngineRefused(EngineError):
     """The engine answered that it does not do this."""
 
 
+class EngineFull(EngineRefused):
+    """It takes no more for now, whatever it is."""
+
+
 class EngineSettingsError(EngineError):
     """Settings of an engine that it cannot be used with."""

@@ -40,6 +40,8 @@ class FakeEngine:
         #: Names of methods that fail now.
         self.unreachable: set[str] = set()
         self.refusing: set[str] = set()
+        #: Of tasks, those that it does not take.
+        self.refusing_tasks: set[str] = set()
         #: Called before each command, with its name.
         self.before: Callable[[str], None] = lambda name: None
 
@@ -64,6 +66,8 @@ class FakeEngine:
 
     async def submit(self, attempt: str, order: TaskOrder) -> None:
         self._called("submit", attempt)
+        if attempt.split(".")[1] in self.refusing_tasks:
+            raise EngineRefused("it has DOS line breaks")
         self.attempts.setdefault(attempt, Running(order, Seen(AttemptState.HELD)))
 
     async def release(self, attempt: str, machine: str) -> None:

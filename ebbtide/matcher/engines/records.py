@@ -158,6 +158,7 @@ class Records:
         """Make an attempt's directory; harmless where it is there.
 
         :param user: whose attempt it is; None: the manager's own.
+        :raises EngineRefused: there is no such user.
         """
         await self._in_thread(lambda: self._prepare(attempt, user))
 
@@ -169,7 +170,7 @@ class Records:
                 try:
                     found = pwd.getpwnam(user)
                 except KeyError as error:
-                    raise OSError(errno.ENOENT, f"there is no user {user} on this machine") from error
+                    raise EngineRefused(f"there is no user {user} on the manager's machine") from error
                 with _directory(attempt, root) as own:
                     os.fchown(own, found.pw_uid, found.pw_gid)
             os.fsync(root)

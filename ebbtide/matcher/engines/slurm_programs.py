@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ebbtide.matcher.engines.slurm_json import document
-from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineUnreachable
 
 #: Words in which Slurm's programs say that slurmctld does not answer; their exit codes are all 1.
 _UNREACHABLE: Final = (
@@ -24,6 +24,8 @@ _UNREACHABLE: Final = (
     "transport endpoint is not connected",
     "connection reset by peer",
 )
+#: And that somebody has as many jobs as they may have, or the cluster has.
+_FULL: Final = ("submitjob", "job violates accounting/qos policy", "temporarily unable to accept job")
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -47,7 +49,7 @@ class SlurmPrograms:
 
         :param text: what it reads.
         :raises EngineUnreachable: slurmctld does not answer.
-        :raises EngineRefused: it says no, in its own words.
+        :raises EngineRefused: it says no, in its own words; `EngineFull`: it would not say so at another time.
         """
         try:
             process = await asyncio.create_subprocess_exec(
@@ -71,10 +73,16 @@ class SlurmPrograms:
                 await process.wait()
         if process.returncode:
             said = " ".join((errors or output).decode(errors="replace").split())
-            kind = EngineUnreachable if any(words in said.lower() for words in _UNREACHABLE) else EngineRefused
+            kind = _kind(said.lower())
             raise kind(f"{argv[0]}: {said[:500] or f'it ended with {process.returncode}'}")
         return output.decode(errors="replace")
 
     async def json(self, *argv: str) -> dict[str, Any]:
         """What a program prints, read as JSON. Raises as `run`."""
         return document(argv[0], await self.run(*argv, "--json"))
+
+
+def _kind(said: str) -> type[EngineUnreachable | EngineRefused]:
+    if any(words in said for words in _UNREACHABLE):
+        return EngineUnreachable
+    return EngineFull if any(words in said for words in _FULL) else EngineRefused

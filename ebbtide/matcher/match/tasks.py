@@ -26,8 +26,11 @@ SILENCE_LIMIT_S: Final = 120.0
 LOST: Final = "its engine has lost it, and its command goes on"
 #: The same where its engine says that it runs, and its command has not begun: before it may come what nodes prepare.
 LAUNCH_LIMIT_S: Final = 45.0
-#: So often an engine may end an attempt that has not begun.
+#: So often an engine may end an attempt that has not begun, or refuse one.
 MOST_LAUNCHES: Final = 5
+#: What an engine has refused is given to it again after so many seconds, which double so often.
+REFUSED_PAUSE_S: Final = 15.0
+_MOST_DOUBLINGS: Final = 4
 
 
 class TaskPhase(StrEnum):
@@ -96,7 +99,7 @@ class Task:
     #: Attempts that have begun, and those of them that were broken off.
     begun: int = 0
     preemptions: int = 0
-    #: Attempts that an engine ended before they began, one after another.
+    #: Attempts that an engine ended before they began, or refused, one after another.
     launches: int = 0
     sentence: str = "it waits to be matched"
     #: When it was last broken off; None: never.
@@ -109,6 +112,9 @@ class Task:
     #: None: it never did; its machine is not about to go.
     told_at: float | None = None
     saves_until: float | None = None
+    #: So often the engine has refused to take the present attempt, and when it last did. It is not matched meanwhile.
+    refusals: int = 0
+    refused_at: float | None = None
 
     @property
     def name(self) -> str:
@@ -220,6 +226,9 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         return task, (Forget(attempt),) if seen.state is AttemptState.ENDED else ()
     if not seen.lives:
         return _over(task, seen, now, attempt)
+    if task.refusals:
+        # It was taken after all.
+        task = replace(task, refusals=0, refused_at=None)
     limit_s = BEGIN_LIMIT_S
     if seen.state is AttemptState.RUNNING and seen.claim is Claim.NONE:
         # It has its cores there, and its command has not begun.
@@ -295,7 +304,8 @@ def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple
         return task, (Cancel(attempt, begun_too=task.stop != "again"),)
     if seen.state is AttemptState.GONE:
         # Never given to the engine, or lost by it before it began. The record sees to it that only one begins.
-        return replace(task, phase=TaskPhase.WAITING, machine=None, released_at=None), (Submit(attempt, task.order),)
+        task = replace(task, phase=TaskPhase.WAITING, machine=None, released_at=None)
+        return task, () if _pauses(task, now) else (Submit(attempt, task.order),)
     why = seen.reason or "the engine does not say why"
     if task.launches + 1 >= MOST_LAUNCHES:
         said = f"it was ended {MOST_LAUNCHES} times before it began: {why}"
@@ -362,6 +372,35 @@ def released(task: Task, machine: str, now: float, why: str, predicted: float | 
     :param predicted: how likely that keeps its cores for it; None where history is silent.
     """
     return replace(task, phase=TaskPhase.RELEASED, machine=machine, released_at=now, sentence=why, predicted=predicted)
+
+
+def refused(task: Task, why: str, now: float, full: bool = False) -> Task:
+    """A task whose present attempt the engine did not take: it is given to it again after a pause that grows.
+
+    :param why: in the engine's words.
+    :param full: the engine takes no more for now, which is no task's fault.
+    """
+    launches = task.launches + (not full)
+    if launches >= MOST_LAUNCHES:
+        said = f"it could not be begun {launches} times: {why}"
+        return _finished(replace(task, machine=None), TaskPhase.FAILED, said, NOTHING, now)
+    return replace(
+        task,
+        phase=TaskPhase.WAITING,
+        machine=None,
+        released_at=None,
+        launches=launches,
+        refusals=task.refusals + 1,
+        refused_at=now,
+        sentence=f"the engine did not take it: {why}",
+    )
+
+
+def _pauses(task: Task, now: float) -> bool:
+    """Whether it is too early to give the engine once more what it has refused."""
+    if task.refused_at is None:
+        return False
+    return 0.0 <= now - task.refused_at < REFUSED_PAUSE_S * 2 ** min(task.refusals - 1, _MOST_DOUBLINGS)
 
 
 def outcome(before: Task, after: Task) -> tuple[float, bool] | None:

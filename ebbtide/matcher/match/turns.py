@@ -88,7 +88,10 @@ def turn(
     for task in preempted(states.values(), machines):
         states[task.name] = task
         instructions.append(Cancel(task.attempt_name(label)))
-    waiting = [task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop]
+    # What the engine has refused takes no cores from those behind it.
+    waiting = [
+        task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop and not task.refusals
+    ]
     choices = choose(waiting, states.values(), machines, pool, now)
     for task in waiting:
         choice = choices[task.name]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cluster_manager.plans.plans import VMPhase
+from ebbtide.matcher.match import tasks as matched
 from ebbtide.matcher.match.attempts import EngineMachine
 from ebbtide.matcher.match.tasks import TaskOrder
 from ebbtide.matcher.match.turns import MOVING
@@ -426,6 +427,51 @@ async def test_what_one_machine_is_refused_keeps_no_other_task(tmp_path: Path) -
         await becomes(cluster, "first", "done")
         await submit(cluster, "second")
         await becomes(cluster, "second", "running")
+
+
+@each_store
+async def test_a_task_that_the_engine_does_not_take_keeps_nobody_behind_it_and_is_failed_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(far=2)
+    engine.refusing_tasks = {"bad"}
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        await submit(cluster, "bad")
+        await submit(cluster, "good")
+        await becomes(cluster, "good", "running")
+        status = await cluster.get("/v1/engine")
+        assert (status["reachable"], status["sentence"]) == (True, "it answers")
+        assert "did not take it: it has DOS line breaks" in (await becomes(cluster, "bad", "waiting"))["sentence"]
+        tries = sum(call[0] == "submit" and ".bad." in call[1] for call in engine.calls)
+        await looked_since(cluster, engine)
+        assert sum(call[0] == "submit" and ".bad." in call[1] for call in engine.calls) == tries == 1
+        monkeypatch.setattr(matched, "REFUSED_PAUSE_S", 0.01)
+        failed = await becomes(cluster, "bad", "failed")
+        assert failed["sentence"] == "it could not be begun 5 times: it has DOS line breaks"
+        assert [row["vm"] for row in await cluster.events("task-failed")] == [None]
+        # Whoever was refused for another reason, and is taken then, runs.
+        engine.refusing_tasks = {"late"}
+        await submit(cluster, "late")
+        await cluster.until(condition(lambda: any(".late." in call[1] for call in engine.calls if call[1:])))
+        engine.refusing_tasks = set()
+        engine.end("good")
+        await becomes(cluster, "late", "running")
+
+
+@each_store
+async def test_what_is_nobodys_is_ended_also_while_the_engine_refuses_something_else(tmp_path: Path) -> None:
+    engine = FakeEngine(far=4)
+    engine.refusing = {"forget"}
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        await submit(cluster, "train")
+        await becomes(cluster, "train", "running")
+        engine.end("train")
+        await becomes(cluster, "train", "done")
+        engine.machines["far"] = replace(engine.machines["far"], usable_cores=5)
+        engine.refusing = {"set_usable_cores"}
+        stray = engine.begun[0].removesuffix(".1") + ".9"
+        await engine.submit(stray, TaskOrder("train", ("true",)))
+        await cluster.until(condition(lambda: ("cancel", stray) in engine.calls))
 
 
 @each_store

@@ -26,6 +26,7 @@ from ebbtide.matcher.match.tasks import (
     HEARTBEAT_LIMIT_S,
     LAUNCH_LIMIT_S,
     MOST_LAUNCHES,
+    REFUSED_PAUSE_S,
     SILENCE_LIMIT_S,
     Cancel,
     Drain,
@@ -42,6 +43,7 @@ from ebbtide.matcher.match.tasks import (
     cancelled,
     observe,
     preempted,
+    refused,
 )
 from ebbtide.matcher.match.turns import LEAVING, NO_CORES, turn, without
 from ebbtide.matcher.predict.predictor import Predictor
@@ -73,6 +75,37 @@ def test_the_name_of_an_attempt_says_whose_it_is() -> None:
 
 def test_a_task_that_the_engine_does_not_know_is_given_to_it() -> None:
     assert look_at(WAITING, None) == (WAITING, (Submit(NAME, ORDER),))
+
+
+def test_a_task_that_the_engine_does_not_take_is_given_to_it_after_pauses_and_fails_at_last() -> None:
+    task, now = WAITING, 10.0
+    for number in range(1, MOST_LAUNCHES):
+        task = refused(replace(task, phase=TaskPhase.RELEASED, machine="n1"), "DOS line breaks", now)
+        assert (task.phase, task.machine, task.refusals) == (TaskPhase.WAITING, None, number)
+        pause_s = REFUSED_PAUSE_S * 2 ** (number - 1)
+        assert look_at(task, None, now + pause_s - 0.1) == (task, ())
+        now += pause_s
+        assert look_at(task, None, now) == (task, (Submit(NAME, ORDER),))
+    failed = refused(task, "DOS line breaks", now)
+    assert (failed.phase, failed.sentence) == (TaskPhase.FAILED, "it could not be begun 5 times: DOS line breaks")
+    taken, _ = look_at(task, Seen(AttemptState.HELD), now)
+    assert (taken.refusals, taken.refused_at) == (0, None)
+
+
+def test_an_engine_that_takes_no_more_for_now_fails_no_task() -> None:
+    task, now = WAITING, 10.0
+    for _ in range(3 * MOST_LAUNCHES):
+        task = refused(task, "AssocMaxSubmitJobLimit", now, full=True)
+        assert task.phase is TaskPhase.WAITING
+        now += REFUSED_PAUSE_S * 16
+        assert look_at(task, None, now)[1] == (Submit(NAME, ORDER),)
+
+
+def test_a_task_that_the_engine_does_not_take_takes_no_cores_from_those_behind_it() -> None:
+    first, second = (Task(TaskOrder(name, ("true",), cores=2), "0a", 0.0) for name in ("first", "second"))
+    look = Look({"n1": EngineMachine("n1", 2, 2)}, {second.attempt_name("ebb"): Seen(AttemptState.HELD)})
+    made = turn([refused(first, "no", 9.0), second], look, {}, Pool(Predictor(10.0)), 10.0, "ebb")
+    assert made.instructions == (Release(second.attempt_name("ebb"), "n1"),)
 
 
 def test_a_release_that_did_not_arrive_is_matched_anew() -> None:
