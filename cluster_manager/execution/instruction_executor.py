@@ -394,15 +394,18 @@ class InstructionExecutor:
         await self._hosts.locks.hold(state.id, host)
         # A second reclaim takes twice, a second start may find the first: only the plan can tell after a new reading.
         harmless, taken_on = not isinstance(instruction, Reclaim | Create), False
+        # Whether the host may have taken it on: that it refuses to say more of it does not undo that.
+        perhaps = resumed
         try:
             operation = await self._agents.operation(host, request_id) if resumed else None
+            perhaps = operation is not None
             if resumed and operation is None and not harmless:
                 return Forgotten(elapsed_s(), lapse=False)
             for _ in range(REPEATS):
                 async with sides.turn:
                     send, limit_s = self._sending(state, instruction, request_id)
                     operation = operation or await send()
-                taken_on = True
+                taken_on = perhaps = True
                 operation = await self._follow(state, instruction, operation, limit_s, sides)
                 if operation is not None:
                     return await self._ended(state, instruction, OperationEnded(elapsed_s(), operation))
@@ -412,7 +415,7 @@ class InstructionExecutor:
             if isinstance(instruction, Remove | Release) and error.status == 404:
                 gone = OperationEnded(elapsed_s(), _gone(request_id, instruction))
                 return await self._ended(state, instruction, gone)
-            return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before)
+            return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before or perhaps)
         except AgentFailed as error:
             return HostFailed(elapsed_s(), str(error), uncertain=True)
         except AgentUnreachable as error:

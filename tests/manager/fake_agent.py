@@ -68,6 +68,8 @@ class Trouble:
     pend: tuple[str, ...] = ()
     #: The status that every command is refused with.
     refuses: int | None = None
+    #: The same of every question what became of one.
+    tells_nothing: int | None = None
 
 
 class FakeAgent(FakeLifecycle):
@@ -272,6 +274,9 @@ class FakeAgent(FakeLifecycle):
         return json_answer(self.report())
 
     async def _get_operation(self, request: web.Request) -> web.Response:
+        if self.trouble.tells_nothing is not None:
+            self.polled.set()
+            return json_answer(EarlierProblem(error="refused by the test", field=None), self.trouble.tells_nothing)
         found = self._operations.get(request.match_info["id"])
         if found is None:
             return json_answer(EarlierProblem(error="no such operation", field=None), 404)

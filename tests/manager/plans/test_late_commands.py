@@ -104,6 +104,50 @@ async def test_a_refusal_after_a_lost_answer_is_no_certainty(tmp_path: Path) -> 
         assert second.vms == {}
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_host_that_refuses_to_tell_of_a_start_that_it_has_taken_on_may_have_started_it(
+    tmp_path: Path, restarted: bool
+) -> None:
+    """As it is with a manager that was started again with another key of its hosts."""
+    first, second = pair()
+    async with cluster_of(tmp_path, first, second) as cluster:
+        first.trouble.pend = ("create",)
+        body = {"request_id": "r", "vm": vm("low-1"), "deadline_s": 5.0, "policy": "first-fit"}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(5):
+            await first.polled.wait()
+        if restarted:
+            await cluster.kill_manager()
+        first.trouble.tells_nothing = 401
+        if restarted:
+            await cluster.start_manager()
+            await cluster.ready()
+        operation = await cluster.ended("r")
+        assert operation.state is OperationState.FAILED
+        assert "may have been started on host-a" in operation.sentence
+        assert second.vms == {}
+
+
+async def test_a_preempted_vm_that_its_host_refuses_to_tell_of_may_have_gone(tmp_path: Path) -> None:
+    first, _ = pair()
+    async with cluster_of(tmp_path, first) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name))
+        first.trouble.pend = ("stop",)
+        body = {"request_id": "high", "vm": vm("high-1", "fixed", 5.3, 800.0), "deadline_s": 5.0}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(5):
+            await cluster.until(lambda: _asked_to_stop(first))
+        first.trouble.tells_nothing = 401
+        assert (await cluster.ended("high")).state is OperationState.FAILED
+        rows = (await cluster.get("/v1/vms"))["vms"]
+        assert [row["sentence"] for row in rows if "may have been" in row["sentence"]], rows
+
+
+async def _asked_to_stop(agent: FakeAgent) -> bool:
+    return "stop" in agent.arrived
+
+
 async def test_many_owed_removals_are_made_good_one_after_the_other_without_a_pause(tmp_path: Path) -> None:
     first, second = pair()
     async with cluster_of(tmp_path, first, second) as cluster:
