@@ -35,6 +35,7 @@ class TaskMachines:
         self._predictor: Predictor | None = None
         self._variable: frozenset[str] = frozenset()
         self._moving: frozenset[str] = frozenset()
+        self._paused: frozenset[str] = frozenset()
 
     def changed(self) -> None:
         """There are new core changes."""
@@ -49,7 +50,7 @@ class TaskMachines:
         """
         table, plans = schema.vms, schema.plans
         found = {}
-        variable, moving = set(), set()
+        variable, moving, paused = set(), set(), set()
         names = sorted(names)
         # SQLite takes a limited number of values in one statement.
         for begin in range(0, len(names), 500):
@@ -69,9 +70,11 @@ class TaskMachines:
                 elif (reported := self._reported(row, live)) is not None:
                     off = reported.state is VMState.STOPPED
                     found[row.name] = 0 if off else whole_cores(reported.current.cpu_cores)
+                    if reported.state is VMState.PAUSED:
+                        paused.add(row.name)
                 if VMSpec.model_validate_json(row.spec).priority is not Priority.FIXED:
                     variable.add(row.name)
-        self._variable, self._moving = frozenset(variable), frozenset(moving)
+        self._variable, self._moving, self._paused = frozenset(variable), frozenset(moving), frozenset(paused)
         return found
 
     def _reported(self, row: Any, live: bool) -> VMStatus | None:
@@ -90,6 +93,11 @@ class TaskMachines:
     def moving(self) -> frozenset[str]:
         """Of those whose cores were last asked for, the VMs that are to be stopped in order to move."""
         return self._moving
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """Of those whose cores were last asked for, the VMs that stand still by what their hosts say."""
+        return self._paused
 
     def last_changes(self) -> Mapping[str, LastChange]:
         """The last core change of each machine, as far as one is remembered."""

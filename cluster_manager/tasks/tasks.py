@@ -25,6 +25,7 @@ from ebbtide.matcher.match.attempts import AttemptState, EngineMachine, Look, ta
 from ebbtide.matcher.match.notices import Notice
 from ebbtide.matcher.match.rounds import Choice, Pool
 from ebbtide.matcher.match.tasks import (
+    SILENCE_LIMIT_S,
     Cancel,
     Drain,
     Forget,
@@ -69,6 +70,9 @@ class Machines(Protocol):
     @property
     def moving(self) -> frozenset[str]: ...
 
+    @property
+    def paused(self) -> frozenset[str]: ...
+
     def pool(self) -> Pool: ...
 
     def settle(self, predicted: float, completed: bool) -> None: ...
@@ -108,6 +112,8 @@ class TaskService:
         self._ready = False
         #: Attempts of tasks that have ended, which the engine was told to forget.
         self._forgotten: set[str] = set()
+        #: Machines that stood still, and when they were last seen to.
+        self._paused_at: dict[str, float] = {}
         self.choices: Mapping[str, Choice] = {}
         self.machines: Mapping[str, EngineMachine] = {}
         #: Machines of this manager among them.
@@ -296,8 +302,9 @@ class TaskService:
         tasks, pool = dict(self._tasks), self._known.pool()
         closed, moving = self.closed(look.machines), self._known.moving
         now = self._clock()
+        paused = self._stood_still(self._known.paused, now)
         made = await asyncio.to_thread(
-            turn, tuple(tasks.values()), look, cores, pool, now, label, closed, notices, moving
+            turn, tuple(tasks.values()), look, cores, pool, now, label, closed, notices, moving, paused
         )
         async with self._lock:
             made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
@@ -309,6 +316,12 @@ class TaskService:
         why += await self._carry_out(engine, await self._end_orphaned_attempts(made.orphaned_attempts, look))
         if why:
             raise EngineRefused(why[0])
+
+    def _stood_still(self, paused: frozenset[str], now: float) -> frozenset[str]:
+        """Machines that stand still, or did a moment ago: what runs there has not been heard of yet."""
+        since = {name: at for name, at in self._paused_at.items() if 0.0 <= now - at <= SILENCE_LIMIT_S}
+        self._paused_at = since | dict.fromkeys(paused, now)
+        return frozenset(self._paused_at)
 
     def _take(self, changed: Iterable[Task]) -> None:
         for task in changed:

@@ -57,7 +57,7 @@ class Seen:
     silent_s: float | None = None
     #: The engine's own words, where it has any.
     reason: str = ""
-    #: The engine has stopped it and will let it go on: that its record is silent says nothing.
+    #: It stands still and will go on, by its engine or with its machine: that its record is silent says nothing.
     suspended: bool = False
 
     @property

@@ -60,6 +60,7 @@ def turn(
     leaving: Set[str] = frozenset(),
     notices: Mapping[str, Notice] = MappingProxyType({}),
     moving: Set[str] = frozenset(),
+    paused: Set[str] = frozenset(),
 ) -> Turn:
     """The next step of everything.
 
@@ -70,12 +71,16 @@ def turn(
     :param leaving: machines that take no new task, since they are to be given back.
     :param notices: machines that are about to go, since their VMs are being preempted.
     :param moving: machines that take no new task, since their VMs are to be stopped and moved.
+    :param paused: machines whose VMs stand still, or did so a moment ago: what runs there cannot be heard of.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed, label)
     states = {task.name: task for task in tasks}
     for task in tasks:
-        after, steps = observe(task, look.attempts.get(task.attempt_name(label)), now, label)
+        seen = look.attempts.get(task.attempt_name(label))
+        if seen is not None and seen.machine in paused:
+            seen = replace(seen, suspended=True)
+        after, steps = observe(task, seen, now, label)
         instructions += steps
         if after.attempt != task.attempt:
             # It is to be begun again: by an attempt that is given to the engine now, and may be released now.

@@ -17,9 +17,6 @@ from cluster_manager.plans.plans import VMPhase
 from ebbtide.matcher.match import tasks as matched
 from ebbtide.matcher.match.attempts import EngineMachine
 from ebbtide.matcher.match.tasks import TaskOrder
-from ebbtide.matcher.match.turns import MOVING
-from ebbtide.messages.common import Vector
-from ebbtide.messages.vms import VMState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
@@ -56,6 +53,13 @@ def condition(test: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
         return test()
 
     return asked
+
+
+async def looked_since(cluster: Cluster, engine: FakeEngine) -> None:
+    """Until the engine was looked at after a report of each host, and what followed was done."""
+    await cluster.ready()
+    looks = engine.calls.count(("look",))
+    await cluster.until(condition(lambda: engine.calls.count(("look",)) > looks + 2))
 
 
 @each_store
@@ -317,82 +321,6 @@ async def test_a_vm_that_is_stopped_has_no_cores(tmp_path: Path) -> None:
         await cluster.call("POST", "/v1/vms/low-1/stop", json={"request_id": "stop"})
         await cluster.until(condition(lambda: engine.machines["low-1"].drained != ""))
         assert engine.machines["low-1"].usable_cores == 0
-
-
-def two_agents() -> tuple[FakeAgent, FakeAgent]:
-    """Two hosts between which VMs can move."""
-    first = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
-    second = FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
-    first.peers, second.peers = {"host-b": second}, {"host-a": first}
-    return first, second
-
-
-async def migrate(cluster: Cluster, **fields: Any) -> None:
-    body = {"request_id": "move", "deadline_s": 20.0, **fields}
-    status, answer = await cluster.call("POST", "/v1/vms/low-1/migrate", json=body)
-    assert status == 202, answer
-
-
-async def looked_since(cluster: Cluster, engine: FakeEngine) -> None:
-    """Until the engine was looked at after a report of each host, and what followed was done."""
-    await cluster.ready()
-    looks = engine.calls.count(("look",))
-    await cluster.until(condition(lambda: engine.calls.count(("look",)) > looks + 2))
-
-
-@each_store
-async def test_a_task_goes_on_while_its_machine_moves_and_runs_all_the_time(tmp_path: Path) -> None:
-    first, second = two_agents()
-    engine = FakeEngine(**{"low-1": 4})
-    async with cluster_of(tmp_path, first, second, **settings(engine)) as cluster:
-        await cluster.create(vm("low-1"), policy="first-fit")
-        await submit(cluster, "train", cores=2, restartable=True)
-        await becomes(cluster, "train", "running")
-        first.trouble.pend, second.trouble.pend = ("depart",), ("arrive",)
-        await migrate(cluster, live=True, copy_storage=True)
-        await cluster.until(condition(lambda: "arrive" in second.arrived))
-        await looked_since(cluster, engine)
-        # Others may begin there, too.
-        await submit(cluster, "short", cores=1)
-        await becomes(cluster, "short", "running")
-        second.end_pending()
-        await cluster.until(condition(lambda: "depart" in first.arrived))
-        # It has moved, and its row does not say so yet.
-        here, there = first.vms["low-1"], second.vms["low-1"]
-        first.vms["low-1"] = here.model_copy(update={"state": VMState.STOPPED, "current": Vector()})
-        second.vms["low-1"] = there.model_copy(update={"state": VMState.RUNNING})
-        await looked_since(cluster, engine)
-        assert (await cluster.get("/v1/vms/low-1"))["state"] == "migrating"
-        assert engine.machines["low-1"] == EngineMachine("low-1", 4, 3)
-        first.end_pending()
-        assert (await cluster.ended("move")).host == "host-b"
-        await looked_since(cluster, engine)
-        found = await task(cluster, "train")
-        assert (found["state"], found["preemptions"]) == ("running", 0)
-        assert engine.machines["low-1"] == EngineMachine("low-1", 4, 3)
-
-
-@each_store
-async def test_nothing_begins_on_a_machine_that_is_to_be_stopped_and_moved_and_what_runs_goes_on(
-    tmp_path: Path,
-) -> None:
-    first, second = two_agents()
-    engine = FakeEngine(**{"low-1": 4})
-    async with cluster_of(tmp_path, first, second, **settings(engine)) as cluster:
-        await cluster.create(vm("low-1"), policy="first-fit")
-        await submit(cluster, "train", cores=2, restartable=True)
-        await becomes(cluster, "train", "running")
-        first.trouble.pend = ("stop",)
-        await migrate(cluster, lose_disk=True)
-        await cluster.until(condition(lambda: "stop" in first.arrived))
-        await submit(cluster, "short", cores=1)
-        await looked_since(cluster, engine)
-        assert engine.machines["low-1"] == EngineMachine("low-1", 4, 3, drained=MOVING)
-        assert [(await task(cluster, name))["state"] for name in ("train", "short")] == ["running", "waiting"]
-        first.end_pending()
-        await becomes(cluster, "short", "running")
-        assert (await becomes(cluster, "train", "running"))["preemptions"] == 1
-        assert (await cluster.ended("move")).host == "host-b"
 
 
 # --- failures --------------------------------------------------------------------------------------------------------

@@ -169,6 +169,14 @@ def test_what_its_engine_has_suspended_is_silent_for_good_reason() -> None:
     assert look_at(task, replace(BEGUN, silent_s=100 * SILENCE_LIMIT_S, suspended=True)) == (task, ())
 
 
+def test_what_runs_on_a_machine_that_stands_still_is_silent_for_good_reason() -> None:
+    look = Look({"n1": EngineMachine("n1", 4, 4)}, {NAME: replace(BEGUN, silent_s=SILENCE_LIMIT_S + 60.0)})
+    still = turn([RUNNING], look, {"n1": 4}, Pool(Predictor(10.0)), 10.0, "ebb", paused=frozenset({"n1"}))
+    assert (still.changed, still.instructions) == ((), ())
+    gone = turn([RUNNING], look, {"n1": 4}, Pool(Predictor(10.0)), 10.0, "ebb", paused=frozenset({"n2"}))
+    assert gone.instructions == (Cancel(NAME),)
+
+
 def test_attempts_are_limited() -> None:
     after, _ = look_at(replace(restartable(RUNNING), begun=5), LOST)
     assert after.phase is TaskPhase.FAILED
