@@ -19,6 +19,8 @@ from ebbtide.matcher.policies.victims import NEWEST, choose_victims
 
 #: A released attempt that has not begun after so many seconds is taken back and matched again.
 BEGIN_LIMIT_S: Final = 15.0
+#: Each attempt of a task that did not begin gives the next one twice the time, so often: its user may have enough jobs.
+_MOST_WAITS: Final = 6
 #: An attempt that its engine has lost runs as long as its record is touched at least so often, seconds.
 HEARTBEAT_LIMIT_S: Final = 15.0
 #: One that its engine has is believed to run for so long without; its machine may be slow.
@@ -115,6 +117,8 @@ class Task:
     #: So often the engine has refused to take the present attempt, and when it last did. It is not matched meanwhile.
     refusals: int = 0
     refused_at: float | None = None
+    #: Attempts that were released and did not begin in time, one after another.
+    unbegun: int = 0
 
     @property
     def name(self) -> str:
@@ -249,9 +253,11 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         sentence = f"its command is gone from {seen.machine}, and the engine does not know"
         return replace(_as_shown(task, seen, now), stop="lost", sentence=sentence), (Cancel(attempt),)
     task = _as_shown(task, seen, now)
+    limit_s *= 2 ** min(task.unbegun, _MOST_WAITS)
     if task.phase is TaskPhase.RELEASED and now - (task.released_at or now) > limit_s:
         sentence = f"{task.machine} did not begin it within {limit_s:g} s: it is matched again"
-        return replace(task, stop="again", sentence=sentence), (Cancel(attempt, begun_too=False),)
+        task = replace(task, stop="again", unbegun=task.unbegun + 1, sentence=sentence)
+        return task, (Cancel(attempt, begun_too=False),)
     return task, ()
 
 
@@ -282,6 +288,7 @@ def _as_shown(task: Task, seen: Seen, now: float) -> Task:
         began_attempt=task.attempt,
         begun=task.begun + 1,
         launches=0,
+        unbegun=0,
         sentence=task.sentence if task.stop else f"it runs on {machine}",
     )
 

@@ -219,6 +219,22 @@ def test_what_does_not_begin_is_taken_back_unless_it_begins_after_all() -> None:
     assert ended.phase is TaskPhase.DONE
 
 
+def test_each_attempt_that_does_not_begin_gives_the_next_one_twice_the_time() -> None:
+    task, now, waits = RELEASED, 5.0, []
+    for _ in range(8):
+        seen, began = Seen(AttemptState.RELEASED, "n1"), now
+        while not task.stop:
+            now += BEGIN_LIMIT_S
+            task, _ = look_at(task, seen, now + 0.1)
+        waits.append((now - began) / BEGIN_LIMIT_S)
+        task, _ = look_at(task, Seen(AttemptState.ENDED, claim=Claim.SEALED), now)
+        assert (task.phase, task.stop) == (TaskPhase.WAITING, "")
+        task = replace(task, phase=TaskPhase.RELEASED, machine="n1", released_at=now)
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 64]
+    begun, _ = look_at(task, BEGUN, now)
+    assert (begun.phase, begun.unbegun) == (TaskPhase.RUNNING, 0)
+
+
 def test_a_cancelled_task_is_sealed_and_never_begins() -> None:
     after, steps = look_at(cancelled(WAITING), None)
     assert (after.phase, steps) == (TaskPhase.WAITING, (Cancel(NAME),))
