@@ -162,8 +162,7 @@ class AcquirerService:
         events = [Emptied(one.name) for one in found.machines.values() if self._is_empty(one.name)]
         if self._tasks.looked_at is not None and not self._tasks.trouble:
             # Without an answer of the engine it is not known what is wanted.
-            wanted = sum(task.order.cores for task in self._tasks.unfinished.values())
-            events.append(PeriodOver(self._clock(), self._views, float(wanted)))
+            events.append(PeriodOver(self._clock(), self._views, float(self._wanted_cores(settings))))
         after, more = advance_all(found, events, options)
         instructions += more
         # Written down first: a period that was looked at is not looked at again after a crash.
@@ -194,6 +193,14 @@ class AcquirerService:
             for name in names
             if name in cores
         }
+
+    def _wanted_cores(self, settings: AcquirerSettings) -> int:
+        """Of the tasks that wait, and of those on machines of ours: what others hold elsewhere needs no machine here."""
+        return sum(
+            task.order.cores
+            for task in self._tasks.unfinished.values()
+            if task.occupies is None or settings.number_of(task.occupies) is not None
+        )
 
     def _is_empty(self, name: str) -> bool:
         """Whether nothing runs on a leaving machine, and nothing will: the tasks' service has looked since."""
@@ -243,7 +250,7 @@ class AcquirerService:
             next_at=state.next_at if math.isfinite(state.next_at) else None,
             utilisation=state.utilisation,
             cores=int(sum(self._views[one.name].cores for one in state.kept if one.name in self._views)),
-            wanted_cores=sum(task.order.cores for task in self._tasks.unfinished.values()),
+            wanted_cores=self._wanted_cores(settings),
             machines=tuple(
                 _shown(one, self._views.get(one.name), held.get(one.name, ()))
                 for one in sorted(state.machines.values(), key=lambda one: settings.number_of(one.name) or 0)

@@ -107,6 +107,19 @@ async def test_machines_are_asked_for_as_the_work_needs_and_given_back_when_it_i
 
 
 @each_store
+async def test_tasks_on_other_machines_of_the_engine_ask_for_none(tmp_path: Path) -> None:
+    engine = FakeEngine(far=16, **{f"harvest-{number}": 2 for number in range(1, 5)})
+    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=acquirer())) as cluster:
+        await holds(cluster, "harvest-1")
+        await submit(cluster, "large", cores=16)
+        assert (await becomes(cluster, "large", "running"))["machine"] == "far"
+        await look_again(cluster)
+        await look_again(cluster)
+        assert (await holds(cluster, "harvest-1"))["wanted_cores"] == 0
+        assert not await cluster.events("acquirer-decommissioned")
+
+
+@each_store
 async def test_a_machine_that_leaves_finishes_its_task_and_takes_no_other(tmp_path: Path) -> None:
     engine = engine_with(3)
     wanted = acquirer(least_machines=1, most_machines=1, replaced_share=1.0)
