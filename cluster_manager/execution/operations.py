@@ -169,13 +169,13 @@ class Operations:
 
     async def _record(self, state: Plan, fingerprint: str) -> Operation:
         """Store a plan, then run it."""
-        plan = await self._store.add_plan(traced(state), fingerprint)
+        operation = self._launch(await self._store.add_plan(traced(state), fingerprint))
         if isinstance(state, RemovalPlan):
             # It sees to a removal that is owed, too.
             self._owed.pop(state.vm, None)
         if state.vm in self.waiting.names:
             await self.waiting.read()
-        return self._launch(plan)
+        return operation
 
     async def create(self, request: VMRequest) -> Operation:
         """Place a VM. Raises `RequestError`: 409 where its name is taken or the request id is another's."""

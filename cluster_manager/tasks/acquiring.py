@@ -195,7 +195,7 @@ class AcquirerService:
         }
 
     def _wanted_cores(self, settings: AcquirerSettings) -> int:
-        """Of the tasks that wait, and of those on machines of ours: what others hold elsewhere needs no machine here."""
+        """Of the tasks that wait, and of those on machines of ours: those elsewhere have theirs."""
         return sum(
             task.order.cores
             for task in self._tasks.unfinished.values()

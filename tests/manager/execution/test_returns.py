@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from cluster_manager.errors import StoreError
 from cluster_manager.execution import instruction_executor, operations
 from cluster_manager.plans.returns import Returns
 from ebbtide.deflation.resources import ResourceVector
@@ -106,6 +107,26 @@ async def test_a_vm_that_its_owner_has_stopped_or_deleted_does_not_come_back(clu
     assert (await seen(cluster, name))["state"] == "stopped"
     assert (await ask(cluster, name, "start")).state is OperationState.DONE
     assert (await cluster.delete(name)).state is OperationState.DONE
+
+
+async def test_a_request_whose_answer_the_store_spoils_is_carried_out_all_the_same(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster.manager is not None
+    name, store = waiting(cluster), cluster.manager.store
+    read, failed = store.preempted, asyncio.Event()
+
+    async def fail_once() -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise StoreError("the store cannot be read")
+        return await read()
+
+    monkeypatch.setattr(store, "preempted", fail_once)
+    status, _ = await cluster.call("DELETE", f"/v1/vms/{name}?request_id=delete")
+    assert (status, failed.is_set()) == (503, True)
+    assert (await cluster.ended("delete")).state is OperationState.DONE
+    assert name not in cluster.agents[0].vms
 
 
 @pytest_asyncio.fixture
