@@ -41,7 +41,7 @@ from cluster_manager.leadership.locks import lock_of
 from cluster_manager.plans.lifecycle import sold_as
 from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.settings import Settings
-from cluster_manager.store.rows import StoredVM
+from cluster_manager.store.rows import StoredChange, StoredVM
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.acquiring import AcquirerService
 from cluster_manager.tasks.core_changes import CoreChanges
@@ -125,7 +125,7 @@ class Manager:
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock, settings.gone_s)
-        self.host_removal = HostRemoval(self.operations, self.store, self.hosts)
+        self.host_removal = HostRemoval(self.operations, self.store, self.hosts, self._lost)
         self.lists = Lists(self.store, self.hosts, self._managed, self._shown_state, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)
@@ -295,6 +295,11 @@ class Manager:
             self.tasks.wake()
         await self.operations.run_deferred(report.id)
         return ReportReply(epoch=self.epoch, acknowledged=acknowledged)
+
+    def _lost(self, host: str, changes: list[StoredChange]) -> None:
+        """VMs are gone with a host that does not come back."""
+        self.core_changes.learn(host, changes)
+        self.tasks.wake()
 
     def take_usage(self, host: str, usage: HostUsage) -> None:
         """What a host agent says of its VMs' use. Raises `RequestError`: 404, it has not reported."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,7 @@ from cluster_manager.plans.live_migrations import LiveMigrationPlan
 from cluster_manager.plans.migration_cleanup import UP
 from cluster_manager.plans.plans import finish
 from cluster_manager.store import queries
-from cluster_manager.store.rows import StoredVM, stored_vm
+from cluster_manager.store.rows import StoredChange, StoredVM, stored_vm
 from cluster_manager.store.store import Store
 from ebbtide.messages.hosts import ForgottenHost
 from ebbtide.messages.operations import OperationState
@@ -34,6 +35,8 @@ class HostRemoval:
     operations: Operations
     store: Store
     hosts: Hosts
+    #: Is told of core changes that no host reports: of the VMs that are gone with theirs.
+    lost: Callable[[str, list[StoredChange]], None]
 
     async def forget(self, host: str, lost_vms: bool) -> ForgottenHost:
         """Drop a silent host: its VMs are gone with it, their names free.
@@ -71,7 +74,13 @@ class HostRemoval:
             rests = [state.left_there() for state in stranded]
             # Before the record: none of them may write its own next step behind it.
             await self.operations.drop(host, plans)
-            await self.hosts.forget(host, lambda: self.store.forget_host(host, names, ends, sentence, rests))
+            changes: list[StoredChange] = []
+
+            async def write() -> None:
+                changes.extend(await self.store.forget_host(host, names, ends, sentence, rests))
+
+            await self.hosts.forget(host, write)
+            self.lost(host, changes)
             for rest in rests:
                 self.operations.go_on(rest)
             await self.operations.waiting.read()

@@ -260,17 +260,22 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
     async def forget_host(
         self, host: str, vms: Sequence[str], ends: Sequence[Plan], sentence: str, rests: Sequence[Plan] = ()
-    ) -> None:
+    ) -> list[StoredChange]:
         """A host that does not come back, in one transaction: its VMs' names are free, these plans have ended, and
         those clear up elsewhere.
+
+        :returns: the core changes that say that these VMs have no cores any more, as their host would have said it.
         """
         now = self._clock()
         gone = {**_phase(VMPhase.ENDED, now), "sentence": sentence, "owes_removal": 0, "deleted_by_owner": 1}
         row = {"at": now, "plan": None, "host": host, "sentence": sentence}
         rows = [{**row, "kind": "lost", "vm": vm} for vm in vms] + [{**row, "kind": "host-forgotten", "vm": None}]
 
-        async def work(connection: AsyncConnection) -> None:
+        async def work(connection: AsyncConnection) -> list[StoredChange]:
             plans, hosts = schema.plans, schema.hosts
+            lost = await _lost_cores(connection, host, vms)
+            if lost:
+                await connection.execute(insert(schema.core_changes), lost)
             for state in ends:
                 await connection.execute(update(plans).where(plans.c.id == state.id).values(**plan_columns(state, now)))
             for rest in rests:
@@ -279,9 +284,12 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 await connection.execute(_living(vm).where(schema.vms.c.host == host).values(**gone))
             await connection.execute(delete(hosts).where(hosts.c.id == host))
             await connection.execute(insert(schema.events), rows)
+            new = _changes_of(host, lost[0]["sequence"] - 1) if lost else None
+            return [] if new is None else _changes((await connection.execute(new)).all())
 
-        await self._write(work)
+        changes = await self._write(work)
         self._changed(vms)
+        return changes
 
     async def prune(self, statement: Delete) -> int:
         """Delete what `cluster_manager.store.pruning` says; returns how many rows."""
@@ -515,6 +523,26 @@ def _change_row(host: str, change: CoreChange, vm: Any, released: bool, latest: 
         "variable": int(spec is None or spec.priority.value != "fixed"),
         "by_owner": int(owners and change.cores_after == 0),
     }
+
+
+async def _lost_cores(connection: AsyncConnection, host: str, vms: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of core changes for a host's VMs that are gone with it, from when it was last heard of: nobody says when
+    they lost their cores, only that these were not taken away.
+    """
+    table, hosts = schema.core_changes, schema.hosts
+    seen_at = (await connection.execute(select(hosts.c.seen_at).where(hosts.c.id == host))).scalar() or 0.0
+    highest = select(func.coalesce(func.max(table.c.sequence), 0)).where(table.c.host == host)
+    sequence, rows = int((await connection.execute(highest)).scalar_one()), []
+    for vm in vms:
+        last = select(table).where(table.c.machine == vm).order_by(table.c.at.desc(), table.c.sequence.desc()).limit(1)
+        found = (await connection.execute(last)).one_or_none()
+        if found is None or found.cores_after == 0:
+            continue
+        sequence += 1
+        change = {"cores_before": found.cores_after, "cores_after": 0.0, "variable": found.variable, "by_owner": 1}
+        where = {"host": host, "sequence": sequence, "machine": vm, "at": max(seen_at, found.at)}
+        rows.append({**change, **where, "cause": f"{host} is forgotten"})
+    return rows
 
 
 def _changes_of(host: str, after: int) -> Any:

@@ -159,6 +159,12 @@ class CoreChanges:
             self._learn(report.id, new)
         return self.acknowledged(report.id)
 
+    def learn(self, host: str, stored: list[StoredChange]) -> None:
+        """Take in core changes that the store has made itself, in their order, of a host that does not come back."""
+        if stored:
+            self._acknowledged[host] = max(self.acknowledged(host), stored[-1].sequence)
+            self._learn(host, stored)
+
     def _reported(self, host: str) -> frozenset[str]:
         """The VMs of which a host tells."""
         known = self._hosts.get(host)

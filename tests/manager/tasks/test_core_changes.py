@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.deflation.modes import HostMode
 from ebbtide.rest.credentials import report_token
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
@@ -113,3 +114,41 @@ async def test_a_fixed_vm_shows_its_last_change_but_neither_teaches_nor_has_a_pr
         assert rows["high-1"]["completion_probability"] is None
         # The only completed intervals are the fixed VM's.
         assert rows["low-1"]["completion_probability"] is None
+
+
+async def test_machines_that_are_gone_with_their_host_teach_no_more(tmp_path: Path) -> None:
+    agent, other = host(), FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent, other, silent_after_s=0.5) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name), policy="first-fit")
+        agent.mode = HostMode.DRAINING
+        await cluster.ready()
+        await cluster.create(vm("low-3"))
+        assert set(agent.vms) == {"low-1", "low-2"}
+        await cluster.ready()
+        await agent.die()
+
+        async def silent() -> bool:
+            return bool((await cluster.get("/v1/hosts/host-a"))["state"] == "silent")
+
+        await cluster.until(silent)
+        assert cluster.manager is not None
+        gone_at = time.time()
+        assert (await cluster.call("DELETE", "/v1/hosts/host-a?lost_vms=true"))[0] == 200
+        for _ in range(2):
+            lasts = cluster.manager.core_changes.predictor.lasts()
+            assert {name: (last.cores, last.gone) for name, last in lasts.items()} == {
+                "low-1": (0, True),
+                "low-2": (0, True),
+                "low-3": (3, False),
+            }
+            assert lasts["low-1"].at < gone_at, "nobody has seen its cores since"
+            # As nobody took them away, that is no shrink.
+            newest = {row.machine: row for row in reversed(await cluster.manager.store.core_changes(None, 100))}
+            assert {name: (row.cores_before, row.by_owner) for name, row in newest.items()} == {
+                "low-1": (3.0, True),
+                "low-2": (3.0, True),
+                "low-3": (0.0, False),
+            }
+            await cluster.kill_manager()
+            await cluster.start_manager()
