@@ -40,6 +40,8 @@ BATCH: Final = 1000
 #: Predictions of a decile from which on its error says something.
 ENOUGH: Final = 200
 _VERSION: Final = 1
+#: By how much managers' clocks may differ, seconds: what was learned up to a later moment was written by a wrong one.
+_CLOCKS_S: Final = 60.0
 #: Core changes that are taken of one host; what is left comes again with its next reports.
 _TAKEN: Final = Rate(per_s=2.0, burst=5000.0)
 
@@ -116,6 +118,9 @@ class CoreChanges:
             if found.get("version") != _VERSION:
                 raise InvalidField("version", f"must be {_VERSION}, but is {found.get('version')!r}")
             predictor = memory.restored(found["predictor"], self._options)
+            if (ahead_s := predictor.now - self._clock()) > _CLOCKS_S:
+                # It would neither note nor forget anything until then.
+                raise InvalidField("now", f"is {ahead_s:.0f} s ahead of this manager's clock")
             check = SelfCheck(predictor)
             check.resume(found["check"])
             tasks = Calibration.of(found["tasks"])

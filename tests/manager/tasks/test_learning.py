@@ -174,6 +174,27 @@ async def test_a_document_that_cannot_be_used_is_learned_anew(database: Database
         assert third.probabilities() == second.probabilities()
 
 
+async def test_what_was_saved_while_the_clock_was_ahead_is_learned_anew(database: Database, clock: Clock) -> None:
+    happening = Happening(clock)
+    async with term_of(database, clock) as first:
+        await happening.until(first, 0.3 * DAY_S)
+        right = clock.now
+        clock.now += 365 * DAY_S
+        await first.knowledge.save()
+        clock.now = right
+    async with term_of(database, clock) as second:
+        assert second.changes.predictor.now <= clock.now
+        assert None not in second.probabilities()
+        await happening.until(second, 0.6 * DAY_S)
+        assert second.changes.predictor.now == clock.now
+        assert second.changes.calibration().machines.count > 0
+        await second.knowledge.save()
+    # Managers' clocks differ by a little.
+    clock.now -= 50.0
+    async with term_of(database, clock) as third:
+        assert third.changes.calibration().machines.count > 0
+
+
 async def test_deciles_and_brier_score_are_those_of_the_predictions(database: Database, clock: Clock) -> None:
     happening = Happening(clock)
     async with term_of(database, clock) as term:
