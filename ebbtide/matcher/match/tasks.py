@@ -253,7 +253,7 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         sentence = f"its command is gone from {seen.machine}, and the engine does not know"
         return replace(_as_shown(task, seen, now), stop="lost", sentence=sentence), (Cancel(attempt),)
     task = _as_shown(task, seen, now)
-    limit_s *= 2 ** min(task.unbegun, _MOST_WAITS)
+    limit_s *= 2.0 ** min(task.unbegun, _MOST_WAITS)
     if task.phase is TaskPhase.RELEASED and now - (task.released_at or now) > limit_s:
         sentence = f"{task.machine} did not begin it within {limit_s:g} s: it is matched again"
         task = replace(task, stop="again", unbegun=task.unbegun + 1, sentence=sentence)
@@ -407,7 +407,7 @@ def _pauses(task: Task, now: float) -> bool:
     """Whether it is too early to give the engine once more what it has refused."""
     if task.refused_at is None:
         return False
-    return 0.0 <= now - task.refused_at < REFUSED_PAUSE_S * 2 ** min(task.refusals - 1, _MOST_DOUBLINGS)
+    return 0.0 <= now - task.refused_at < REFUSED_PAUSE_S * 2.0 ** min(task.refusals - 1, _MOST_DOUBLINGS)
 
 
 def outcome(before: Task, after: Task) -> tuple[float, bool] | None:
