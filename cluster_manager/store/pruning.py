@@ -5,7 +5,7 @@ Never: plans under way, VMs that may still be on a host or that a silent host ma
 
 from __future__ import annotations
 
-from sqlalchemy import Delete, and_, delete, exists, func, or_, select
+from sqlalchemy import Delete, delete, exists, func, or_, select, tuple_
 
 from cluster_manager.defaults import Retention
 from cluster_manager.plans.plans import VMPhase
@@ -69,7 +69,6 @@ def _old_changes(old: float, batch: int) -> Delete:
         .where(core_changes.c.at < old, later_of_host, or_(later_of_machine, ~lives))
         .order_by(core_changes.c.at)
         .limit(batch)
-        .subquery()
     )
-    doomed = exists().where(and_(rows.c.host == core_changes.c.host, rows.c.sequence == core_changes.c.sequence))
-    return delete(core_changes).where(doomed)
+    # Not by EXISTS, for which SQLite reads the whole table.
+    return delete(core_changes).where(tuple_(core_changes.c.host, core_changes.c.sequence).in_(rows))

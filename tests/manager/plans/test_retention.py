@@ -14,6 +14,7 @@ from cluster_manager.plans.placements import start_placement
 from cluster_manager.plans.plans import Note, SetVM, VMPhase, finish
 from cluster_manager.plans.removals import RemovalPlan, start_removal
 from cluster_manager.store.database import Database
+from cluster_manager.store.pruning import statements
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import Vector
@@ -112,6 +113,17 @@ async def test_the_newest_change_of_a_host_and_of_a_living_machine_stays(databas
     ]
     assert (await store.add_core_changes("h", []))[0] == 10
     await store.close()
+
+
+@pytest.mark.parametrize("kind", statements(KEEP, 0.0))
+async def test_what_is_deleted_is_found_by_an_index(tmp_path: Path, kind: str) -> None:
+    store = Store(tmp_path / "db", lambda: 0.0)
+    await store.open()
+    statement = statements(KEEP, 100 * DAY_S)[kind]
+    compiled = statement.compile(store._engine.sync_engine, compile_kwargs={"literal_binds": True})
+    await store.close()
+    told = [row[3] for row in rows_of(tmp_path / "db", f"EXPLAIN QUERY PLAN {compiled}")]
+    assert told[0].startswith("SEARCH"), told
 
 
 async def test_of_more_events_than_wanted_the_oldest_go(database: Database) -> None:
