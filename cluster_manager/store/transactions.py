@@ -69,9 +69,10 @@ class Transactions:
 
         if not isinstance(self._database, PostgreSQL):
             await asyncio.to_thread(check_file, self._database)
-        while await self._transaction(lambda connection: connection.run_sync(schema.migrate), fenced=False):
+        # What is migrated may be large: it ends at last, and a step cut off would only be begun again.
+        while await self._transaction(lambda connection: connection.run_sync(schema.migrate), False, None):
             pass
-        self._epoch = await self._transaction(begin, fenced=False)
+        self._epoch = await self._transaction(begin, False, WRITE_S)
         if not isinstance(self._database, PostgreSQL):
             await asyncio.to_thread(mark_file, self._database)
         return self._epoch
@@ -132,11 +133,13 @@ class Transactions:
         :raises StoreError: the database failed; whether it was stored is unknown.
         """
         self._check_open()
-        return await self._transaction(work, fenced=True)
+        return await self._transaction(work, True, WRITE_S)
 
-    async def _transaction(self, work: Callable[[AsyncConnection], Awaitable[T]], fenced: bool) -> T:
+    async def _transaction(
+        self, work: Callable[[AsyncConnection], Awaitable[T]], fenced: bool, limit_s: float | None
+    ) -> T:
         async def transaction() -> T:
-            async with self._lock, asyncio.timeout(WRITE_S), self._engine.begin() as connection:
+            async with self._lock, asyncio.timeout(limit_s), self._engine.begin() as connection:
                 if fenced:
                     await self._check_epoch(connection)
                 return await work(connection)

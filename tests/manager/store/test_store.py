@@ -16,7 +16,7 @@ from cluster_manager.errors import LostLeadership, StoreError
 from cluster_manager.plans.lifecycle import start_start, start_stop
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import Finish, SetSpec, SetVM, SpawnFollowUp, VMPhase, finish
-from cluster_manager.store import queries, schema
+from cluster_manager.store import queries, schema, transactions
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
@@ -226,6 +226,19 @@ async def test_a_migration_that_fails_half_way_leaves_the_step_before(
         await store.open()
     await store.close()
     assert rows_of(database, "SELECT max(number) FROM migrations") == [(len(broken) - 1,)]
+    monkeypatch.undo()
+    store = Store(database, time.time)
+    assert await store.open() == 1
+    await store.close()
+
+
+async def test_a_migration_may_take_longer_than_a_write(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "WRITE_S", 0.0)
+    store = Store(database, time.time)
+    with pytest.raises(StoreError, match="no answer within 0 s"):
+        await store.open()
+    await store.close()
+    assert rows_of(database, "SELECT max(number) FROM migrations") == [(len(schema.MIGRATIONS),)]
     monkeypatch.undo()
     store = Store(database, time.time)
     assert await store.open() == 1
