@@ -82,7 +82,9 @@ class Outbox:
 
     def due(self, now: float) -> Event | None:
         """What is to be delivered now."""
-        return self.waiting[0] if self.waiting and now >= self.due_at else None
+        # No pause is longer: the clock was set back since it began.
+        waits = 0.0 < self.due_at - now <= LONGEST_PAUSE_S
+        return self.waiting[0] if self.waiting and not waits else None
 
     def answered(self, event: Event, outcome: Outcome, now: float, retry_after_s: float = 0.0) -> Outbox:
         """After a try. ``retry_after_s`` is what the receiver asked for."""
@@ -91,7 +93,7 @@ class Outbox:
             return tried  # it has given way to newer ones meanwhile
         if outcome is not Outcome.FAILED:
             dropped = tried._dropping(Drop.REFUSED, 1) if outcome is Outcome.REFUSED else tried
-            return replace(dropped, waiting=self.waiting[1:], failures=0, due_at=now)
+            return replace(dropped, waiting=self.waiting[1:], failures=0, due_at=0.0)
         pause_s = min(max(PAUSE_S * 2.0 ** min(self.failures, 20), retry_after_s), LONGEST_PAUSE_S)
         kept = tuple(waiting for waiting in self.waiting if now - waiting.at <= OLDEST_S)
         failures = self.failures + 1 if kept and kept[0] is self.waiting[0] else 0

@@ -74,6 +74,15 @@ def test_the_receiver_may_ask_for_a_pause_within_bounds(asked_s: float, pause_s:
     assert outbox.due_at == NOW + pause_s
 
 
+@pytest.mark.parametrize("outcome", [Outcome.DELIVERED, Outcome.FAILED])
+def test_a_clock_that_is_set_back_stops_no_alert(outcome: Outcome) -> None:
+    outbox = Outbox(HOOK, 0).offered([event(1)], NOW).answered(event(1), outcome, NOW)
+    back = NOW - 86_400.0
+    due = outbox.offered([event(2, at=back)], back).due(back)
+    assert due is not None
+    assert due.id == (2 if outcome is Outcome.DELIVERED else 1)
+
+
 def test_a_refusal_is_not_tried_again() -> None:
     outbox = Outbox(HOOK, 0).offered([event(1), event(3)], NOW).answered(event(1), Outcome.REFUSED, NOW)
     assert (ids(outbox.waiting), outbox.drops) == ([3], {Drop.REFUSED: 1})
