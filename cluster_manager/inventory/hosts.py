@@ -380,13 +380,16 @@ class Hosts:
             if looked % LOOKS == LOOKS - 1:
                 # Reports of an earlier run are read only now: thousands of them would hold the loop up for seconds.
                 await asyncio.sleep(0)
+            host = self._hosts.get(host_id)
+            if host is None:
+                continue  # it was forgotten meanwhile
             if changed is not None and host_id not in changed and self.is_ready(host_id):
                 continue
             if state is not None and self.state(host_id)[0] != state:
                 continue
-            if not matches(selector, self._hosts[host_id].labels):
+            if not matches(selector, host.labels):
                 continue
-            if mode is not None and self._hosts[host_id].report.mode is not mode:
+            if mode is not None and host.report.mode is not mode:
                 continue
             status = self.status(host_id)
             if status is not None:

@@ -115,6 +115,21 @@ async def test_the_loop_does_other_work_while_all_reports_are_read(store: Store)
     assert turns >= 300 // LOOKS - 1
 
 
+@pytest.mark.parametrize("given", [{}, {"mode": HostMode.ACTIVE}, {"state": "silent"}])
+async def test_a_host_that_is_forgotten_while_a_page_is_made_is_left_out(store: Store, given: dict[str, Any]) -> None:
+    await store.save_hosts([named(number) for number in range(300)])
+    hosts = Hosts(store, 10.0, lambda: 0.0)
+    await hosts.load()
+
+    async def nothing() -> None:
+        pass
+
+    page, gone = asyncio.create_task(hosts.page(300, None, **given)), "host-0299"
+    await asyncio.sleep(0)
+    await hosts.forget(gone, nothing)
+    assert [status.id for status in await page] == [f"host-{number:04}" for number in range(299)]
+
+
 @each_store
 async def test_one_machine_is_ranked_without_reading_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
