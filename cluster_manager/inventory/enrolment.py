@@ -117,7 +117,7 @@ class Enrolments:
         token, now = secrets.token_urlsafe(32), self._clock()
         invited = Invited(sha256=_digest(token), host=request.host, expires_at=now + request.expires_s)
         async with self._turn:
-            waiting = sum(one.expires_at > now for one in self._known.invitations)
+            waiting = sum(one.expires_at > now and one.used_by is None for one in self._known.invitations)
             if waiting >= MOST_INVITATIONS:
                 raise RequestError(409, f"{waiting} invitations wait for their hosts, which is the most")
             # Who has used one has an id's tokens, reported or not.

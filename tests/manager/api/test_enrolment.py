@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from cluster_manager.authority import CertificateAuthority
+from cluster_manager.inventory import enrolment
 from ebbtide.client import ManagerClient
 from ebbtide.lab.state import write_private
 from ebbtide.rest.credentials import report_token
@@ -112,6 +113,22 @@ async def test_of_two_hosts_that_come_at_once_with_one_invitation_one_joins(tmp_
         token = await invite(cluster)
         came = await asyncio.gather(*(enrol(cluster, token, f"host-{number}") for number in range(8)))
         assert sorted(status for status, _ in came) == [200] + [403] * 7
+
+
+@pytest.mark.service
+@each_store
+async def test_an_invitation_that_has_been_used_keeps_no_place_of_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolment, "MOST_INVITATIONS", 2)
+    async with enrolling(tmp_path) as cluster:
+        for number in range(3):
+            joined = await enrol(cluster, await invite(cluster), f"host-{number}")
+            assert joined[0] == 200, joined
+        for _ in range(2):
+            await invite(cluster)
+        status, problem = await cluster.call("POST", "/v1/invitations", json={})
+        assert (status, problem["detail"]) == (409, "2 invitations wait for their hosts, which is the most")
 
 
 @pytest.mark.service
