@@ -213,13 +213,14 @@ def signed(
     )
     if not is_ca:
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        alternatives = x509.SubjectAlternativeName([_alternative(address) for address in addresses])
+        alternatives = x509.SubjectAlternativeName([alternative(address) for address in addresses])
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         builder = builder.add_extension(alternatives, critical=False)
     return builder.sign(signer, hashes.SHA256())
 
 
-def _alternative(address: str) -> x509.GeneralName:
+def alternative(address: str) -> x509.GeneralName:
+    """A name or an IP address as it stands in a certificate. Raises AccessError: it is neither."""
     from cryptography import x509
 
     try:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from cluster_manager.authority import CertificateAuthority, fingerprint_of, plain_address, public_key_of
+from cluster_manager.authority import CertificateAuthority, alternative, fingerprint_of, plain_address, public_key_of
 from cluster_manager.errors import RequestError
 from cluster_manager.store.enrolled import NAME, Enrolled, Invited, read_enrolled
 from cluster_manager.store.store import Store
@@ -232,8 +232,13 @@ class Enrolments:
 
     async def _sign(self, request: str, host: str, address: str, from_there: bool) -> str:
         self._check_address(address, from_there)
+        authority = self.authority
         try:
-            return await asyncio.to_thread(self.authority.answer, request, host, (address,), self._days)
+            alternative(address)
+        except AccessError as error:
+            raise RequestError(400, f"address: {error}", "address") from None
+        try:
+            return await asyncio.to_thread(authority.answer, request, host, (address,), self._days)
         except AccessError as error:
             raise RequestError(400, f"csr: {error}", "csr") from None
 

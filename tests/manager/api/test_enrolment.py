@@ -192,6 +192,21 @@ async def test_of_a_request_for_a_certificate_only_the_key_counts(tmp_path: Path
 
 @pytest.mark.service
 @each_store
+@pytest.mark.parametrize("address", ["192.0.2.1:7070", "host-b.", "1::2::3"])
+async def test_an_address_that_is_none_is_named_by_the_refusal(tmp_path: Path, address: str) -> None:
+    said = (400, "address", f"address: {address!r} is neither an IP address nor a name")
+    async with enrolling(tmp_path, FakeAgent("host-a", cpu_cores=1.0, memory_mib=1000.0)) as cluster:
+        token = await invite(cluster)
+        status, problem = await enrol(cluster, token, address=address)
+        assert (status, problem["field"], problem["detail"]) == said
+        own, body = report_token(HOSTS_KEY, "host-a"), {"csr": request("host-a"), "address": address}
+        status, problem = await cluster.call("POST", "/v1/hosts/host-a/certificate", own, json=body)
+        assert (status, problem["field"], problem["detail"]) == said
+        assert (await enrol(cluster, token))[0] == 200, "what was refused has not used it up"
+
+
+@pytest.mark.service
+@each_store
 async def test_a_host_that_was_revoked_is_neither_heard_nor_taken_in_again(tmp_path: Path) -> None:
     agent = FakeAgent("host-a", cpu_cores=1.0, memory_mib=1000.0)
     async with enrolling(tmp_path, agent) as cluster:
