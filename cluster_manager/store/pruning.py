@@ -52,8 +52,9 @@ def statements(retention: Retention, now: float) -> dict[str, Delete]:
         "vms": delete(vms).where(vms.c.id.in_(old_vms)),
         "core changes": _old_changes(old, batch),
         "tasks": delete(tasks).where(tasks.c.name.in_(old_tasks)),
+        # Not the last of an address: hosts are refused certificates for those of managers.
         "terms": delete(terms).where(
-            terms.c.begun_at < old, terms.c.epoch < select(func.max(terms.c.epoch)).scalar_subquery()
+            terms.c.begun_at < old, terms.c.epoch.not_in(select(func.max(terms.c.epoch)).group_by(terms.c.url))
         ),
     }
 

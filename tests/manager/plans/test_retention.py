@@ -115,7 +115,24 @@ async def test_the_newest_change_of_a_host_and_of_a_living_machine_stays(databas
     await store.close()
 
 
-@pytest.mark.parametrize("kind", statements(KEEP, 0.0))
+async def test_where_managers_were_reached_that_have_led_is_known_for_ever(database: Database) -> None:
+    clock = Clock()
+    for url in ("http://a", None, "http://b", None, "http://a", "http://b"):
+        store = Store(database, clock)
+        await store.open(url)
+        await store.close()
+        clock.now += DAY_S
+    clock.now = 100 * DAY_S
+    store = Store(database, clock)
+    await store.open("http://c")
+    assert await Housekeeping(store, KEEP, clock).prune() == {"terms": 3}
+    assert names(database, "terms", "epoch") == [4, 5, 6, 7]
+    assert await store.leaders() == {"http://a", "http://b", "http://c"}
+    await store.close()
+
+
+# Terms are few.
+@pytest.mark.parametrize("kind", [kind for kind in statements(KEEP, 0.0) if kind != "terms"])
 async def test_what_is_deleted_is_found_by_an_index(tmp_path: Path, kind: str) -> None:
     store = Store(tmp_path / "db", lambda: 0.0)
     await store.open()
