@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)
     words = list(sys.argv[1:] if arguments is None else arguments)
     restores = words[:1] == ["restore"]
+    if not restores:
+        # Until it can be reloaded, and after that: what asks for it then must not end it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if restores and (len(words) < 2 or words[1].startswith("-")):
         return _refuse("restore needs the FILE of a backup as its first word", 2)
     try:

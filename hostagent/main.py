@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
@@ -41,6 +42,9 @@ def main() -> None:
         _join(words[1:])
         return
     releases = words[:1] == ["release"]
+    if not releases:
+        # Until it can be reloaded, and after that: what asks for it then must not end it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         given = options_of(words[1:] if releases else words)
     except AccessError as error:

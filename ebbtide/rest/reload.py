@@ -31,7 +31,8 @@ def changed(before: DaemonOptions, after: DaemonOptions) -> tuple[tuple[str, ...
 async def reloading(gate: Gate, given: Given[Any] | None = None) -> AsyncIterator[None]:
     """On every SIGHUP until the end of the block, read options, tokens and certificates again, all of them or nothing.
 
-    The log says what counts from then on, and which options would need a start.
+    The log says what counts from then on, and which options would need a start. Before and after the block the signal
+    does what it did.
 
     :param given: the options as they were at the start; None: there are none to be read.
     """
@@ -69,11 +70,13 @@ async def reloading(gate: Gate, given: Given[Any] | None = None) -> AsyncIterato
                 # A defect; the next signal is still listened to.
                 log.exception("nothing was reloaded, all stays as it is")
 
+    before = signal.getsignal(signal.SIGHUP)
     loop.add_signal_handler(signal.SIGHUP, asked.set)
     task = asyncio.create_task(run(), name="reload")
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

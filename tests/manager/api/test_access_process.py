@@ -118,6 +118,33 @@ async def test_a_manager_reads_its_tokens_again_and_says_none_of_them(tmp_path: 
         assert digest_of(secret).hex() not in said
 
 
+def ignores_reloads(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) & (1 << signal.SIGHUP - 1))
+
+
+async def test_a_manager_that_is_told_to_reload_while_it_starts_or_stops_starts_and_stops(tmp_path: Path) -> None:
+    async with manager(tmp_path) as running:
+        pid = running.process.pid
+        async with asyncio.timeout(60):
+            while not ignores_reloads(pid):
+                assert "event=listening" not in running.log()
+                await asyncio.sleep(0.01)
+        os.kill(pid, signal.SIGHUP)
+        await running.until(ADMIN, 200)
+        assert not ignores_reloads(pid)
+        os.kill(pid, signal.SIGTERM)
+        async with asyncio.timeout(60):
+            while not ignores_reloads(pid):
+                assert processes.running(running.process), processes.how_ended(running.process)
+                await asyncio.sleep(0.001)
+            os.kill(pid, signal.SIGHUP)
+            while processes.running(running.process):
+                await asyncio.sleep(0.01)
+        assert processes.how_ended(running.process) == "ended with status 0"
+
+
 async def test_the_command_line_speaks_tls_with_the_files_it_is_given(tmp_path: Path) -> None:
     async with manager(tmp_path) as running:
         await running.until(ADMIN, 200)
