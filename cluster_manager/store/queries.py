@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Select, select, tuple_
+from sqlalchemy import ColumnElement, Select, func, select, tuple_
 
 from cluster_manager.store import schema
 from ebbtide.messages.operations import OperationState
+
+#: By how much the clocks of managers that lead one after the other may differ, seconds.
+CLOCKS_S: Final = 60.0
 
 
 def vms(
@@ -49,6 +52,16 @@ def on_hosts(hosts: Collection[str]) -> Select[Any]:
     return select(schema.vms.c.name).where(schema.LIVING, schema.vms.c.host.in_(hosts))
 
 
+def _before(key: ColumnElement[int], at: ColumnElement[float], since: float) -> ColumnElement[int]:
+    """The last row that is older than a moment by more than clocks differ: who begins behind it does not go through all
+    rows in search of a few more.
+
+    :param key: grows from row to row, as does ``at`` where clocks agree.
+    """
+    last = select(key).where(at < since - CLOCKS_S).order_by(at.desc(), key.desc()).limit(1)
+    return func.coalesce(last.scalar_subquery(), -1)
+
+
 def plans(
     limit: int,
     after: int | None,
@@ -65,7 +78,9 @@ def plans(
     if after is not None:
         query = query.where(table.c.number < after)
     if since is not None:
-        query = query.where(table.c.started_at >= since)
+        query = query.where(
+            table.c.started_at >= since, table.c.number > _before(table.c.number, table.c.started_at, since)
+        )
     if state is OperationState.RUNNING:
         query = query.where(table.c.finished == schema.constant(0))
     elif state is not None:
@@ -93,7 +108,7 @@ def events(
     if after is not None:
         query = query.where(table.c.id < after)
     if since is not None:
-        query = query.where(table.c.at >= since)
+        query = query.where(table.c.at >= since, table.c.id > _before(table.c.id, table.c.at, since))
     if until is not None:
         query = query.where(table.c.at <= until)
     if since_id is not None:

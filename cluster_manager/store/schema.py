@@ -336,6 +336,11 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
         "ALTER TABLE vms ADD COLUMN labels TEXT NOT NULL DEFAULT '{{}}'",
         "ALTER TABLE hosts ADD COLUMN labels TEXT NOT NULL DEFAULT '{{}}'",
     ),
+    # What finds plans by when they began, and events by their kind.
+    (
+        "CREATE INDEX plans_started ON plans (started_at, number)",
+        "CREATE INDEX events_kind ON events (kind, id)",
+    ),
 )
 
 

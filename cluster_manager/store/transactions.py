@@ -27,6 +27,8 @@ T = TypeVar("T")
 WRITE_S: Final = 15.0
 #: The database answers, and a statement was wrong: a defect, which a new term would only meet again.
 REFUSED: Final = (IntegrityError, DataError, ProgrammingError, NotSupportedError)
+#: So many queries are at work at a time: the pool has more connections, and a write never waits for one.
+MOST_READS: Final = 10
 #: So many rows are read before the loop's other work, the proof that we lead among it, gets its turn.
 BATCH: Final = 200
 
@@ -48,6 +50,7 @@ class Transactions:
         self._reading = reading(self._engine)
         #: One writer at a time: plans are numbered in order, and none waits for SQLite's lock in a thread.
         self._lock = asyncio.Lock()
+        self._reads = asyncio.Semaphore(MOST_READS)
         self._writes: set[asyncio.Task[Any]] = set()
         self._epoch = 0
         self._closed = False
@@ -97,14 +100,15 @@ class Transactions:
         return True
 
     async def _read(self, query: Any) -> Sequence[Any]:
-        """The rows that answer a query.
+        """The rows that answer a query, which waits while many others are at work.
 
         :raises StoreError: the database does not answer.
         """
-        self._check_open()
         try:
-            async with self._reading.connect() as connection:
-                return (await connection.execute(query)).all()
+            async with self._reads:
+                self._check_open()
+                async with self._reading.connect() as connection:
+                    return (await connection.execute(query)).all()
         except REFUSED:
             raise
         except (SQLAlchemyError, OSError) as error:

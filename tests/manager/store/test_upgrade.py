@@ -73,8 +73,13 @@ async def execute(database: Database, *statements: str) -> None:
     await store.close()
 
 
-#: What the step for labels has added.
-WITHOUT_LABELS: Final = ("ALTER TABLE vms DROP COLUMN labels", "ALTER TABLE hosts DROP COLUMN labels")
+#: What the step for labels and the one after it have added.
+WITHOUT_LABELS: Final = (
+    "DROP INDEX plans_started",
+    "DROP INDEX events_kind",
+    "ALTER TABLE vms DROP COLUMN labels",
+    "ALTER TABLE hosts DROP COLUMN labels",
+)
 #: What the step for preempted VMs and those after it have added.
 WITHOUT_PREEMPTED: Final = (
     *WITHOUT_LABELS,
