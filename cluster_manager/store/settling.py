@@ -11,19 +11,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from cluster_manager.plans.plans import VMPhase, finish
 from cluster_manager.store import schema
 from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled, restored
 from cluster_manager.store.rows import stored_plan
 from cluster_manager.store.store import plan_columns
+from ebbtide.deflation.fencing import MOST_STEP
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.operations import OperationState
 
-#: By how much the epoch rises: managers begin to lead less often than this between a backup and its use. Far less than
-#: what agents take for implausible (`ebbtide.deflation.fencing`), so that a store can be restored many times.
+#: By how much the epoch rises at least: managers begin to lead less often than this between a backup and its use.
 EPOCHS: Final = 10_000
+#: And once more in so many seconds since the backup: of its uses the later one is above the earlier one, on which
+#: managers have begun to lead, but less often than this.
+EPOCH_S: Final = 4.0
+#: So much at the most. It is far less than what agents take for implausible, so that a store can be restored some times
+#: while one of them is away.
+MOST_EPOCHS: Final = MOST_STEP // 4
 EVENT: Final[EventKind] = "restored"
 BUSY: Final = frozenset(
     {VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING},
@@ -63,6 +69,11 @@ def settled_phase(phase: VMPhase, on_a_host: bool, waited: bool) -> VMPhase:
     return VMPhase.PREEMPTED if phase is VMPhase.STARTING else VMPhase.STOPPED
 
 
+def rise(age_s: float) -> int:
+    """By how much the epoch rises with a backup that is so many seconds old."""
+    return min(EPOCHS + int(max(age_s, 0.0) // EPOCH_S), MOST_EPOCHS)
+
+
 def settle(connection: Connection, now: float, other_epoch: int = 0, stood: Enrolled = NOBODY) -> Settled:
     """Have a store of a backup be one from which a manager can go on; in the caller's transaction.
 
@@ -72,6 +83,7 @@ def settle(connection: Connection, now: float, other_epoch: int = 0, stood: Enro
     :raises StoreError: what it holds of enrolled hosts is damaged.
     """
     enrolled = _enrolled(connection, stood)
+    newest = _newest(connection)
     counters, plans, vms, hosts = schema.counters, schema.plans, schema.vms, schema.hosts
     ended: list[tuple[str | None, str | None, str]] = []
     for plan in map(stored_plan, connection.execute(select(plans).where(plans.c.finished == 0))):
@@ -97,7 +109,7 @@ def settle(connection: Connection, now: float, other_epoch: int = 0, stood: Enro
     # Plans that ended here may have left VMs smaller than they need be.
     connection.execute(update(hosts).values(owes_reinflation=1))
     epoch = int(connection.execute(select(counters.c.value).where(counters.c.name == "epoch")).scalar_one())
-    epoch_now = max(epoch, other_epoch) + EPOCHS
+    epoch_now = max(epoch, other_epoch) + rise(now - newest)
     connection.execute(update(counters).where(counters.c.name == "epoch").values(value=epoch_now))
     whole = f"restored from a backup of epoch {epoch}, to go on above {epoch_now}; ended by that: {len(ended)}"
     rows = [{"vm": vm, "host": host, "sentence": said} for vm, host, said in ended]
@@ -107,6 +119,13 @@ def settle(connection: Connection, now: float, other_epoch: int = 0, stood: Enro
     known = len(connection.execute(select(hosts.c.id)).all())
     revoked = tuple(sorted(enrolled.revoked))
     return Settled(epoch, epoch_now, known, living, tuple(said for _, _, said in ended), revoked)
+
+
+def _newest(connection: Connection) -> float:
+    """The last moment that the store knows of, seconds since the epoch: it was backed up soon after."""
+    last = (func.max(schema.terms.c.begun_at), func.max(schema.hosts.c.seen_at), func.max(schema.events.c.at))
+    found = [connection.execute(select(moment)).scalar_one() for moment in last]
+    return max((float(moment) for moment in found if moment is not None), default=0.0)
 
 
 def _enrolled(connection: Connection, before: Enrolled) -> Enrolled:
