@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from cluster_manager.history.packs import HOST, Pack, decoded, encoded, folded
-from cluster_manager.history.tiers import DAY_S, TIERS, Tier, due, outlived
+from cluster_manager.history.tiers import DAY_S, TIERS, Tier, due, folded_by, outlived
 from cluster_manager.store.history import BATCH, HistoryRow, homes_left, outdated
 from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.store import Store
@@ -55,14 +55,16 @@ class Ageing:
 
     async def age(self) -> None:
         """Fold what is due, then delete what is read no more."""
-        done, now = dict(await self.folded()), self._clock()
+        known, now = await self.folded(), self._clock()
+        done = folded_by(known, now)
+        if done != known:
+            await self._keep(done)
         for before, tier in itertools.pairwise(TIERS):
             oldest = await self._store.oldest_history(before.step_s)
             for begin, end in due(tier, before, done, oldest, now):
                 await self._fold(before, tier, begin, end)
                 done[tier.step_s] = end
-                await self._store.save_knowledge(NAME, json.dumps(done))
-                self._folded = done
+                await self._keep(done)
         for tier, coarser in zip(TIERS, (*TIERS[1:], None), strict=True):
             statement = outdated(tier.step_s, outlived(tier, coarser, done, now), BATCH)
             gone = 0
@@ -72,6 +74,10 @@ class Ageing:
             if gone:
                 log.info("old history was pruned", step_s=tier.step_s, packs=gone)
         await self._store.prune(homes_left(now - TIERS[-1].kept_s - 2 * DAY_S))
+
+    async def _keep(self, done: dict[int, int]) -> None:
+        await self._store.save_knowledge(NAME, json.dumps(done))
+        self._folded = done
 
     async def _fold(self, before: Tier, tier: Tier, begin: int, end: int) -> None:
         """One span of all hosts. Done again it comes to the same."""

@@ -90,7 +90,8 @@ class Recorder:
     async def turn(self) -> None:
         """Add a sample of every host, and write what is over if it is time for that. Raises StoreError."""
         await self.look()
-        if self._clock() - self._written_at >= WRITTEN_S:
+        # Also where the clock was set back.
+        if not 0 <= self._clock() - self._written_at < WRITTEN_S:
             await self.write()
 
     # --- samples ---------------------------------------------------------------------------------------------------

@@ -49,6 +49,14 @@ class Stretch:
     end: int
 
 
+def folded_by(folded: Folded, now: float) -> dict[int, int]:
+    """Up to where each tier has been folded, not beyond now: a clock that was ahead, and has been set back, would stop
+    the folding until that time has come.
+    """
+    here = {tier.step_s: int(now // tier.span_s) * tier.span_s for tier in TIERS[1:]}
+    return {step_s: min(folded[step_s], last) for step_s, last in here.items() if step_s in folded}
+
+
 def due(tier: Tier, before: Tier, folded: Folded, oldest: int | None, now: float) -> list[tuple[int, int]]:
     """The spans that are to be folded into a tier, oldest first.
 

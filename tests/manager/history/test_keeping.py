@@ -218,6 +218,24 @@ async def test_steps_grow_coarser_with_age_and_all_of_a_month_is_there(term: Ter
     assert dict(rows_of(term.store._database, "SELECT step_s, count(*) FROM history GROUP BY step_s")) == packs
 
 
+async def test_a_clock_that_was_ahead_and_is_set_back_stops_neither_writing_nor_folding(
+    term: Term, time: list[float]
+) -> None:
+    await term.passes(300, report("host-a", 4.0, sized(3.0)))
+    time[0] += 2 * DAY_S
+    await term.passes(WRITTEN_S, report("host-a", 4.0, sized(3.0)))
+    await term.ageing.age()
+    time[0] = BEGIN + 300.0
+    await term.ageing.age()
+    await term.passes(2 * HOUR_S + 900, report("host-a", 4.0, sized(2.0)))
+    await term.ageing.age()
+    assert rows_of(term.store._database, "SELECT min(at) FROM history WHERE step_s = 60") == [(BEGIN + 300,)]
+    query = f"SELECT at FROM history WHERE step_s = 600 AND at < {BEGIN + DAY_S} ORDER BY at"
+    assert rows_of(term.store._database, query) == [(BEGIN,), (BEGIN + HOUR_S,)]
+    found = await term.vm(begin=BEGIN + 600, end=time[0])
+    assert set(found["bound_cpu_cores"]) == {2.0}
+
+
 async def test_a_host_and_a_vm_that_are_gone_are_forgotten_after_their_time(term: Term, time: list[float]) -> None:
     await term.passes(600, report("host-a", 4.0, sized(3.0)))
     await term.recorder.write()

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster_manager.history.tiers import DAY_S, HOUR_S, LATE_S, TIERS, due, outlived, stretches
+from cluster_manager.history.tiers import DAY_S, HOUR_S, LATE_S, TIERS, due, folded_by, outlived, stretches
 
 NOW = 20_000 * DAY_S
 #: How far folding has come: by an hour, by a day, or not at all; a manager may have been away for long.
@@ -46,6 +46,17 @@ def test_nothing_is_deleted_that_is_read_or_to_be_folded(length: float, now: flo
             assert gone <= done.get(coarser.step_s, 0)
             if tier in parts and coarser.step_s in done:
                 assert parts[tier].begin >= gone or length > TIERS[-1].kept_s
+
+
+@given(moments, folded)
+def test_what_was_folded_stays_so_but_for_what_a_clock_that_is_set_back_has_not_reached(
+    now: float, done: dict[int, int]
+) -> None:
+    assert folded_by(done, now) == done
+    ahead = {step_s: until + 50 * DAY_S for step_s, until in done.items()}
+    assert folded_by(ahead, NOW + HOUR_S + 1.0) == {
+        step_s: NOW + HOUR_S if step_s == TIERS[1].step_s else NOW for step_s in done
+    }
 
 
 @given(moments, folded, st.integers(0, 40 * 24).map(lambda hours: NOW - HOUR_S * hours))
