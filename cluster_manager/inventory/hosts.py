@@ -10,7 +10,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count, islice
 from typing import Final, Literal
@@ -21,13 +21,12 @@ from cluster_manager.inventory.availability import Availability
 from cluster_manager.inventory.changes import Changes
 from cluster_manager.inventory.host_locks import HostLocks
 from cluster_manager.inventory.intake import Intake
-from cluster_manager.inventory.report_news import has_room_to_share, news_in
+from cluster_manager.inventory.report_news import News, has_room_to_share, news_in
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
 from cluster_manager.store.store import Store
 from ebbtide.deflation.modes import HostMode, takes_new_vms
 from ebbtide.deflation.resources import TOLERANCE
-from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport, HostStatus
 from ebbtide.messages.labels import LabelsRequest, Selector, matches
 from ebbtide.messages.vms import VMStatus
@@ -53,7 +52,7 @@ class Host:
     :param report: or its JSON, which is read when it is asked for: thousands are recalled at a start.
     """
 
-    __slots__ = ("_report", "arrival", "asking", "digest", "labels", "owes_reinflation", "seen", "seen_at")
+    __slots__ = ("_report", "arrival", "digest", "labels", "owes_reinflation", "seen", "seen_at")
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class Host:
         seen: float | None,
         owes_reinflation: bool,
         arrival: int = 0,
-        asking: frozenset[str] | None = None,
         labels: Mapping[str, str] = {},
     ) -> None:
         self.labels = labels
@@ -72,8 +70,6 @@ class Host:
         self.owes_reinflation = owes_reinflation
         #: Which report it was, in the order in which they came.
         self.arrival = arrival
-        #: VMs that want more than their host has; None: not read yet.
-        self.asking = asking
         #: Of the body in which the report came, once all of it is taken.
         self.digest: bytes | None = None
 
@@ -127,6 +123,8 @@ class Hosts:
         self._told = Buckets()
         #: The report of each host whose news are being told: another one at the same time does not tell them again.
         self._telling: dict[str, HostReport] = {}
+        #: What was told last of hosts whose later news could not be written.
+        self._untold: dict[str, HostReport | None] = {}
         self.changes = Changes(clock())
         #: When each host was last seen, oldest first.
         self._ages: OrderedDict[str, float] = OrderedDict()
@@ -152,7 +150,8 @@ class Hosts:
         host = self._hosts.get(report.id)
         if host is not None and _overtaken(report, host.report):
             return
-        told = self._telling.get(report.id, host.report if host is not None else None)
+        known = self._untold.get(report.id, host.report if host is not None else None)
+        told = self._telling.get(report.id, known)
         if told is not None and _overtaken(report, told):
             told = report  # its news are old
         else:
@@ -170,23 +169,7 @@ class Hosts:
         changed = known is None or not _same_essence(known, report)
         if changed:
             await self._save(report)
-        before = told.mode if told is not None else HostMode.ACTIVE
-        if report.mode is not before:
-            because = f" ({report.mode_reason})" if report.mode_reason else ""
-            await self._tell("mode", None, report.id, f"{report.id} is {report.mode}{because}, was {before}")
-        if lines := news_in(report, told):
-            recorded = await self._store.recorded(report.id)
-            for line in lines:
-                if line.vm is None or line.vm in recorded:
-                    await self._tell(line.kind, line.vm, report.id, line.sentence)
-        asking = _asking(report)
-        if asking:
-            asked = host.asking if host is not None and host.asking is not None else _asking(known) if known else ()
-            news = asking.difference(asked)
-            for vm in sorted(news & await self._store.recorded(report.id) if news else ()):
-                asks = next(status.asks.vector() for status in report.vms if status.name == vm)
-                sentence = f"{vm} is under pressure and asks for {asks} beyond what {report.id} can spare"
-                await self._tell("pressure", vm, report.id, sentence)
+        news = await self._news_in(report, told)
         # Meanwhile a later report may have been taken: that one stands, in the store too.
         host = self._hosts.get(report.id)
         if known is not None and host is None:
@@ -195,6 +178,7 @@ class Hosts:
         if host is not None and (
             _overtaken(report, host.report) or (host.arrival > arrival and not _overtaken(host.report, report))
         ):
+            await self._tell(news, report.id, told)
             if changed:
                 await self._save(host.report)
             return
@@ -202,19 +186,55 @@ class Hosts:
         # What says nothing new after a silence counts again; and what it was compared with may have been replaced.
         latest, labels = (host.report, host.labels) if host is not None else (None, {})
         changed = changed or self.is_silent(report.id) or latest is not known
-        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, asking, labels)
+        self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, labels)
         self.changes.note("host", (report.id,))
         if changed:
             self.changes.note("host's VMs", (report.id,))
             self.changes.note("VM", _names(latest).difference(_names(report)))
         self._see(report.id)
+        # Only now: who is told of it and looks, or looks and is told what comes after, finds it.
+        await self._tell(news, report.id, told)
 
-    async def _tell(self, kind: EventKind, vm: str | None, host: str, sentence: str) -> None:
-        """Write an event that a report brings: not so many of one host that those of others are pruned for them."""
-        if self._told.take(host, _EVENTS, self._monotonic()):
-            log.info("event not written: its host has too many", kind=kind, vm=vm, host=host, why=sentence)
-            return
-        await self._store.add_event(kind, vm, host, sentence)
+    async def _news_in(self, report: HostReport, told: HostReport | None) -> list[News]:
+        """What to tell of a report: of VMs, only where the host's are recorded."""
+        news: list[News] = []
+        before = told.mode if told is not None else HostMode.ACTIVE
+        if report.mode is not before:
+            because = f" ({report.mode_reason})" if report.mode_reason else ""
+            news.append(News("mode", None, f"{report.id} is {report.mode}{because}, was {before}"))
+        news += news_in(report, told)
+        asking = _asking(report)
+        if asking and told is not None:
+            asking -= _asking(told)
+        for vm in sorted(asking):
+            asks = next(status.asks.vector() for status in report.vms if status.name == vm)
+            sentence = f"{vm} is under pressure and asks for {asks} beyond what {report.id} can spare"
+            news.append(News("pressure", vm, sentence))
+        if all(line.vm is None for line in news):
+            return news
+        recorded = await self._store.recorded(report.id)
+        return [line for line in news if line.vm is None or line.vm in recorded]
+
+    async def _tell(self, news: Sequence[News], host: str, told: HostReport | None) -> None:
+        """Write what a report brings: not so many events of one host that those of others are pruned for them.
+
+        :param told: of which report it is news; that stays so where they are not written.
+        """
+        lines: list[tuple[str, str | None, str | None, str]] = []
+        for line in news:
+            if self._told.take(host, _EVENTS, self._monotonic()):
+                said = {"kind": line.kind, "vm": line.vm, "host": host, "why": line.sentence}
+                log.info("event not written: its host has too many", **said)
+            else:
+                lines.append((line.kind, line.vm, host, line.sentence))
+        if lines:
+            try:
+                await self._store.add_events(lines)
+            except Exception:
+                self._untold.setdefault(host, told)
+                raise
+        if self._untold.get(host, told) is told:
+            self._untold.pop(host, None)
 
     def remember(self, report: HostReport, raw: bytes) -> None:
         """The body in which a report came, all of which has been taken: the same again is no news."""
@@ -283,6 +303,7 @@ class Hosts:
             await write()
             self._hosts.pop(host_id, None)
             self._telling.pop(host_id, None)
+            self._untold.pop(host_id, None)
             self._close(host_id)
             self._awaited.discard(host_id)
             self.changes.note("host", (host_id,))

@@ -303,10 +303,15 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
     async def add_event(self, kind: str, vm: str | None, host: str | None, sentence: str) -> None:
         """A line of the event log that no plan is behind."""
-        row = {"at": self._clock(), "plan": None, "vm": vm, "host": host, "kind": kind, "sentence": sentence}
+        await self.add_events([(kind, vm, host, sentence)])
+
+    async def add_events(self, lines: Sequence[tuple[str, str | None, str | None, str]]) -> None:
+        """Lines of the event log that no plan is behind, in one transaction: kind, VM, host and sentence of each."""
+        names = ("kind", "vm", "host", "sentence")
+        rows = [{"at": self._clock(), "plan": None, **dict(zip(names, line, strict=True))} for line in lines]
 
         async def work(connection: AsyncConnection) -> None:
-            await connection.execute(insert(schema.events).values(**row))
+            await connection.execute(insert(schema.events), rows)
 
         await self._write(work)
 

@@ -87,6 +87,18 @@ class Writes(Store):
         self.gate = asyncio.Event()
         self.gate.set()
         self.failures = 0
+        self.told: list[list[str]] = []
+        self.telling = asyncio.Event()
+        self.telling.set()
+        self.untold = 0
+
+    async def add_events(self, lines: Sequence[tuple[str, str | None, str | None, str]]) -> None:
+        self.told.append([kind for kind, *_ in lines])
+        await self.telling.wait()
+        if self.untold:
+            self.untold -= 1
+            raise OSError("the disk is full")
+        await super().add_events(lines)
 
     async def save_hosts(self, reports: Sequence[HostReport]) -> None:
         self.batches.append([one.id for one in reports])
@@ -151,6 +163,53 @@ async def test_what_a_report_and_an_answer_at_the_same_time_say_is_told_once(sto
     await hosts.take(report())
     await asyncio.gather(*(hosts.take(report(mode="paused")) for _ in range(3)))
     assert [event.kind for event in await store.events(10)].count("mode") == 1
+
+
+def told_of() -> HostReport:
+    """A report with three pieces of news against `report`'s."""
+    asks = status("low-1").model_copy(update={"asks": Vector(cpu_cores=1.0)})
+    off = status("low-2").model_copy(update={"state": VMState.STOPPED, "off_reason": "its domain has ended"})
+    return report("host-a", CORES, asks, off, mode="paused")
+
+
+@each_store
+async def test_who_is_told_of_a_report_finds_what_it_says(store: Writes) -> None:
+    hosts = hosts_of(store, Clock())
+    for name in ("low-1", "low-2"):
+        await record(store, name, "host-a")
+    await hosts.take(report())
+    store.telling.clear()
+    before = hosts.changes.latest
+    taking = asyncio.create_task(hosts.take(told_of()), name="take")
+    async with asyncio.timeout(20):
+        while not store.told:
+            await asyncio.sleep(0)
+    (found,) = await hosts.page(10, None)
+    assert (found.mode, found.vms) == (HostMode.PAUSED, ("low-1", "low-2"))
+    assert hosts.changes.since("host's VMs", before) == {"host-a"}
+    assert ranked(hosts.availability, 1) == []
+    store.telling.set()
+    await taking
+    assert store.told == [["mode", "stopped", "pressure"]], "all at once"
+    assert [event.kind for event in await store.events(3)] == ["pressure", "stopped", "mode"]
+
+
+@each_store
+async def test_news_that_could_not_be_written_are_told_by_the_next_report_once(store: Writes) -> None:
+    hosts = hosts_of(store, Clock())
+    for name in ("low-1", "low-2"):
+        await record(store, name, "host-a")
+    await hosts.take(report())
+    store.untold = 2
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is full"):
+            await hosts.take(told_of())
+    for _ in range(2):
+        await hosts.take(told_of())
+    assert store.told == [["mode", "stopped", "pressure"]] * 3
+    assert [event.kind for event in await store.events(10)].count("mode") == 1
+    await hosts.take(report())
+    assert store.told[3:] == [["mode"]]
 
 
 @each_store
