@@ -114,7 +114,8 @@ class Enrolments:
             self._check_host(request.host)
         secure = self._url.startswith("https://")
         fingerprint = f".{self.authority.fingerprint}" if secure else ""
-        token, now = secrets.token_urlsafe(32), self._clock()
+        # Hexadecimal: it is a word of a command, which must not begin with a hyphen.
+        token, now = secrets.token_hex(32), self._clock()
         invited = Invited(sha256=_digest(token), host=request.host, expires_at=now + request.expires_s)
         async with self._turn:
             waiting = sum(one.expires_at > now and one.used_by is None for one in self._known.invitations)

@@ -153,7 +153,7 @@ def claims() -> Iterator[str]:
     plain, both = (held.against(spot, NJCT, policy=name, **{LIFE: 0}) for name in ("harvest", "harvest-live"))
     word = ", ".join("met" if one[0] <= paper else "missed" for one, paper in ((plain, -20), (both, -33)))
     more = [more_cores(held, {"policy": name, LIFE: 0}, **spot) for name in ("harvest", "harvest-live")]
-    word += f"; the Spot pool holds {min(more):+.0f} to {max(more):+.0f} % of their cores"
+    word += f"; cores of the pools differ by at most {max(map(abs, more)):.1f} %"
     claim = "Fig. 18: JCT against Spot VMs of as many cores, and with the matcher"
     yield row(claim, "-20, -33 %", f"{change(plain)}, {change(both)}", word)
     mixed = Sweep("mixed")

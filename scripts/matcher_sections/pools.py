@@ -243,9 +243,9 @@ def equal() -> Iterator[str]:
     ]
     yield filled(
         "The acquirer keeps the cores near a budget, whatever the work, which is the same for all. Harvest VMs are "
-        "large and grow, so Spot VMs get a budget that makes their pool as large while jobs come: it holds "
-        f"{_range(more)} % of cores against the harvest pools. YARN's order of kills for all. Against Spot VMs, per "
-        "cent; the paper: harvest VMs 20 % below them, with matcher and acquirer 33 %."
+        "large and grow, so Spot VMs get a budget that makes their pool as large while jobs come: it differs from the "
+        f"harvest pools by at most {max(map(abs, more)):.1f} % of cores. YARN's order of kills for all. Against Spot "
+        "VMs, per cent; the paper: harvest VMs 20 % below them, with matcher and acquirer 33 %."
     )
     yield ""
     cells = ("nJCT", "mean", "p90", "waste, %", "failed attempts a task")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import re
 import shlex
 import socket
 import sys
@@ -97,6 +98,7 @@ async def test_an_invitation_enrols_one_host_with_one_key_also_after_a_restart(t
         assert certificate.subject.rfc4514_string() == "CN=host-b"
         authority = CertificateAuthority.load(tmp_path / "ca/ca.pem", tmp_path / "ca/ca.key")
         assert token.endswith(f".{authority.fingerprint}")
+        assert re.fullmatch("[0-9a-f]+", token.partition(".")[0]), "a word of a command, which begins with no hyphen"
         certificate.verify_directly_issued_by(authority.certificate)
         # An answer that was lost is asked for again; another key, or another host, is another matter.
         assert (await enrol(cluster, token, csr=csr))[0] == 200
