@@ -84,6 +84,9 @@ class Result:
 class Replay:
     """Cores and history by the plan, in place of what hosts report."""
 
+    #: None is moved, none stands still.
+    moving = paused = frozenset[str]()
+
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.began = time.time()
