@@ -145,6 +145,10 @@ let open = null;
 
 export function start(data) {
   open = { act: ACTS[data.act], data, errors: {}, problem: "", report: null, operation: null, busy: false };
+  // What is asked for is meant for the VM that is on show, not for one that was made anew by its name.
+  open.version = data.operation ? "" : state.vms.get(data.vm)?.version;
+  // Or the fields would keep what was typed for another one.
+  dialog.replaceChildren();
   show();
   if (!dialog.open) dialog.showModal();
 }
@@ -334,9 +338,10 @@ export async function submit(form, how) {
     const fields = act.at_once
       ? body
       : { ...body, request_id: dry ? requestId() : request, ...(dry ? { dry_run: true } : {}) };
+    const { version } = mine;
     const answer = act.query
-      ? await change(act.method, `${act.path(data)}?${new URLSearchParams(fields)}`)
-      : await change(act.method, act.path(data), fields);
+      ? await change(act.method, `${act.path(data)}?${new URLSearchParams(fields)}`, { version })
+      : await change(act.method, act.path(data), { body: fields, version });
     if (mine !== open) return;
     mine.busy = false;
     if (answer.status !== 202 || act.at_once) {

@@ -34,11 +34,12 @@ export function requestId() {
   return `page-${[...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }
 
-async function send(method, path, body) {
+async function send(method, path, { body, version } = {}) {
   if (!session) throw new DOMException("the token was forgotten", "AbortError");
   const { signal } = session;
   const headers = { Authorization: `Bearer ${token}` };
   if (body !== undefined) headers["Content-Type"] = "application/json";
+  if (version) headers["If-Match"] = `"${version}"`;
   const answer = await fetch(path, {
     method,
     headers,
@@ -66,9 +67,9 @@ export async function ask(path, mayMiss = false) {
   }
 }
 
-/** Change something. Returns the answer, and where to look at what has begun. */
-export async function change(method, path, body) {
-  const answer = await send(method, path, body);
+/** Change something, of a VM only that version. Returns the answer, and where to look at what has begun. */
+export async function change(method, path, { body, version }) {
+  const answer = await send(method, path, { body, version });
   return { status: answer.status, body: await answer.json(), where: answer.headers.get("Location") };
 }
 

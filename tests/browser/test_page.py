@@ -128,6 +128,40 @@ async def test_what_destroys_is_done_only_after_its_name_was_typed(tmp_path: Pat
         assert (await hosts.cluster.get("/v1/vms"))["vms"] == []
 
 
+async def test_a_dialog_keeps_nothing_of_what_was_typed_for_another_vm(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "vm/shop")
+        await tab.page.get_by_role("button", name="Stop").click()
+        await tab.page.fill("#confirm", "shop")
+        await tab.page.get_by_role("button", name="Close", exact=True).click()
+        await tab.page.get_by_role("button", name="Delete").click()
+        assert await tab.page.locator("#confirm").input_value() == ""
+        await tab.page.get_by_role("button", name="Close", exact=True).click()
+        for _ in range(2):
+            await tab.page.get_by_role("button", name="Migrate").click()
+            assert not await tab.page.is_checked("#act [name=lose_disk]")
+            await tab.page.check("#act [name=lose_disk]")
+            await tab.page.get_by_role("button", name="Close", exact=True).click()
+
+
+async def test_a_vm_that_was_made_anew_by_its_name_meanwhile_is_not_deleted(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "vm/shop")
+        await tab.page.get_by_role("button", name="Delete").click()
+        await tab.page.fill("#confirm", "shop")
+        await hosts.cluster.delete("shop")
+        await hosts.cluster.create(vm("shop"), "create-again")
+        await tab.page.locator("#act .destroys").click()
+        await tab.page.locator("#act .error, dialog .outcome").first.wait_for()
+        assert "look at it again" in await tab.text("dialog")
+        assert [row["state"] for row in (await hosts.cluster.get("/v1/vms"))["vms"]] == ["running"]
+        assert [error for error in tab.errors if "status of 412" not in error] == []
+
+
 async def test_calling_a_placement_off_does_not_delete_a_vm_that_was_started_meanwhile(
     tmp_path: Path, browser: Browser
 ) -> None:
