@@ -1,6 +1,6 @@
 // What a user can have done: a form for each, tried first where the API can, its sentence, its steps, and calling it off.
 
-import { ask, change, Problem, Refused, requestId } from "./api.js";
+import { ask, change, Problem, Refused, requestId, unanswered } from "./api.js";
 import { button, el, morph, number, RESOURCES, size, table } from "./dom.js";
 import { callOff, whole } from "./operations.js";
 import { soon, state } from "./state.js";
@@ -317,7 +317,7 @@ function tell(error) {
     if (known.has(one.field)) open.errors[one.field] = one.detail;
     else rest.push(one.detail);
   }
-  if (!rest.length && !Object.keys(open.errors).length) rest = [error.message];
+  if (!rest.length && !Object.keys(open.errors).length) rest = [unanswered(error) ? "The manager does not answer." : error.message];
   open.problem = [error.title, ...rest].filter(Boolean).join(": ");
   open.busy = false;
   show();
@@ -363,7 +363,7 @@ export async function submit(form, how) {
 async function track(mine, where) {
   while (mine === open && dialog.open) {
     mine.operation = await ask(where).catch((error) => {
-      if (error instanceof TypeError) return mine.operation; // no answer now; it is asked again
+      if (unanswered(error)) return mine.operation; // no answer now; it is asked again
       throw error;
     });
     show();

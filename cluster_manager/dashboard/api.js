@@ -3,8 +3,14 @@
 let token = "",
   session = null;
 
+/** How long an answer may take, and how long the stream may be silent, which has a sign of life every 15 s. */
+export const limits = { answer_ms: 30_000, silence_ms: 40_000 };
+
 /** The manager refuses the token. */
 export class Refused extends Error {}
+
+/** Whether an error says that no answer came: a dead network takes requests and is silent. */
+export const unanswered = (error) => error instanceof TypeError || error.name === "TimeoutError";
 
 /** An RFC 9457 problem: `status`, `code`, and `errors` with the fields that are at fault. */
 export class Problem extends Error {
@@ -34,7 +40,7 @@ export function requestId() {
   return `page-${[...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }
 
-async function send(method, path, { body, version } = {}) {
+async function send(method, path, { body, version, limit } = {}) {
   if (!session) throw new DOMException("the token was forgotten", "AbortError");
   const { signal } = session;
   const headers = { Authorization: `Bearer ${token}` };
@@ -43,7 +49,7 @@ async function send(method, path, { body, version } = {}) {
   const answer = await fetch(path, {
     method,
     headers,
-    signal,
+    signal: AbortSignal.any([signal, limit || AbortSignal.timeout(limits.answer_ms)]),
     cache: "no-store",
     credentials: "omit",
     redirect: "error",
@@ -75,20 +81,29 @@ export async function change(method, path, { body, version }) {
 
 /** Call `take` with every event behind `since`, until the stream ends. */
 export async function follow(since, take, opened) {
-  const answer = await send("GET", `/v1/events/stream?since_id=${since}`);
-  opened();
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let text = ""; ;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const blocks = (text + value).split("\n\n");
-    text = blocks.pop();
-    for (const block of blocks) {
-      const data = block
-        .split("\n")
-        .filter((line) => line.startsWith("data: "))
-        .map((line) => line.slice(6));
-      if (data.length) take(JSON.parse(data.join("\n")));
+  const silent = new AbortController(),
+    end = () => silent.abort(new DOMException("the stream of events is silent", "TimeoutError"));
+  let timer = setTimeout(end, limits.silence_ms);
+  try {
+    const answer = await send("GET", `/v1/events/stream?since_id=${since}`, { limit: silent.signal });
+    opened();
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let text = ""; ;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      clearTimeout(timer);
+      timer = setTimeout(end, limits.silence_ms);
+      const blocks = (text + value).split("\n\n");
+      text = blocks.pop();
+      for (const block of blocks) {
+        const data = block
+          .split("\n")
+          .filter((line) => line.startsWith("data: "))
+          .map((line) => line.slice(6));
+        if (data.length) take(JSON.parse(data.join("\n")));
+      }
     }
+  } finally {
+    clearTimeout(timer);
   }
 }

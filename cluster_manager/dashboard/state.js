@@ -1,7 +1,7 @@
 // What the page knows of the cluster: all hosts and VMs are read once, from then on what has changed, every few seconds
 // and as soon as an event arrives.
 
-import { ask, follow, inside, Refused } from "./api.js";
+import { ask, follow, inside, Refused, unanswered } from "./api.js";
 
 const PAGE = 1000,
   LOOK_MS = 5000,
@@ -153,7 +153,7 @@ function failed(error) {
     refused(error.message);
     return;
   }
-  const offline = error instanceof TypeError ? "The manager does not answer." : `${sentence(error.message)}`;
+  const offline = unanswered(error) ? "The manager does not answer." : `${sentence(error.message)}`;
   const age = state.at ? " What is shown may be out of date." : "";
   state.lost = `${offline}${age} It is asked again every ${AGAIN_MS / 1000} s.`;
   changed();

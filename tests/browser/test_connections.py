@@ -73,6 +73,30 @@ async def test_a_lost_connection_is_said_and_what_happened_meanwhile_is_shown_af
         assert unexpected(tab.errors) == []
 
 
+async def test_a_network_that_dies_without_a_word_is_said_and_the_stream_is_opened_again_after_it(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with two_hosts(tmp_path) as hosts, address_of(lambda: hosts.url) as address:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.page.goto(address.url)
+        await tab.page.evaluate(
+            "async () => { const { limits } = await import('/page/api.js'); Object.assign(limits, "
+            "{ answer_ms: 1500, silence_ms: 4000 }); }"
+        )
+        await tab.enter(address.url, "events")
+        await tab.until(".events li", "shop")
+        streams = sum("stream" in url for url in tab.asked)
+        address.stall()
+        await tab.until("#problem", "The manager does not answer. What is shown may be out of date.")
+        await place(hosts, vm("wiki"))
+        address.stalled = False
+        await tab.page.locator("#problem").wait_for(state="hidden")
+        await tab.until(".events li", "wiki")
+        assert sum("stream" in url for url in tab.asked) > streams
+        assert unexpected(tab.errors) == []
+
+
 async def test_the_page_goes_on_with_a_manager_that_was_killed_and_started_again(
     tmp_path: Path, browser: Browser
 ) -> None:
