@@ -183,6 +183,7 @@ function show() {
   const { act, data, report, operation, problem, busy } = open,
     name = data.vm || data.host || "";
   const say = typeof act.say === "function" ? act.say(data) : act.say;
+  const wrong = problem && el("p", { class: "error", role: "alert" }, problem);
   const form = el(
     "form",
     { id: "act", autocomplete: "off" },
@@ -195,7 +196,7 @@ function show() {
         el("label", { for: "confirm" }, `To confirm that ${act.destroys}, type ${name}`),
         el("input", { id: "confirm", required: true, pattern: name, autocomplete: "off", title: name }),
       ),
-    problem && el("p", { class: "error", role: "alert" }, problem),
+    wrong,
     el(
       "p",
       { class: "actions" },
@@ -221,6 +222,7 @@ function show() {
       { "data-key": "operation", role: "status" },
       callOff(operation),
       whole(operation),
+      wrong,
       el("p", { class: "actions" }, button(operation.state === "running" ? "Close: it goes on" : "Close", "close")),
     );
   morph(dialog, el("div", null, el("h1", { id: "dialog-title" }, act.title(data)), done || form));
@@ -230,9 +232,9 @@ const change4 = (before, after) =>
   RESOURCES.filter(([name]) => Math.abs(before[name] - after[name]) > 0.005)
     .map(([name, , unit]) => `${number(before[name])} → ${number(after[name])} ${unit}`)
     .join(", ");
-/** What a dry run says, and what each VM would give. */
+/** What a dry run or a deed at once says; of a forecast, what each VM would give. */
 function tried(report) {
-  if (report.vms) {
+  if (report.vms?.some((vm) => vm.rows)) {
     return [
       el("p", { class: "outcome" }, report.sentence),
       report.vms.map((vm) =>
@@ -303,6 +305,8 @@ function bodyOf(form, act) {
   return body;
 }
 
+const said = (error) => (unanswered(error) ? "The manager does not answer." : error.message);
+
 function tell(error) {
   if (error.name === "AbortError") return;
   if (!open) return;
@@ -317,7 +321,7 @@ function tell(error) {
     if (known.has(one.field)) open.errors[one.field] = one.detail;
     else rest.push(one.detail);
   }
-  if (!rest.length && !Object.keys(open.errors).length) rest = [unanswered(error) ? "The manager does not answer." : error.message];
+  if (!rest.length && !Object.keys(open.errors).length) rest = [said(error)];
   open.problem = [error.title, ...rest].filter(Boolean).join(": ");
   open.busy = false;
   show();
@@ -362,10 +366,14 @@ export async function submit(form, how) {
 
 async function track(mine, where) {
   while (mine === open && dialog.open) {
-    mine.operation = await ask(where).catch((error) => {
-      if (unanswered(error)) return mine.operation; // no answer now; it is asked again
-      throw error;
-    });
+    try {
+      mine.operation = await ask(where);
+      mine.problem = "";
+    } catch (error) {
+      if (!unanswered(error) && !(error.status >= 500)) throw error;
+      mine.problem = said(error); // no answer now; it is asked again
+    }
+    if (mine !== open) return;
     show();
     soon();
     if (mine.operation.state !== "running") return;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, Route
 
 from tests.browser.address import address_of
 from tests.browser.chromium import tab_of
@@ -95,6 +95,36 @@ async def test_a_network_that_dies_without_a_word_is_said_and_the_stream_is_open
         await tab.until(".events li", "wiki")
         assert sum("stream" in url for url in tab.asked) > streams
         assert unexpected(tab.errors) == []
+
+
+async def test_an_operation_whose_host_does_not_answer_once_is_asked_for_again(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async def no_answer(route: Route) -> None:
+        await route.fulfill(status=503, json={"title": "Service Unavailable", "detail": "host-a does not answer"})
+
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "host/host-a")
+        await tab.page.route("**/v1/hosts/host-a/operations/*", no_answer, times=1)
+        await tab.page.get_by_role("button", name="Drain").click()
+        await tab.page.locator('#act button[value="do"]').click()
+        await tab.until("dialog .outcome", "done")
+        assert await tab.page.locator("dialog .error").count() == 0
+        assert unexpected(tab.errors) == []
+
+
+async def test_an_operation_that_its_host_has_forgotten_is_said_to_be_unknown(tmp_path: Path, browser: Browser) -> None:
+    async def unknown(route: Route) -> None:
+        await route.fulfill(status=404, json={"title": "Not Found", "detail": "host-a knows no such operation"})
+
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "host/host-a")
+        await tab.page.route("**/v1/hosts/host-a/operations/*", unknown)
+        await tab.page.get_by_role("button", name="Drain").click()
+        await tab.page.locator('#act button[value="do"]').click()
+        await tab.until("dialog .error", "host-a knows no such operation")
 
 
 async def test_the_page_goes_on_with_a_manager_that_was_killed_and_started_again(

@@ -10,6 +10,7 @@ from playwright.async_api import Browser, Error, Route
 
 from ebbtide.cli.top.columns import is_off
 from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import ForgottenHost
 from ebbtide.messages.vms import ManagedState
 from tests.browser.chromium import Tab, tab_of
 from tests.browser.stage import place, staged
@@ -160,6 +161,26 @@ async def test_a_vm_that_was_made_anew_by_its_name_meanwhile_is_not_deleted(tmp_
         assert "look at it again" in await tab.text("dialog")
         assert [row["state"] for row in (await hosts.cluster.get("/v1/vms"))["vms"]] == ["running"]
         assert [error for error in tab.errors if "status of 412" not in error] == []
+
+
+async def test_a_host_that_is_forgotten_with_its_vms_is_said(tmp_path: Path, browser: Browser) -> None:
+    forgotten = ForgottenHost(id="host-a", vms=("shop", "wiki"), sentence="host-a is forgotten, with shop and wiki")
+
+    async def forget(route: Route) -> None:
+        await route.fulfill(json=forgotten.model_dump(mode="json"))
+
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/hosts/host-a?*", forget)
+        await tab.enter(hosts.url)
+        await tab.page.evaluate(
+            "async () => (await import('/page/actions.js')).start({ act: 'forget', host: 'host-a' })"
+        )
+        await tab.page.fill("#confirm", "host-a")
+        await tab.page.locator("#act .destroys").click()
+        await tab.page.locator("#act .outcome, #act .error").first.wait_for()
+        assert await tab.text("#act .outcome") == forgotten.sentence
+        assert tab.errors == []
 
 
 async def test_calling_a_placement_off_does_not_delete_a_vm_that_was_started_meanwhile(
