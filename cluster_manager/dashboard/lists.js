@@ -61,6 +61,18 @@ export function pager(shown, word) {
   );
 }
 
+/** Have the fields show what the list follows: one that was used once minds its attributes no more. */
+export function settle(root) {
+  for (const field of root.querySelectorAll("[data-query]")) {
+    const chosen = field.options ? field.querySelector("[selected]") || field.options[0] : field,
+      value = chosen.getAttribute("value");
+    if (field.value !== value) field.value = value;
+  }
+}
+
+/** A filter by what no row has, of an old bookmark, is one of the choices too. */
+const offered = (name, values, now) => (name === "sort" || !now || values.includes(now) ? values : [...values, now]);
+
 /** A search field and selects: `[name in the query, label, values]`. */
 export function filters(query, selects, ...more) {
   return el(
@@ -87,7 +99,9 @@ export function filters(query, selects, ...more) {
           "select",
           { "data-query": name },
           name !== "sort" && el("option", { value: "" }, "any"),
-          values.map((value) => el("option", { value, selected: query[name] === value }, value)),
+          offered(name, values, query[name]).map((value) =>
+            el("option", { value, selected: query[name] === value }, value),
+          ),
         ),
       ),
     ),

@@ -7,6 +7,7 @@ import { host, vm } from "./detail.js";
 import { events, forgetOlder, readOlder } from "./events.js";
 import { operation, operations } from "./operations.js";
 import { overview, preempted, vms } from "./overview.js";
+import { settle } from "./lists.js";
 import { alsoLoad, listening, looking, onChange, onRefused, reset, loadView, state } from "./state.js";
 import { forgetOutput, readOutput, task, tasks } from "./tasks.js";
 
@@ -69,6 +70,7 @@ function draw() {
   for (const one of made.querySelectorAll("[data-role]"))
     if (!(RANK[state.role] >= RANK[one.dataset.role])) one.remove();
   morph(view, made);
+  settle(view);
   morph(
     byId("nav"),
     el(

@@ -298,10 +298,23 @@ async def test_search_filters_and_keys_lead_to_what_is_looked_for(tmp_path: Path
         await tab.page.locator('[data-key="shop"]').wait_for(state="detached")
         assert await tab.page.locator("#view tbody tr").count() == 1
         assert "q=wik" in tab.page.url, "a bookmark finds it again"
-        await tab.page.fill("[data-query=q]", "")
+        await tab.page.locator("#view h1").click()
+        await tab.page.keyboard.press("5")
+        await tab.until("#view h1", "Operations")
+        await tab.page.keyboard.press("2")
+        await tab.page.locator('[data-key="shop"]').wait_for()
+        assert await tab.page.input_value("[data-query=q]") == "", "as the list, which follows no search"
         await tab.page.select_option("[data-query=priority]", "fixed")
         await tab.page.locator('[data-key="wiki"]').wait_for(state="detached")
         assert await tab.page.locator("#view tbody tr th").all_inner_texts() == ["billing", "database"]
+        await tab.go("vms?priority=deflatable")
+        await tab.page.locator('[data-key="wiki"]').wait_for()
+        assert await tab.page.input_value("[data-query=priority]") == "deflatable"
+        await tab.go("vms")
+        await tab.page.locator('[data-key="database"]').wait_for()
+        assert await tab.page.input_value("[data-query=priority]") == ""
+        await tab.go("events?kind=none-of-these")
+        assert await tab.page.input_value("[data-query=kind]") == "none-of-these"
         await tab.page.locator("#view h1").click()
         await tab.page.keyboard.press("?")
         await tab.until("dialog", "Keys")
