@@ -36,15 +36,14 @@ export function paged(items, query, size) {
       rows.sort(ORDERS[query.sort] || ORDERS.name);
     kept = { key, rows };
   }
-  const pages = Math.max(Math.ceil(kept.rows.length / size), 1),
+  return pageOf(kept.rows, items.length, query, size);
+}
+
+/** Of the rows that are asked for, those on the page. */
+export function pageOf(rows, all, query, size) {
+  const pages = Math.max(Math.ceil(rows.length / size), 1),
     page = Math.min(Math.max(Number(query.page) || 1, 1), pages);
-  return {
-    rows: kept.rows.slice((page - 1) * size, page * size),
-    page,
-    pages,
-    found: kept.rows.length,
-    all: items.length,
-  };
+  return { rows: rows.slice((page - 1) * size, page * size), page, pages, found: rows.length, all };
 }
 
 export function pager(shown, word) {

@@ -2,7 +2,8 @@
 
 import { ask } from "./api.js";
 import { button, el, lasting, link, number, plural, size, table, time } from "./dom.js";
-import { filters, searched } from "./lists.js";
+import { filters, pageOf, pager, searched } from "./lists.js";
+import { state } from "./state.js";
 
 const MARKS = { running: "… running", done: "✓ done", partial: "◐ partial", failed: "✕ failed" };
 export const stateWord = (operation) => MARKS[operation.state] || operation.state;
@@ -37,19 +38,32 @@ let listed = null,
 export const operations = {
   title: "Operations",
   async load() {
-    listed = (await ask("/v1/operations?limit=200")).operations;
+    listed = await ask("/v1/operations?limit=200");
   },
   draw(_, query) {
-    const has = searched(query);
-    const found = (listed || []).filter(
+    const has = searched(query),
+      newest = listed ? listed.operations : [],
+      known = new Set(newest.map((one) => one.request_id));
+    // What runs is shown however much was asked for since.
+    const all = listed ? [...newest, ...state.running.filter((one) => !known.has(one.request_id))] : [];
+    const found = all.filter(
       (one) =>
         (!query.state || one.state === query.state) &&
         has(`${one.kind} ${one.vm || ""} ${one.host || ""} ${one.sentence} ${one.request_id}`),
     );
+    const page = pageOf(found, all.length, query, 100),
+      cut = listed && listed.next;
     return [
       el("h1", null, "Operations"),
       filters(query, [["state", "state", ["running", "done", "partial", "failed"]]]),
-      operationTable(found.slice(0, 100), "Operations, newest first", listed ? "No such operation." : "Loading …"),
+      cut &&
+        el("p", { class: "key", "data-key": "note" }, `These are the newest ${newest.length}, and all that run.`),
+      operationTable(
+        page.rows,
+        "Operations, newest first",
+        cut ? "No such operation among them." : listed ? "No such operation." : "Loading …",
+      ),
+      pager(page, "operations"),
     ];
   },
 };

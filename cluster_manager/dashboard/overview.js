@@ -139,6 +139,13 @@ export const overview = {
         null,
         el("h2", null, "Under way"),
         operationTable(state.running.slice(0, 10), "Operations under way", "Nothing is under way."),
+        state.running.length > 10 &&
+          el(
+            "p",
+            null,
+            "These are the newest 10. ",
+            link("#operations?state=running", `All ${state.running.length} operations under way`),
+          ),
       ),
       el(
         "section",

@@ -102,14 +102,25 @@ function shown() {
   changed();
 }
 
+async function underWay() {
+  const found = [];
+  let after = "";
+  do {
+    const page = await ask(`/v1/operations?state=running&limit=${PAGE}${after}`);
+    found.push(...page.operations);
+    after = page.next && `&after=${encodeURIComponent(page.next)}`;
+  } while (after);
+  return found;
+}
+
 async function look() {
   const [running] = await Promise.all([
-    ask("/v1/operations?state=running&limit=100"),
+    underWay(),
     news("hosts"),
     news("vms"),
     extra && extra(),
   ]);
-  state.running = running.operations;
+  state.running = running;
   shown();
 }
 

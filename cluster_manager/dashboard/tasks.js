@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { bar, button, definitions, el, lasting, link, number, share, table, time } from "./dom.js";
-import { filters, searched } from "./lists.js";
+import { filters, pageOf, pager, searched } from "./lists.js";
 
 /** What a task prints, as it was last read. */
 let printed = {};
@@ -11,22 +11,37 @@ export const forgetOutput = () => (printed = {});
 let seen = null,
   one = null,
   missing = "";
+const NEWEST = 200,
+  MOST_ALIVE = 500,
+  ALIVE = ["waiting", "released", "running"];
 const DURATIONS = ["600", "3600", "14400", "86400"];
 let duration = "3600";
+
+/** The newest tasks and, however old they are, those that have not ended; and what of it is left out, in words. */
+async function readTasks() {
+  const newest = await ask(`/v1/tasks?limit=${NEWEST}`);
+  if (!newest.next) return { tasks: newest.tasks, note: "" };
+  const alive = await Promise.all(ALIVE.map((one) => ask(`/v1/tasks?limit=${MOST_ALIVE}&state=${one}`))),
+    known = new Map();
+  for (const row of [newest, ...alive].flatMap((page) => page.tasks)) if (!known.has(row.name)) known.set(row.name, row);
+  const which = alive.some((page) => page.next) ? `the newest ${MOST_ALIVE} each` : "all";
+  return {
+    tasks: [...known.values()].sort((a, b) => b.submitted_at - a.submitted_at),
+    note: `These are the newest ${NEWEST} tasks, and ${which} of those that wait, are released or run.`,
+  };
+}
 
 export const tasks = {
   title: "Tasks",
   async load() {
-    const [list, machines, engine, acquirer, calibration] = await Promise.all(
-      [
-        "/v1/tasks?limit=200",
-        `/v1/machines?limit=200&duration_s=${duration}`,
-        "/v1/engine",
-        "/v1/acquirer",
-        "/v1/calibration",
-      ].map((path) => ask(path)),
-    );
-    seen = { tasks: list.tasks, machines: machines.machines, engine, acquirer, calibration };
+    const [list, machines, engine, acquirer, calibration] = await Promise.all([
+      readTasks(),
+      ask(`/v1/machines?limit=100&duration_s=${duration}`),
+      ask("/v1/engine"),
+      ask("/v1/acquirer"),
+      ask("/v1/calibration"),
+    ]);
+    seen = { ...list, machines, engine, acquirer, calibration };
   },
   draw(_, query) {
     if (DURATIONS.includes(query.for)) duration = query.for;
@@ -37,28 +52,29 @@ export const tasks = {
         (!query.state || task.state === query.state) &&
         has(`${task.name} ${task.state} ${task.machine || ""} ${task.sentence}`),
     );
+    const shown = pageOf(found, seen.tasks.length, query, 100);
     return [
       el("h1", null, "Tasks and machines"),
       el("p", null, `Engine: ${seen.engine.sentence}. Machines: ${seen.acquirer.sentence}.`),
       filters(query, [["state", "state", ["waiting", "released", "running", "done", "failed", "cancelled"]]]),
+      seen.note && el("p", { class: "key", "data-key": "note" }, seen.note),
       table(
         "Tasks",
         ["task", "state", "machine", "cores", "submitted", "why"],
-        found
-          .slice(0, 100)
-          .map((task) => [
-            task.name,
-            [
-              link(`#task/${task.name}`, task.name),
-              task.state,
-              task.machine || "–",
-              String(task.cores),
-              time(task.submitted_at),
-              task.sentence,
-            ],
-          ]),
-        "There are no such tasks.",
+        shown.rows.map((task) => [
+          task.name,
+          [
+            link(`#task/${task.name}`, task.name),
+            task.state,
+            task.machine || "–",
+            String(task.cores),
+            time(task.submitted_at),
+            task.sentence,
+          ],
+        ]),
+        seen.note ? "There are no such tasks among them." : "There are no such tasks.",
       ),
+      pager(shown, "tasks"),
       el(
         "section",
         null,
@@ -78,32 +94,31 @@ export const tasks = {
           ),
         ),
         el("p", { class: "key" }, `P_c: how likely a machine keeps its cores for ${lasting(Number(duration))}.`),
+        seen.machines.next && el("p", { class: "key" }, `These are the best ${seen.machines.machines.length}.`),
         table(
           "Machines",
           ["machine", "host", "cores", "unchanged for", "last change", "P_c", "runs"],
-          seen.machines
-            .slice(0, 100)
-            .map((machine) => [
+          seen.machines.machines.map((machine) => [
+            machine.machine,
+            [
               machine.machine,
-              [
-                machine.machine,
-                machine.host ? link(`#host/${machine.host}`, machine.host) : "–",
-                String(machine.cores),
-                lasting(machine.since_change_s),
-                machine.last_change || "none yet",
-                machine.completion_probability === null
-                  ? "no history yet"
-                  : [
-                      share(machine.completion_probability),
-                      bar(
-                        [[machine.completion_probability, "used"]],
-                        1,
-                        `${machine.machine}: P_c ${share(machine.completion_probability)}`,
-                      ),
-                    ],
-                runs(machine.machine),
-              ],
-            ]),
+              machine.host ? link(`#host/${machine.host}`, machine.host) : "–",
+              String(machine.cores),
+              lasting(machine.since_change_s),
+              machine.last_change || "none yet",
+              machine.completion_probability === null
+                ? "no history yet"
+                : [
+                    share(machine.completion_probability),
+                    bar(
+                      [[machine.completion_probability, "used"]],
+                      1,
+                      `${machine.machine}: P_c ${share(machine.completion_probability)}`,
+                    ),
+                  ],
+              runs(machine.machine),
+            ],
+          ]),
           "No machine is known.",
         ),
       ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from playwright.async_api import Browser, Error, Route
@@ -285,6 +287,63 @@ async def test_an_address_that_is_none_of_the_pages_own_breaks_nothing(tmp_path:
         await tab.page.evaluate("location.hash = 'vms'")
         await tab.until("#view h1", "VMs")
         assert [error for error in tab.errors if "status of 40" not in error] == []
+
+
+def listed(kind: str, rows: list[Any]) -> Callable[[Route], Awaitable[None]]:
+    """Answers as the manager does where it has these rows, newest first: by state, in pages."""
+
+    async def answer(route: Route) -> None:
+        query = dict(parse_qsl(urlsplit(route.request.url).query))
+        chosen = [row for row in rows if query.get("state", row["state"]) == row["state"]]
+        first, limit = int(query.get("after", "0")), int(query["limit"])
+        following = str(first + limit) if first + limit < len(chosen) else None
+        await route.fulfill(json={kind: chosen[first : first + limit], "next": following, "position": 0})
+
+    return answer
+
+
+async def test_a_task_that_runs_is_shown_however_many_were_submitted_since(tmp_path: Path, browser: Browser) -> None:
+    async with staged(tmp_path) as hosts:
+        task = (await hosts.cluster.get("/v1/tasks"))["tasks"][0]
+        rows = [
+            {**task, "name": f"task-{number}", "state": "done", "submitted_at": 1e9 + number}
+            for number in reversed(range(1, 251))
+        ]
+        rows[-1] |= {"state": "running"}
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/tasks?*", listed("tasks", rows))
+        await tab.enter(hosts.url, "tasks")
+        await tab.until('#view [data-key="note"]', "newest 200 tasks, and all of those that wait, are released or run")
+        await tab.until("#view .pager", "201 rows of tasks, page 1 of 3")
+        await tab.go("tasks?state=running")
+        await tab.until('[data-key="task-1"]', "running")
+        await tab.go("tasks?state=done&page=2")
+        await tab.page.locator('[data-key="task-51"]').wait_for()
+        await tab.go("tasks?state=failed")
+        await tab.until("#view .none", "There are no such tasks among them.")
+        assert tab.errors == []
+
+
+async def test_what_runs_is_counted_and_shown_however_much_was_asked_for_since(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        operation = (await hosts.cluster.get("/v1/operations"))["operations"][0]
+        rows = [
+            {**operation, "request_id": f"create-{number}", "state": "done" if number > 1100 else "running"}
+            for number in reversed(range(1, 1401))
+        ]
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/operations?*", listed("operations", rows))
+        await tab.enter(hosts.url)
+        await tab.until("#view .tile", "1100 operations under way")
+        await tab.page.get_by_role("link", name="All 1100 operations under way").click()
+        await tab.until('#view [data-key="note"]', "the newest 200, and all that run")
+        await tab.until("#view .pager", "1100 of 1300 rows of operations, page 1 of 11")
+        await tab.go("operations?state=running&page=11")
+        await tab.page.locator('[data-key="create-1"]').wait_for()
+        assert tab.errors == []
 
 
 async def test_search_filters_and_keys_lead_to_what_is_looked_for(tmp_path: Path, browser: Browser) -> None:
