@@ -20,8 +20,14 @@ const alike = (one, other) =>
 
 /** Bring an element's children to those of another one. What has `data-own` looks after its own content. */
 export function morph(old, made) {
-  const keyed = new Map();
-  for (const child of old.childNodes) if (keyOf(child) !== null) keyed.set(keyOf(child), child);
+  const keyed = new Map(),
+    wanted = new Set([...made.childNodes].map(keyOf));
+  for (const child of [...old.childNodes]) {
+    const key = keyOf(child);
+    if (key === null) continue;
+    if (wanted.has(key)) keyed.set(key, child);
+    else child.remove(); // first, or all that follow would be moved, and what is moved loses the focus
+  }
   let at = old.firstChild;
   for (const child of [...made.childNodes]) {
     const key = keyOf(child),

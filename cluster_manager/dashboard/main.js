@@ -69,8 +69,10 @@ function draw() {
   const made = el("div", null, VIEWS[here.name].draw(here.arg, here.query));
   for (const one of made.querySelectorAll("[data-role]"))
     if (!(RANK[state.role] >= RANK[one.dataset.role])) one.remove();
+  const focused = document.activeElement;
   morph(view, made);
   settle(view);
+  if (focused !== document.activeElement && view.contains(focused)) focused.focus({ preventScroll: true });
   morph(
     byId("nav"),
     el(

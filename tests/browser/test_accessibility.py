@@ -11,6 +11,7 @@ from playwright.async_api import Browser
 
 from tests.browser.chromium import Tab, tab_of
 from tests.browser.stage import staged
+from tests.manager.two_agents import two_hosts
 
 pytestmark = pytest.mark.service
 
@@ -48,6 +49,48 @@ async def test_no_view_has_a_serious_violation_or_says_an_error(tmp_path: Path, 
         found["a form"] = await violations(tab)
         assert {view: rows for view, rows in found.items() if rows} == {}
         assert tab.errors == []
+
+
+async def test_the_focus_stays_on_a_row_while_others_go_and_the_order_changes(tmp_path: Path, browser: Browser) -> None:
+    async with staged(tmp_path) as hosts:
+        rows = (await hosts.cluster.get("/v1/vms"))["vms"]
+        name = next(row["name"] for row in rows if 0 < row["current"]["cpu_cores"] < row["nominal"]["cpu_cores"])
+        assert name > "database"
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "vms")
+        await tab.page.locator(f'[data-key="{name}"] th a').focus()
+        await tab.go("vms?sort=CPU+lacking")
+        await tab.until("#view tbody tr:first-child th", name)
+        assert await tab.page.evaluate("document.activeElement.textContent") == name
+        await tab.go("vms?sort=name")
+        await tab.until("#view tbody tr:first-child th", "billing")
+        await tab.page.evaluate("""() => {
+            window.taken = [];
+            new MutationObserver((rows) => {
+                for (const { removedNodes } of rows) for (const one of removedNodes) taken.push(one.dataset.key);
+            }).observe(document.querySelector("#view tbody"), { childList: true });
+        }""")
+        await hosts.cluster.delete("billing")
+        await tab.page.locator('[data-key="billing"]').wait_for(state="detached")
+        assert await tab.page.evaluate("taken") == ["billing"], "no other row is moved"
+        assert await tab.page.evaluate("document.activeElement.textContent") == name
+
+
+async def test_a_look_at_which_nothing_has_changed_is_not_read_out(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url)
+        said: Any = await tab.page.evaluate("""() => new Promise((told) => {
+            const live = "[role=status], [role=alert], [aria-live]", found = [];
+            new MutationObserver((rows) => {
+                for (const { target } of rows) {
+                    const element = target.nodeType === 1 ? target : target.parentElement;
+                    if (element.closest(live)) found.push(element.textContent);
+                    if (element.id === "summary") told(found);
+                }
+            }).observe(document.body, { childList: true, characterData: true, subtree: true });
+        })""")
+        assert said == []
 
 
 async def test_nothing_is_cut_off_on_a_phone(tmp_path: Path, browser: Browser) -> None:
