@@ -65,32 +65,26 @@ export function eventList(events, none = "Nothing has happened yet.") {
   );
 }
 
-let older = [];
 export async function readOlder() {
-  const all = [...state.events, ...older],
-    oldest = all[all.length - 1];
+  const mine = state.events;
   // `after` is a cursor of a page: the pages are walked from the newest one.
   let page = await ask("/v1/events?limit=1000"),
     found = [];
   for (let pages = 0; page && pages < 20; pages += 1) {
+    // Of now: others may have come and gone meanwhile.
+    const oldest = state.older.at(-1) || state.events.at(-1);
     found = page.events.filter((event) => !oldest || event.id < oldest.id);
     if (found.length || !page.next) break;
     page = await ask(`/v1/events?limit=1000&after=${encodeURIComponent(page.next)}`);
   }
-  older.push(...found.slice(0, 500));
-  return found.length;
-}
-export function forgetOlder() {
-  older = [];
+  // What is known may be of another log by now.
+  if (mine === state.events) state.older = [...state.older, ...found.slice(0, 500)];
 }
 
 export const events = {
   title: "Events",
   draw(_, query) {
-    const all = [
-      ...state.events,
-      ...older.filter((event) => !state.events.length || event.id < state.events[state.events.length - 1].id),
-    ];
+    const all = [...state.events, ...state.older];
     const has = searched(query);
     const found = all.filter(
       (event) =>

@@ -4,7 +4,7 @@ import { start, submit, close } from "./actions.js";
 import { ask, enter, leave as forget } from "./api.js";
 import { button, el, iso, link, morph } from "./dom.js";
 import { host, vm } from "./detail.js";
-import { events, forgetOlder, readOlder } from "./events.js";
+import { events, readOlder } from "./events.js";
 import { operation, operations } from "./operations.js";
 import { overview, preempted, vms } from "./overview.js";
 import { settle } from "./lists.js";
@@ -112,7 +112,6 @@ function out(why) {
   if (session) forget();
   session = null;
   reset();
-  forgetOlder();
   forgetOutput();
   if (dialog.open) dialog.close();
   view.replaceChildren();

@@ -16,6 +16,7 @@ export const state = {
   vms: new Map(),
   running: [],
   events: [],
+  older: [],
   role: "",
   name: "",
   at: 0,
@@ -45,7 +46,7 @@ export function alsoLoad(load) {
 
 export function reset() {
   for (const map of [state.hosts, state.vms]) map.clear();
-  Object.assign(state, { running: [], events: [], role: "", name: "", at: 0, whole: false, lost: "" });
+  Object.assign(state, { running: [], events: [], older: [], role: "", name: "", at: 0, whole: false, lost: "" });
   lists = {
     hosts: { path: "/v1/hosts", key: "id", since: 0, whole: false },
     vms: { path: "/v1/vms", key: "name", since: 0, whole: false },
@@ -176,7 +177,9 @@ function take(event) {
   if (event.id <= last) return;
   last = event.id;
   state.events.unshift(event);
-  state.events.length = Math.min(state.events.length, MOST_EVENTS);
+  const late = state.events.splice(MOST_EVENTS);
+  // Where older ones were read these join them, or a stretch would be missing in between; as many stay as were read.
+  if (state.older.length) state.older = [...late, ...state.older].slice(0, state.older.length);
   soon();
   changed();
 }
@@ -187,7 +190,7 @@ export async function listening(mine) {
     try {
       if (!known) {
         const page = await ask("/v1/events?limit=100");
-        state.events = page.events;
+        Object.assign(state, { events: page.events, older: [] });
         last = Math.max(page.position, page.events.length ? page.events[0].id : 0);
         known = true;
         changed();

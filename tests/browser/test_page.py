@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -344,6 +345,63 @@ async def test_what_runs_is_counted_and_shown_however_much_was_asked_for_since(
         await tab.go("operations?state=running&page=11")
         await tab.page.locator('[data-key="create-1"]').wait_for()
         assert tab.errors == []
+
+
+class Log:
+    """A log of events, as the manager answers of it: the latest ones in pages, and a stream that ends each time."""
+
+    def __init__(self, event: Any, newest: int) -> None:
+        self.event = event
+        self.newest = newest
+
+    def rows(self, above: int) -> list[Any]:
+        """Those above an id, newest first."""
+        return [{**self.event, "id": number, "sentence": f"no. {number};"} for number in range(self.newest, above, -1)]
+
+    async def page(self, route: Route) -> None:
+        rows = self.rows(0)
+        query = dict(parse_qsl(urlsplit(route.request.url).query))
+        first, limit = int(query.get("after", "0")), int(query["limit"])
+        following = str(first + limit) if first + limit < len(rows) else None
+        await route.fulfill(json={"events": rows[first : first + limit], "next": following, "position": self.newest})
+
+    async def stream(self, route: Route) -> None:
+        since = int(dict(parse_qsl(urlsplit(route.request.url).query))["since_id"])
+        if since > self.newest:
+            said = {"title": "Conflict", "detail": "the log ends before", "code": "ahead-of-log"}
+            await route.fulfill(status=409, json=said)
+            return
+        blocks = [f"data: {json.dumps(row)}\n\n" for row in reversed(self.rows(since))]
+        await route.fulfill(content_type="text/event-stream", body="".join(blocks))
+
+
+async def test_older_events_that_were_read_join_those_that_come_without_a_gap(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        log = Log((await hosts.cluster.get("/v1/events"))["events"][0], 900)
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/events?*", log.page)
+        await tab.page.route("**/v1/events/stream?*", log.stream)
+        await tab.enter(hosts.url, "events")
+
+        async def shown() -> list[int]:
+            texts = await tab.page.locator(".events li span").all_inner_texts()
+            return [int(text.split("no. ")[1].split(";")[0]) for text in texts]
+
+        await tab.until(".events li", "no. 801;")
+        assert await shown() == list(range(900, 800, -1))
+        await tab.page.get_by_role("button", name="Read older ones").click()
+        await tab.until(".events li", "no. 301;")
+        log.newest = 1250
+        await tab.until(".events li", "no. 1250;")
+        assert await shown() == list(range(1250, 450, -1)), "as many as were read, and none is missing in between"
+        await tab.page.get_by_role("button", name="Read older ones").click()
+        await tab.until(".events li", "no. 251;")
+        assert await shown() == list(range(1250, 250, -1))
+        log.newest = 700
+        await tab.page.locator(".events li", has_text="no. 1250;").wait_for(state="detached")
+        assert await shown() == list(range(700, 600, -1)), "of a store that was put back nothing else is known"
+        assert [error for error in tab.errors if "status of 409" not in error] == []
 
 
 async def test_search_filters_and_keys_lead_to_what_is_looked_for(tmp_path: Path, browser: Browser) -> None:
