@@ -75,6 +75,10 @@ class CertificateAuthority:
 
         return hashlib.sha256(self.certificate.public_bytes(Encoding.DER)).hexdigest()
 
+    def has_ended(self) -> bool:
+        """Whether nobody believes what it signs any more."""
+        return self.certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC)
+
     def answer(self, request: str, name: str, addresses: Iterable[str], days: float) -> str:
         """The certificate for a request, PEM.
 

@@ -117,10 +117,10 @@ async def _join(given: argparse.Namespace) -> None:
     try:
         # What cannot be written is found before the invitation is used.
         make_parents(given.config)
-        with tempfile.TemporaryFile(dir=given.config.parent):
-            pass
+        tempfile.TemporaryFile(dir=given.config.parent).close()
         make_parents(directory)
         directory.mkdir(mode=0o700, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
         tls: ssl.SSLContext | None = None
         csr: str | None = None
         if secure:
@@ -166,8 +166,9 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
             capacity_of(given.capacity)
     except ValueError as error:
         raise HostAgentError(str(error)) from None
-    # A file that cannot be read is no reason to ask the manager first.
-    named = _options(given.config).get("id", UNNAMED) != UNNAMED
+    # A file that cannot be read is no reason to ask the manager first. Without its token a host has joined half way.
+    old = _options(given.config)
+    named = old.get("id", UNNAMED) != UNNAMED and Path(old.get("token_file", given.config)).exists()
     if not given.force and (named or (given.directory / "host.pem").exists()):
         what = given.config if named else given.directory / "host.pem"
         raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")

@@ -180,11 +180,11 @@ class MemcachedClient:
         self._send(b"".join(commands))
 
     def settle(self) -> None:
-        """Wait until all that was sent before has been done."""
-        self._send(b"mn\r\n")
+        """Wait until all that was sent before has been done. Not by `mn`: servers before 1.6.6 may not know it."""
+        self._send(b"version\r\n")
         line = self._line()
-        if line != b"MN":
-            raise self._unexpected("mn", line)
+        if not line.startswith(b"VERSION "):
+            raise self._unexpected("version", line)
 
     def _unexpected(self, command: str, line: bytes) -> ApplicationError:
         self.close()  # the rest of such an answer would be taken for the next one

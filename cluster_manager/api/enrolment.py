@@ -7,6 +7,7 @@ from typing import Final
 from aiohttp import web
 
 from cluster_manager.api.forms import MANAGER, answer, body_of
+from cluster_manager.authority import plain_address
 from ebbtide.messages.common import Name
 from ebbtide.messages.enrolment import (
     Authority,
@@ -71,7 +72,7 @@ async def renew(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, RenewalRequest)
     host, enrolments = request.match_info["id"], request.app[MANAGER].enrolments
-    return answer(await enrolments.renew(host, wanted, _from_here(request), request.remote))
+    return answer(await enrolments.renew(host, wanted, _from_here(request) or _has_it_already(request, wanted.address)))
 
 
 @routes.post("/v1/hosts/{id}/revocation")
@@ -87,6 +88,16 @@ async def revoke(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, RevocationRequest)
     return answer(await request.app[MANAGER].revoke(request.match_info["id"], wanted.reason))
+
+
+def _has_it_already(request: web.Request, address: str) -> bool:
+    """Whether a host asks for the address from which it comes and which its present certificate names.
+
+    Guests behind another manager's machine come from that manager's address, too: an invitation by name gave it first.
+    """
+    shown = request.get_extra_info("peercert") or {}
+    names = {plain_address(name) for _, name in shown.get("subjectAltName", ())}
+    return request.remote is not None and plain_address(request.remote) == plain_address(address) in names
 
 
 def _from_here(request: web.Request) -> bool:

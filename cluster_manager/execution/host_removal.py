@@ -75,9 +75,11 @@ class HostRemoval:
             # Before the record: none of them may write its own next step behind it.
             await self.operations.drop(host, plans)
             changes: list[StoredChange] = []
+            known = self.hosts.get(host)
+            seen_at = known.seen_at if known is not None else 0.0
 
             async def write() -> None:
-                changes.extend(await self.store.forget_host(host, names, ends, sentence, rests))
+                changes.extend(await self.store.forget_host(host, names, ends, sentence, rests, seen_at=seen_at))
 
             await self.hosts.forget(host, write)
             self.lost(host, changes)

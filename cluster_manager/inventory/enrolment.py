@@ -171,15 +171,12 @@ class Enrolments:
             ca=self.authority.pem if secure else None,
         )
 
-    async def renew(
-        self, host: str, request: RenewalRequest, from_here: bool = False, remote: str | None = None
-    ) -> Renewal:
+    async def renew(self, host: str, request: RenewalRequest, from_there: bool = False) -> Renewal:
         """The next certificate of a host that has shown its present one. Raises RequestError.
 
-        :param from_here: as for `enrol`, and so is ``remote``.
+        :param from_there: the request came from this very machine, or from the address that the present one names.
         """
         self.refuse_revoked(host)
-        from_there = from_here or _is_same(remote, request.address)
         certificate = await self._sign(request.csr, host, request.address, from_there)
         log.info("certificate renewed", host=host, days=self._days)
         return Renewal(certificate=certificate)
@@ -238,6 +235,8 @@ class Enrolments:
             alternative(address)
         except AccessError as error:
             raise RequestError(400, f"address: {error}", "address") from None
+        if authority.has_ended():
+            raise RequestError(409, "the CA has expired: it signs nothing more", code=ProblemCode.NOT_CONFIGURED)
         try:
             return await asyncio.to_thread(authority.answer, request, host, (address,), self._days)
         except AccessError as error:

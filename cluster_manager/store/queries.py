@@ -11,7 +11,7 @@ from cluster_manager.store import schema
 from ebbtide.messages.operations import OperationState
 
 #: By how much the clocks of managers that lead one after the other may differ, seconds.
-CLOCKS_S: Final = 60.0
+CLOCKS_S: Final = 86_400.0
 
 
 def vms(

@@ -26,10 +26,10 @@ from ebbtide.messages.operations import OperationState
 EPOCHS: Final = 10_000
 #: And once more in so many seconds since the backup: of its uses the later one is above the earlier one, on which
 #: managers have begun to lead, but less often than this.
-EPOCH_S: Final = 4.0
-#: So much at the most. It is far less than what agents take for implausible, so that a store can be restored some times
-#: while one of them is away.
-MOST_EPOCHS: Final = MOST_STEP // 4
+EPOCH_S: Final = 60.0
+#: So much at the most. It is far less than what agents take for implausible, those among them that follow nobody yet: a
+#: store can be restored twenty times in its life.
+MOST_EPOCHS: Final = MOST_STEP // 20
 EVENT: Final[EventKind] = "restored"
 BUSY: Final = frozenset(
     {VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING},

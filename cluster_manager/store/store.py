@@ -259,11 +259,19 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         await self._write(work)
 
     async def forget_host(
-        self, host: str, vms: Sequence[str], ends: Sequence[Plan], sentence: str, rests: Sequence[Plan] = ()
+        self,
+        host: str,
+        vms: Sequence[str],
+        ends: Sequence[Plan],
+        sentence: str,
+        rests: Sequence[Plan] = (),
+        *,
+        seen_at: float = 0.0,
     ) -> list[StoredChange]:
         """A host that does not come back, in one transaction: its VMs' names are free, these plans have ended, and
         those clear up elsewhere.
 
+        :param seen_at: when it was last heard of, seconds since the epoch.
         :returns: the core changes that say that these VMs have no cores any more, as their host would have said it.
         """
         now = self._clock()
@@ -273,7 +281,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
         async def work(connection: AsyncConnection) -> list[StoredChange]:
             plans, hosts = schema.plans, schema.hosts
-            lost = await _lost_cores(connection, host, vms)
+            lost = await _lost_cores(connection, host, vms, seen_at)
             if lost:
                 await connection.execute(insert(schema.core_changes), lost)
             for state in ends:
@@ -530,12 +538,13 @@ def _change_row(host: str, change: CoreChange, vm: Any, released: bool, latest: 
     }
 
 
-async def _lost_cores(connection: AsyncConnection, host: str, vms: Sequence[str]) -> list[dict[str, Any]]:
+async def _lost_cores(
+    connection: AsyncConnection, host: str, vms: Sequence[str], seen_at: float
+) -> list[dict[str, Any]]:
     """Rows of core changes for a host's VMs that are gone with it, from when it was last heard of: nobody says when
     they lost their cores, only that these were not taken away.
     """
-    table, hosts = schema.core_changes, schema.hosts
-    seen_at = (await connection.execute(select(hosts.c.seen_at).where(hosts.c.id == host))).scalar() or 0.0
+    table = schema.core_changes
     highest = select(func.coalesce(func.max(table.c.sequence), 0)).where(table.c.host == host)
     sequence, rows = int((await connection.execute(highest)).scalar_one()), []
     for vm in vms:

@@ -19,13 +19,13 @@ import libvirt
 import structlog
 
 from hostagent.errors import HypervisorError, HypervisorTimeout
-from hostagent.libvirt.hypervisor import Candidate, domain_name
-from hostagent.libvirt.libvirt_readings import limit_cpu, reading_of, state_of
+from hostagent.libvirt.hypervisor import Candidate, HostSideReading, domain_name
+from hostagent.libvirt.libvirt_readings import limit_cores, limit_cpu, reading_of, state_of
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.limits import burst
 from hostagent.state import intents
 from hostagent.state.files import replace
-from hostagent.state.intents import Before, Intent
+from hostagent.state.intents import Before, CpuLimits, Intent
 
 _CONFIG: Final = libvirt.VIR_DOMAIN_AFFECT_CONFIG
 _LIVE: Final = libvirt.VIR_DOMAIN_AFFECT_LIVE
@@ -160,14 +160,34 @@ def _examine(connection: Any, name: str) -> Candidate:
         return Candidate(0, 0.0, 0.0, Before(), "it has no persistent definition, so nothing of it outlives a stop")
     root = ElementTree.fromstring(domain.XMLDesc())
     reading, _ = reading_of(domain)
+    defined = domain.schedulerParametersFlags(_CONFIG)
     before = Before(
         cpu_shares=reading.cpu_shares,
         quota_per_cpu=reading.quota_per_cpu,
         cap_cores=reading.cap_cores,
         stats_period_s=reading.stats_period_s,
+        definition=CpuLimits(
+            cpu_shares=defined.get("cpu_shares") or None,
+            quota_per_cpu=limit_cores(defined, "vcpu"),
+            cap_cores=limit_cores(defined, "global"),
+        ),
     )
     memory_mib = reading.balloon_mib + reading.plugged_mib
-    return Candidate(reading.vcpus, reading.balloon_mib, memory_mib, before, _why_not(root, reading.vcpus, memory_mib))
+    why = _why_not(root, reading.vcpus, memory_mib) or _cap_alone(reading)
+    return Candidate(reading.vcpus, reading.balloon_mib, memory_mib, before, why)
+
+
+def _cap_alone(reading: HostSideReading) -> str:
+    """Why a domain cannot be kept as its owner limits it; empty if it can.
+
+    Below a cap any vCPU may run alone; a size is held by the quota of each.
+    """
+    if reading.cap_cores is None or reading.cap_cores >= reading.vcpus * min(reading.quota_per_cpu or 1.0, 1.0):
+        return ""
+    return (
+        f"its owner caps it at {reading.cap_cores:g} cores as a whole (global_quota), which the quotas of its vCPUs "
+        "would not keep: limit these instead (vcpu_quota), or lift the cap"
+    )
 
 
 def _why_not(root: ElementTree.Element, vcpus: int, memory_mib: float) -> str:
@@ -208,15 +228,21 @@ def _take_over(connection: Any, name: str, intent: Intent) -> None:
 
 
 def _give_back(connection: Any, name: str, before: Before) -> None:
-    """Shares, quota and statistics as they were, and our metadata out, now and in the definition. Blocks."""
+    """Shares, quota and statistics as they were, and our metadata out, now and in the definition. Blocks.
+
+    An owner may have limited the running domain only, or its definition only.
+    """
     domain = connection.lookupByName(name)
     flags = _CONFIG | (_LIVE if domain.isActive() else 0)
     burst.drop(name)
     # One after the other: the binding reads the present ones by the same flags, and only one may be read.
-    for flag in (_LIVE, _CONFIG) if domain.isActive() else (_CONFIG,):
-        limit_cpu(domain, before.quota_per_cpu, before.cap_cores, flag)
-        if before.cpu_shares is not None:
-            domain.setSchedulerParametersFlags({"cpu_shares": before.cpu_shares}, flag)
+    for flag, was in ((_LIVE, before), (_CONFIG, before.definition or before)):
+        if flag == _LIVE and not domain.isActive():
+            continue
+        limit_cpu(domain, was.quota_per_cpu, was.cap_cores, flag)
+        # A definition without shares has none of ours either: they cannot be taken out again, so those of now stand.
+        if (shares := was.cpu_shares or before.cpu_shares) is not None:
+            domain.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
     if before.stats_period_s is not None and domain.isActive():
         domain.setMemoryStatsPeriod(before.stats_period_s, _LIVE)
     try:

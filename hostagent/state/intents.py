@@ -82,14 +82,21 @@ class Request:
         )
 
 
-class Before(Body):
-    """What an adopted domain had before it was ours, to be put back when it is released."""
+class CpuLimits(Body):
+    """What an owner gives a domain of the host's CPUs."""
 
     cpu_shares: int | None = None
     #: Quota of one vCPU in cores; None: it had none.
     quota_per_cpu: float | None = None
     #: Cap of the whole domain in cores; None: it had none.
     cap_cores: float | None = None
+
+
+class Before(CpuLimits):
+    """What an adopted domain had before it was ours, to be put back when it is released."""
+
+    #: The same of its definition; None: adopted by an agent that did not tell them apart.
+    definition: CpuLimits | None = None
     #: What it held; None: adopted by an agent that did not note it, so that what it is sold counts.
     size: Vector | None = None
     #: How often its balloon driver was asked for statistics, seconds, 0: never; None: it has none, or as for size.

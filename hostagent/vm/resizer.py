@@ -184,6 +184,10 @@ class Resizer:
         if before.size.fits_in(target) and not target.fits_in(before.size):
             return await self._run(await self._reinflation(before, target, deadline_s, to_give), executor)
         to_take = Mechanisms.of(self._without_silent_guest(found, NEED_THE_GUEST_TO_TAKE))
+        if (was := self.record.intent.adopted) is not None and was.quota_per_cpu is not None:
+            # Fewer on line would have a larger share each, and fewer would be given back than its owner had.
+            cpus = (Mechanism.CPU_OFFLINE, Mechanism.CPU_UNPLUG)
+            to_take = to_take.without(cpus, "its owner's quota is one of all its vCPUs, so all stay on line")
         down = await self._take(before, target, deadline_s, mode, to_take, executor)
         if target.fits_in(down.after.size) or before.size.fits_in(target):
             return down

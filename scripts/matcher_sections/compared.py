@@ -56,13 +56,13 @@ def gains(name: str, axes: Sequence[str], first: str) -> Iterator[str]:
 
 
 def more_cores(sweep: Sweep, other: dict[str, Any], **case: Any) -> float:
-    """How many cores more a pool holds than another while jobs come, per cent."""
+    """How many cores more a pool is paid for than another from the first job on, per cent."""
     return 100.0 * (sweep.mean("cores_paid_mean", **case) / sweep.mean("cores_paid_mean", **other) - 1.0)
 
 
 def replaced(sweep: Sweep, *policies: tuple[str, str]) -> Iterator[str]:
     """A row for each policy, by its name and in words, against no replacement."""
-    yield from head("", "nJCT", "p90", "waste, %", "given back", "cores held while jobs come")
+    yield from head("", "nJCT", "p90", "waste, %", "given back", "cores paid from the first job on")
     for policy, text in policies:
         case = {"policy": policy}
         yield row(

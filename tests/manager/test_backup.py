@@ -34,7 +34,7 @@ from cluster_manager.store import schema
 from cluster_manager.store.backup import back_up
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.enrolled import Enrolled, read_enrolled
-from cluster_manager.store.settling import BUSY, EPOCHS, MOST_EPOCHS, rise, settled_phase
+from cluster_manager.store.settling import BUSY, EPOCH_S, EPOCHS, MOST_EPOCHS, rise, settled_phase
 from cluster_manager.store.store import Store
 from ebbtide.client import ManagerClient
 from ebbtide.client.errors import ManagerRefused
@@ -235,7 +235,7 @@ async def test_managers_on_a_backup_that_is_used_twice_are_above_those_on_its_fi
     await asyncio.to_thread(back_up, database, file)
     epochs = []
     for _ in range(3):
-        now += 60.0
+        now += 10 * EPOCH_S
         await restore(restored := empty(), file, clock)
         for _ in range(10):
             store = Store(restored, clock)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.matcher.engines.records import Record, Records, merged
-from ebbtide.matcher.errors import EngineRefused, EngineSettingsError
+from ebbtide.matcher.errors import EngineFull, EngineSettingsError
 from ebbtide.matcher.match.attempts import AttemptState, Claim, Seen
 
 ATTEMPT = "ebb.train.0a.1"
@@ -144,7 +144,7 @@ async def test_a_sealed_attempt_stays_sealed_and_its_directory_is_its_users_only
 @pytest.mark.service
 async def test_an_attempt_of_a_user_that_is_gone_is_refused_and_its_directory_can_be_sealed(records: Records) -> None:
     """Needs root, as all of `make test`: no other manager looks its tasks' users up."""
-    with pytest.raises(EngineRefused, match="there is no user nobody-knows on the manager's machine"):
+    with pytest.raises(EngineFull, match="there is no user nobody-knows on the manager's machine"):
         await records.prepare("ebb.train.0a.2", "nobody-knows")
     assert (await records.seal("ebb.train.0a.2")).claim is Claim.SEALED
 

@@ -20,6 +20,11 @@ from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused, Engin
             "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit)",
             EngineFull,
         ),
+        (
+            "sbatch: error: Batch job submission failed: Required partition not available (inactive or drain)",
+            EngineFull,
+        ),
+        ("sbatch: error: Batch job submission failed: Invalid user id", EngineFull),
         ("sbatch: error: Batch job submission failed: Unable to contact slurm controller", EngineUnreachable),
     ],
 )

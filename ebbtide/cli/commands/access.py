@@ -131,10 +131,11 @@ def certificates(
 ) -> None:
     """Make a CA (or use the one that is there) and certificates of a manager and of hosts, for mutual TLS."""
     wanted = [Purpose.host(text) for text in host or []]
+    authority = Authority.in_directory(directory, days)
     if manager or not (directory / f"{MANAGER}.pem").exists():
         # One that is there is in use, with addresses that are not said again where a host is added.
         wanted.insert(0, Purpose.manager(manager or ["127.0.0.1", "localhost"]))
-    made = make_certificates(Authority.in_directory(directory, days), wanted, days)
+    made = make_certificates(authority, wanted, days)
     lines = [f"CA: {directory / 'ca.pem'} (keep ca.key off all hosts)"]
     lines += [f"{path} with {path.with_suffix('.key').name}" for path in made]
     to.say(

@@ -192,7 +192,10 @@ class Listing(Showing):
                 known = self._changed(rows, known, table)
                 time.sleep(WATCH_S)
                 try:
-                    rows, away = ordered(self.ask(question), self.sort_by), ""
+                    rows = ordered(self.ask(question), self.sort_by)
+                    if away and self._is_seen():
+                        known = None  # what was said of it goes from the screen
+                    away = ""
                 except (ManagerUnreachable, ManagerStandsBy) as error:
                     if str(error) != away:
                         away = str(error)
@@ -210,6 +213,9 @@ class Listing(Showing):
             case _:
                 return name_of(plain(row))
 
+    def _is_seen(self) -> bool:
+        return not self.for_programs and sys.stdout.isatty()
+
     def _changed(self, rows: Sequence[Row], known: set[str] | None, table: Table[Row]) -> set[str]:
         """Print what is there now where somebody looks, else the rows that are new or differ.
 
@@ -217,7 +223,7 @@ class Listing(Showing):
         """
         texts = {text_of(row) for row in rows}
         changed = [row for row in rows if known is None or text_of(row) not in known]
-        if not self.for_programs and sys.stdout.isatty():
+        if self._is_seen():
             if texts != known:
                 clear()
                 table.print(rows, wide=self.wide)

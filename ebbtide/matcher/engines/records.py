@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from ebbtide.matcher.errors import EngineRefused, EngineSettingsError, EngineUnreachable
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, Seen
 
 T = TypeVar("T")
@@ -158,7 +158,7 @@ class Records:
         """Make an attempt's directory; harmless where it is there.
 
         :param user: whose attempt it is; None: the manager's own.
-        :raises EngineRefused: there is no such user.
+        :raises EngineFull: there is no such user, as far as is known now.
         """
         await self._in_thread(lambda: self._prepare(attempt, user))
 
@@ -170,7 +170,8 @@ class Records:
                 try:
                     found = pwd.getpwnam(user)
                 except KeyError as error:
-                    raise EngineRefused(f"there is no user {user} on the manager's machine") from error
+                    # Or nobody answers who knows the users: it is asked again, and no task fails for it.
+                    raise EngineFull(f"there is no user {user} on the manager's machine") from error
                 with _directory(attempt, root) as own:
                     os.fchown(own, found.pw_uid, found.pw_gid)
             os.fsync(root)

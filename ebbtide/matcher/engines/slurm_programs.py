@@ -24,8 +24,15 @@ _UNREACHABLE: Final = (
     "transport endpoint is not connected",
     "connection reset by peer",
 )
-#: And that somebody has as many jobs as they may have, or the cluster has.
-_FULL: Final = ("submitjob", "job violates accounting/qos policy", "temporarily unable to accept job")
+#: And that somebody has as many jobs as they may have, or the cluster has; or that something else is away for a while.
+_FULL: Final = (
+    "submitjob",
+    "job violates accounting/qos policy",
+    "temporarily unable to accept job",
+    "partition not available",
+    "inactive or drain",
+    "invalid user id",
+)
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

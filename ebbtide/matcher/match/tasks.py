@@ -232,7 +232,7 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         return _over(task, seen, now, attempt)
     if task.refusals:
         # It was taken after all.
-        task = replace(task, refusals=0, refused_at=None)
+        task = replace(task, refusals=0, refused_at=None, launches=0)
     limit_s = BEGIN_LIMIT_S
     if seen.state is AttemptState.RUNNING and seen.claim is Claim.NONE:
         # It has its cores there, and its command has not begun.

@@ -6,7 +6,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from hostagent.libvirt.adopted import _why_not
+from hostagent.libvirt.adopted import _CONFIG, _LIVE, _cap_alone, _give_back, _why_not
+from hostagent.libvirt.hypervisor import HostSideReading
+from hostagent.libvirt.libvirt_readings import limit_cores
+from hostagent.state.intents import Before, CpuLimits
 
 VIRTIO = "<memory model='virtio-mem'/>"
 
@@ -18,6 +21,51 @@ def test_a_domain_whose_memory_is_known_can_be_adopted(devices: str) -> None:
 
 def test_a_domain_with_two_virtio_mem_devices_is_refused_since_its_size_would_be_that_of_one() -> None:
     assert _why_not(_domain(VIRTIO * 2), 2, 1024.0).startswith("it has more than one virtio-mem device")
+
+
+@pytest.mark.parametrize(
+    ("quota", "cap", "refused"),
+    [(None, None, False), (None, 2.06, True), (0.25, 1.03, False), (0.25, 0.5, True), (None, 4.12, False)],
+)
+def test_a_domain_that_its_owner_caps_as_a_whole_is_refused_since_quotas_would_not_keep_that(
+    quota: float | None, cap: float | None, refused: bool
+) -> None:
+    reading = HostSideReading(vcpus=4, quota_per_cpu=quota, cap_cores=cap, balloon_mib=0, plugged_mib=0)
+    assert bool(_cap_alone(reading)) is refused
+
+
+class Released:
+    """A running domain with its scheduler parameters by flag, all others of libvirt's calls taken and forgotten."""
+
+    def __init__(self) -> None:
+        self.scheduler: dict[int, dict[str, int]] = {_LIVE: {}, _CONFIG: {}}
+
+    def lookupByName(self, name: str) -> Released:
+        return self
+
+    def isActive(self) -> bool:
+        return True
+
+    def schedulerParametersFlags(self, flag: int) -> dict[str, int]:
+        return dict(self.scheduler[flag])
+
+    def setSchedulerParametersFlags(self, parameters: dict[str, int], flag: int) -> None:
+        self.scheduler[flag] |= parameters
+
+    def setMetadata(self, *words: object) -> None:
+        pass
+
+
+def test_what_an_owner_set_for_the_running_domain_only_stays_out_of_its_definition() -> None:
+    owner = Before(cpu_shares=500, quota_per_cpu=0.5, definition=CpuLimits(quota_per_cpu=0.25))
+    domain = Released()
+    _give_back(domain, "web", owner)
+    live, defined = (limit_cores(domain.scheduler[flag], "vcpu") for flag in (_LIVE, _CONFIG))
+    assert (live, defined) == (0.5, 0.25)
+    assert {flag: has["cpu_shares"] for flag, has in domain.scheduler.items()} == {_LIVE: 500, _CONFIG: 500}
+    earlier = Before.model_validate({"cpu_shares": 500, "quota_per_cpu": 0.5})  # of an agent that told no difference
+    _give_back(domain, "web", earlier)
+    assert limit_cores(domain.scheduler[_CONFIG], "vcpu") == 0.5
 
 
 def _domain(devices: str) -> ElementTree.Element:

@@ -49,7 +49,7 @@ async def test_an_adopted_domain_is_deflated_and_given_back_as_it_was(
 
 @pytest.mark.parametrize(
     ("quota", "cap", "cores"),
-    [(0.25, None, 1.0), (None, 2.06, 2.0), (0.25, 0.515, 0.5), (2.0, None, 4.0), (0.01, None, 0.1)],
+    [(0.25, None, 1.0), (0.25, 1.03, 1.0), (2.0, None, 4.0), (0.01, None, 0.1)],
 )
 async def test_a_domain_is_adopted_at_what_its_owner_lets_it_use_and_its_quota_stays(
     command: Command, client: Client, host: Host, world: World, quota: float | None, cap: float | None, cores: float
@@ -68,6 +68,11 @@ async def test_a_domain_is_adopted_at_what_its_owner_lets_it_use_and_its_quota_s
         await vm.drift_repair.check()
     bound = Bound(4, domain.quota, 0.0, 0.0, cap_cores=domain.cap)
     assert bound.cpu_cores == pytest.approx(cores), "what is put right on the way lifts nothing"
+    if 0.2 < cores < 4:
+        target = {"cpu_cores": cores / 2, "memory_mib": (await report(client)).vms[0].current.memory_mib}
+        shrunk = {"request_id": "target", "target": target, "generation": host.vms["web"].intent.generation + 1}
+        assert (await command("PUT", "/v1/vms/web/target", shrunk)).state == "done"
+        assert (domain.online, domain.quota) == ({0, 1, 2, 3}, cores / 8), "none goes off line under its owner's quota"
     assert (await command("POST", "/v1/vms/web/release", {"request_id": "release"})).state == "done"
     assert (domain.quota, domain.cap) == (quota, cap)
 

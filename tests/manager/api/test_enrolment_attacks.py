@@ -8,6 +8,7 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from cluster_manager.api.enrolment import _has_it_already
 from cluster_manager.authority import CertificateAuthority, plain_address
 from cluster_manager.errors import LostLeadership, RequestError
 from cluster_manager.inventory.enrolment import Enrolments
@@ -187,9 +189,36 @@ async def test_a_host_on_the_machine_of_another_manager_joins_by_its_name_and_re
             await manager.enrol(asking(token, host, other), False, remote)
     assert (await manager.enrol(asking(named, "host-b", other), False, f"::ffff:{other}")).certificate
     again = RenewalRequest(csr=request("host-b"), address=other)
-    assert (await manager.renew("host-b", again, False, other)).certificate
-    with pytest.raises(RequestError, match="is a manager's"):
-        await manager.renew("host-b", again, False, "192.0.2.11")
+    assert (await manager.renew("host-b", again, _has_it_already(asked(other, other), other))).certificate
+
+
+@pytest.mark.parametrize(
+    ("remote", "named", "has"),
+    [
+        ("::ffff:192.0.2.9", ("192.0.2.9",), True),
+        ("192.0.2.9", ("192.0.2.11",), False),  # a guest behind that machine, which joined by another address
+        ("192.0.2.11", ("192.0.2.9",), False),
+        ("192.0.2.9", (), False),
+    ],
+)
+def test_a_host_keeps_a_managers_address_only_from_there_and_where_it_has_it(
+    remote: str, named: tuple[str, ...], has: bool
+) -> None:
+    assert _has_it_already(asked(remote, *named), "192.0.2.9") is has
+
+
+def asked(remote: str, *named: str) -> Any:
+    shown = {"subjectAltName": tuple(("IP Address", name) for name in named)} if named else None
+    return SimpleNamespace(remote=remote, get_extra_info=lambda what: shown if what == "peercert" else None)
+
+
+async def test_an_expired_ca_is_not_blamed_on_the_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = await parts.term()
+    token = (await manager.invite(InvitationRequest())).token
+    monkeypatch.setattr(CertificateAuthority, "has_ended", lambda authority: True)
+    with pytest.raises(RequestError, match=r"^the CA has expired") as refused:
+        await manager.enrol(asking(token, "host-b"))
+    assert refused.value.status == 409
 
 
 def test_an_address_is_the_same_however_it_is_written() -> None:

@@ -120,6 +120,24 @@ async def test_options_that_cannot_be_written_use_no_invitation(inviting: Inviti
     assert not inviting.directory.exists()
 
 
+async def test_a_host_whose_tokens_could_not_be_written_can_join_again(
+    inviting: Inviting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = (await inviting.manager.invite(InvitationRequest())).token
+
+    def full(path: Path, text: str) -> None:
+        if path.parent == inviting.directory and path.name.endswith("token"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        files.replace(path, text)
+
+    with monkeypatch.context() as here:
+        here.setattr(joining, "replace", full)
+        with pytest.raises(HostAgentError, match="No space left"):
+            await inviting.join(token=token)
+    await inviting.join(token=token)
+    assert inviting.options["id"] == "host-b"
+
+
 async def test_options_that_fail_to_be_written_leave_a_host_that_can_join_again(
     inviting: Inviting, monkeypatch: pytest.MonkeyPatch
 ) -> None:

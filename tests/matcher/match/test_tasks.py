@@ -89,7 +89,7 @@ def test_a_task_that_the_engine_does_not_take_is_given_to_it_after_pauses_and_fa
     failed = refused(task, "DOS line breaks", now)
     assert (failed.phase, failed.sentence) == (TaskPhase.FAILED, "it could not be begun 5 times: DOS line breaks")
     taken, _ = look_at(task, Seen(AttemptState.HELD), now)
-    assert (taken.refusals, taken.refused_at) == (0, None)
+    assert (taken.refusals, taken.refused_at, taken.launches) == (0, None, 0)
 
 
 def test_an_engine_that_takes_no_more_for_now_fails_no_task() -> None:
