@@ -10,6 +10,7 @@ import pytest
 
 from ebbtide.matcher.engines.interface import engine_of
 from ebbtide.matcher.match.notices import PREEMPTED
+from ebbtide.matcher.match.turns import said_by
 from ebbtide.messages.operations import OperationState
 from tests.engines.engine_hosts import EngineHost, until
 from tests.manager.cluster import Cluster, cluster_of, vm
@@ -81,6 +82,7 @@ async def test_tasks_on_a_preempted_vm_are_told_and_begun_again_elsewhere(
     names = engine_host.cluster.names
     agent = FakeAgent("host-a", cpu_cores=CORES * len(names), memory_mib=1000.0 * len(names))
     settings = engine_host.settings.model_copy(update={"label": f"p{int(killed)}"})
+    closed = said_by(settings.label, PREEMPTED)
     async with cluster_of(tmp_path, agent, engine=settings, make_engine=engine_of) as cluster:
         for name in names:
             rigid: Any = {"minimum": {"cpu_cores": CORES, "memory_mib": 600.0}}
@@ -114,11 +116,11 @@ async def test_tasks_on_a_preempted_vm_are_told_and_begun_again_elsewhere(
         async def empty() -> bool:
             status = await cluster.get("/v1/engine")
             found = [(row["drained"], row["tasks"]) for row in status["machines"] if row["name"] == victim]
-            return found == [(PREEMPTED, [])]
+            return found == [(closed, [])]
 
         await until(empty)
         tasks.go.touch()
-        assert (await engine_host.look()).machines[victim].drained == PREEMPTED
+        assert (await engine_host.look()).machines[victim].drained == closed
         # The guest powers off.
         engine_host.kill_machine(victim)
         agent.end_pending()
