@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,16 @@ async def shown(cluster: Cluster, state: str) -> dict[str, str]:
     return dict(found)
 
 
+async def told(cluster: Cluster, kind: str, count: int) -> list[Any]:
+    """The events of a kind, once there are so many: a state is there before they are."""
+
+    async def enough() -> bool:
+        return len(await cluster.events(kind)) >= count
+
+    await cluster.until(enough)
+    return await cluster.events(kind)
+
+
 async def test_an_overcommitted_host_is_shown_alarmed_and_gets_no_vm_in_a_dry_run_either(tmp_path: Path) -> None:
     first, second = host("host-a"), host("host-b")
     async with cluster_of(tmp_path, first, second) as cluster:
@@ -34,7 +45,7 @@ async def test_an_overcommitted_host_is_shown_alarmed_and_gets_no_vm_in_a_dry_ru
         await cluster.create(vm("low-2"), policy="first-fit")
         first.capacity = ResourceVector(cpu_cores=5.0, memory_mib=2400.0)
         assert (await shown(cluster, "overcommitted"))["state_reason"] == "by 1 cores"
-        (event,) = await cluster.events("overcommitted")
+        (event,) = await told(cluster, "overcommitted", 1)
         assert event["sentence"].startswith("host-a is overcommitted by 1 cores")
         body = {"request_id": "d", "vm": vm("high-1", "fixed", 2.0, 500.0), "policy": "first-fit", "dry_run": True}
         status, found = await cluster.call("POST", "/v1/vms", json=body)
@@ -43,7 +54,7 @@ async def test_an_overcommitted_host_is_shown_alarmed_and_gets_no_vm_in_a_dry_ru
         assert (placed.state, placed.host) == (OperationState.DONE, "host-b")
         first.capacity = ResourceVector(cpu_cores=6.0, memory_mib=2400.0)
         await shown(cluster, "ready")
-        assert len(await cluster.events("overcommitted")) == 2
+        await told(cluster, "overcommitted", 2)
 
 
 async def test_a_host_without_its_hypervisor_is_not_ready_and_no_vm_is_preempted_for_it(tmp_path: Path) -> None:
@@ -63,7 +74,7 @@ async def test_a_host_without_its_hypervisor_is_not_ready_and_no_vm_is_preempted
         assert set(agent.vms) == {"low-1", "low-2"}
         agent.unavailable = ""
         await shown(cluster, "ready")
-        assert [row["sentence"] for row in reversed(await cluster.events("hypervisor"))] == [
+        assert [row["sentence"] for row in reversed(await told(cluster, "hypervisor", 2))] == [
             "the hypervisor of host-a does not answer: Connection refused",
             "the hypervisor of host-a answers again",
         ]
