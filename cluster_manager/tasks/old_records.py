@@ -49,9 +49,13 @@ class OldRecords:
                 if of is None:
                     continue  # another manager's, or no attempt
                 row = await self._store.task(name=of[0])
-                if row is None or row.task.key != of[1]:
-                    await records.remove(attempt)
-                    gone += 1
+                if row is not None and row.task.key == of[1]:
+                    continue
+                found = (await records.read([attempt]))[attempt]
+                if found.silent_s is not None and found.ended_at is None and found.silent_s < self._age_s:
+                    continue  # its command is at work: the store may be the wrong one
+                await records.remove(attempt)
+                gone += 1
         except EngineUnreachable as error:
             log.warning("records of old tasks were not removed", removed=gone, why=str(error))
         else:

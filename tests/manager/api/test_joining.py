@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import subprocess
 import sys
 import tomllib
@@ -120,37 +121,20 @@ async def test_options_that_cannot_be_written_use_no_invitation(inviting: Inviti
     assert not inviting.directory.exists()
 
 
-async def test_a_host_whose_tokens_could_not_be_written_can_join_again(
-    inviting: Inviting, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", ["hostagent.toml", "command-token"])
+async def test_a_host_of_which_a_file_could_not_be_written_can_join_again(
+    inviting: Inviting, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     token = (await inviting.manager.invite(InvitationRequest())).token
 
     def full(path: Path, text: str) -> None:
-        if path.parent == inviting.directory and path.name.endswith("token"):
+        if path.name == file:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         files.replace(path, text)
 
     with monkeypatch.context() as here:
         here.setattr(joining, "replace", full)
-        with pytest.raises(HostAgentError, match="No space left"):
-            await inviting.join(token=token)
-    await inviting.join(token=token)
-    assert inviting.options["id"] == "host-b"
-
-
-async def test_options_that_fail_to_be_written_leave_a_host_that_can_join_again(
-    inviting: Inviting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = (await inviting.manager.invite(InvitationRequest())).token
-
-    def full(path: Path, text: str) -> None:
-        if path == inviting.config:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        files.replace(path, text)
-
-    with monkeypatch.context() as here:
-        here.setattr(joining, "replace", full)
-        with pytest.raises(HostAgentError, match=r"hostagent\.toml cannot be written: No space left"):
+        with pytest.raises(HostAgentError, match=f"{re.escape(file)} cannot be written: No space left"):
             await inviting.join(token=token)
     await inviting.join(token=token)
     assert inviting.options["id"] == "host-b"

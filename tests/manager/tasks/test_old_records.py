@@ -14,7 +14,7 @@ from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
 from cluster_manager.store.tasks import TaskNote
 from cluster_manager.tasks.old_records import OldRecords
-from ebbtide.matcher.engines.records import OUTPUT, Records
+from ebbtide.matcher.engines.records import CLAIM, END, OUTPUT, Records
 from ebbtide.matcher.match.tasks import Task, TaskOrder
 from tests.manager.fake_engine import SETTINGS
 
@@ -65,6 +65,16 @@ async def test_only_what_is_old_and_of_tasks_that_the_store_has_forgotten_is_rem
     assert {path.name for path in directory.iterdir()} == {"held", *kept, *(f"{name}.told" for name in kept)}
     assert precious.read_text() == "not the task's"
     assert await removal(store, directory).remove() == 0
+
+
+async def test_an_attempt_that_is_at_work_stays_whatever_the_store_knows(store: Store, tmp_path: Path) -> None:
+    running = await attempt(tmp_path, "unknown", "ab1", 100)
+    (tmp_path / running / CLAIM).write_text("begun 1.0 n1\n")
+    os.utime(tmp_path / running, (0, 0))
+    assert await removal(store, tmp_path).remove() == 0
+    (tmp_path / running / END).write_text("0 2.0\n")
+    os.utime(tmp_path / running, (0, 0))
+    assert await removal(store, tmp_path).remove() == 1
 
 
 async def test_a_directory_that_is_away_is_tried_again_and_none_is_none(store: Store, tmp_path: Path) -> None:
