@@ -55,7 +55,7 @@ class HostEvent(StrEnum):
     LIMIT_UNBACKED = "limit-unbacked"
     #: A creation or deletion that was begun when the mode changed or the agent was killed.
     HALF_DONE = "half-done"
-    #: A domain of ours that no VM belongs to: a creation that was given up.
+    #: A domain of ours that no VM belongs to: a creation that was given up, or a VM's that was out of sight.
     ORPHAN = "orphan"
 
 

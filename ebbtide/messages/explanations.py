@@ -37,7 +37,7 @@ class DecisionKind(StrEnum):
     REPAIR = "repair"
     #: A guest runs a CPU that it calls off line.
     DRIFT = "drift"
-    #: Limits leave a VM less than its minimum, or no longer.
+    #: Limits leave a VM less than its minimum, or no longer; two domains claim to be one VM.
     ALARM = "alarm"
     #: A guest under pressure is shrunk no further and given what there is.
     PRESSURE = "pressure"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -21,7 +22,7 @@ from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.control.start_admission import admit, admit_arrival, turn_off_again
 from hostagent.errors import HostAgentError, HypervisorError
-from hostagent.libvirt.hypervisor import DomainSummary
+from hostagent.libvirt.hypervisor import DomainState, DomainSummary
 from hostagent.state.intents import Phase
 from hostagent.vm.executor import twice
 from hostagent.vm.host import CONCURRENT, RESIZING, Host
@@ -61,10 +62,14 @@ def check_is_due(
 
 
 class Reconciler:
-    """Runs the checks, each VM's in a task of its own, so that one that hangs holds up no other."""
+    """Runs the checks, each VM's in a task of its own, so that one that hangs holds up no other.
 
-    def __init__(self, host: Host) -> None:
+    :param take_back: looks after a domain of ours that no VM belongs to; whether it may.
+    """
+
+    def __init__(self, host: Host, take_back: Callable[[DomainState], Awaitable[bool]]) -> None:
         self._host = host
+        self._take_back = take_back
         self._checks: dict[str, asyncio.Task[None]] = {}
         #: When each VM was checked closely, and what the survey said then.
         self._seen: dict[str, tuple[float, DomainSummary]] = {}
@@ -74,7 +79,7 @@ class Reconciler:
         #: Until when the response to a VM's pressure is not tried again.
         self._responded: dict[str, float] = {}
         self._neighbours = Neighbours()
-        #: Domains that bear a name of this host and are not ours, as of the last asking.
+        #: Domains that bear a name of this host and are not ours, or are left alone, as of the last asking.
         self._foreign: set[str] = set()
         host.hypervisor.on_lifecycle(self._on_lifecycle)
 
@@ -138,7 +143,7 @@ class Reconciler:
             task.add_done_callback(lambda done: self._checks.pop(_LIMITS, None))
         known = {vm.domain for vm in self._host.vms.values()} | {vm.domain for vm in vms}
         if found.keys() - known:
-            await self._remove_unowned(known)
+            await self._see_to_unowned(known)
 
     async def _check_limits(self) -> None:
         """Lift the memory limits that must go."""
@@ -315,16 +320,26 @@ class Reconciler:
                 await vm.record.persist()
             await self._host.resize_one(vm, RETRY_DEADLINE_S)
 
-    async def _remove_unowned(self, known: set[str]) -> None:
-        """Remove domains of ours that no VM belongs to: creations that were given up, but carried out in the end."""
+    async def _see_to_unowned(self, known: set[str]) -> None:
+        """Remove what is left of creations that were given up; look after all other domains that no VM belongs to.
+
+        A VM's domain that libvirt did not name for a while is there again with its disk: it is never removed.
+        """
         for domain in await self._host.hypervisor.domains():
-            if domain.intent.adopted is not None:
-                continue  # of another owner: never removed
-            if domain.intent.phase is Phase.ARRIVING and domain.state != "stopped":
-                # It moves, or has moved: once it runs here it runs nowhere else.
-                if domain.state == "running" and domain.intent.spec.name not in self._host.vms:
-                    self._host.adopt(domain.name, domain.intent, running=True)
+            if domain.name in known or domain.name in {vm.domain for vm in self._host.vms.values()}:
                 continue
-            if domain.name not in known and domain.name not in {vm.domain for vm in self._host.vms.values()}:
+            phase, name, here = domain.intent.phase, domain.intent.spec.name, self._host.vms
+            given_up = phase in (Phase.CREATING, Phase.DELETING) or (
+                phase is Phase.ARRIVING and domain.state == "stopped"
+            )
+            if given_up and domain.intent.adopted is None:
                 log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
                 await self._host.hypervisor.destroy(domain.name)
+            elif phase is Phase.ARRIVING and domain.state != "running":
+                pass  # it moves: once it runs here it runs nowhere else
+            elif name in here:
+                sentence = f"domain {domain.name} is called {name}, too: it is left alone beside {here[name].domain}"
+                self._host.note(name, DecisionKind.ALARM, sentence, {})
+                self._foreign.add(domain.name)
+            elif not await self._take_back(domain):
+                self._foreign.add(domain.name)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
+from ebbtide.deflation.resources import ZERO
 from hostagent.control.harvest import Harvest
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.control.reconciler import Reconciler
 from hostagent.control.steady import Steady
+from hostagent.errors import JournalError
+from hostagent.libvirt.hypervisor import DomainState
 from hostagent.operations.adoption_commands import AdoptionCommands
 from hostagent.operations.creation_commands import CreationCommands
 from hostagent.operations.dry_run import DryRun
@@ -21,6 +26,9 @@ from hostagent.operations.size_commands import SizeCommands
 from hostagent.state.intents import Phase
 from hostagent.supervised_task import guarded
 from hostagent.vm.host import Host
+from hostagent.vm.managed_vm import ManagedVM
+
+log = structlog.get_logger()
 
 
 class Agent:
@@ -49,20 +57,44 @@ class Agent:
         """Find our domains and go on with whatever an earlier agent left unfinished."""
         await self.host.sample()
         for found in await self.host.hypervisor.domains():
-            # One that was stopped on command is charged nothing; the reconciler admits a foreign start of it.
-            running = found.state == "running" and found.intent.phase is not Phase.STOPPED
-            vm = self.host.adopt(found.name, found.intent, running=running)
-            # It may have been started without all its memory.
-            vm.resizer.late.started(asyncio.get_running_loop().time())
+            self._take_in(found)
         await self.host.hypervisor.sweep()
-        self._resuming.resume()
+        self._resuming.resume(self.host.vms.values())
         self._supervised = [
-            asyncio.create_task(guarded(Reconciler(self.host).run), name="reconciler"),
+            asyncio.create_task(guarded(Reconciler(self.host, self._take_back).run), name="reconciler"),
             asyncio.create_task(guarded(self.mode_commands.run), name="mode-upholding"),
             asyncio.create_task(guarded(self.harvest.run), name="harvest-growth"),
             asyncio.create_task(guarded(self.steady.run), name="steady-mode"),
             asyncio.create_task(guarded(Overcommitment(self.host).run), name="overcommitment"),
         ]
+
+    def _take_in(self, found: DomainState) -> ManagedVM:
+        # One that was stopped on command is charged nothing; the reconciler admits a foreign start of it.
+        running = found.state == "running" and found.intent.phase is not Phase.STOPPED
+        vm = self.host.adopt(found.name, found.intent, running=running)
+        # It may have been started without all its memory.
+        vm.resizer.late.started(asyncio.get_running_loop().time())
+        return vm
+
+    async def _take_back(self, found: DomainState) -> bool:
+        """Look after a domain of ours that libvirt did not name for a while, as after a start.
+
+        :returns: False: its adoption was answered as failed, so that it is not carried out.
+        """
+        cause = found.intent.cause
+        if cause is not None and cause.kind == "adopt" and self.requests.operations.has_failed(cause.request_id):
+            return False
+        vm = self._take_in(found)
+        log.warning("a domain of ours is there again and is looked after", domain=found.name, vm=vm.name)
+        await self._resuming.take_back(vm)
+        told = found.intent.phase is Phase.ARRIVING or self.host.journal.last_cores(vm.name) > 0
+        if found.state != "stopped" and not told:
+            try:
+                await self.host.record_change(vm.name, ZERO, vm.allocation().current, "its domain is there again")
+            except JournalError as error:
+                log.warning("a growth was not told", vm=vm.name, why=str(error))
+        self.host.changed.set()
+        return True
 
     async def close(self) -> None:
         """Stop working; VMs stay as they are, their intents say what is to go on."""

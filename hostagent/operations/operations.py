@@ -68,6 +68,11 @@ class Operations:
         """Whether an operation of this id has begun."""
         return request_id in self._records
 
+    def has_failed(self, request_id: str) -> bool:
+        """Whether an operation of this id was answered as failed."""
+        record = self._records.get(request_id)
+        return record is not None and record.operation.state is OperationState.FAILED
+
     def known(self, request_id: str, kind: Kind, body: dict[str, Any]) -> Operation | None:
         """The operation that this request has begun already; None if it is new.
 

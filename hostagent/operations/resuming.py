@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import structlog
@@ -11,12 +12,13 @@ import structlog
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.messages.commands import ReclaimCommand
 from ebbtide.messages.operations import Operation
-from hostagent.errors import HypervisorError
+from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.operations.creation_commands import CreationCommands
 from hostagent.operations.operations import Operations, Run, concluded, done, failed
 from hostagent.operations.requests import cause_of
-from hostagent.state.intents import Phase
-from hostagent.vm.host import RESIZING, Host
+from hostagent.operations.respec import fallen_short
+from hostagent.state.intents import Intent, Phase
+from hostagent.vm.host import ANSWERED, RESIZING, Host
 from hostagent.vm.managed_vm import ManagedVM
 
 #: How long a resumed operation waits for its guests to say hello.
@@ -45,10 +47,24 @@ class Resuming:
         self._creations = creations
         self._kinds = kinds
 
-    def resume(self) -> None:
+    async def take_back(self, vm: ManagedVM) -> None:
+        """Go on with a VM whose domain libvirt did not name for a while."""
+        if vm.intent.cause is None or not self._operations.has(vm.intent.cause.request_id):
+            self.resume([vm])
+            return
+        async with vm.lock:
+            vm.start()
+            if (intent := _as_answered(vm.intent)) == vm.intent:
+                return
+            vm.record.intent = intent
+            # What cannot be written now, the reconciler writes later.
+            with contextlib.suppress(HostAgentError):
+                await vm.record.persist()
+
+    def resume(self, vms: Iterable[ManagedVM]) -> None:
         """Begin every operation of an intent again; one that has ended is answered as it ended."""
         unfinished: dict[str, list[ManagedVM]] = {}
-        for vm in self._host.vms.values():
+        for vm in vms:
             if vm.intent.cause is not None:
                 unfinished.setdefault(vm.intent.cause.request_id, []).append(vm)
         for request_id, members in unfinished.items():
@@ -115,6 +131,20 @@ class Resuming:
             return await self._creations.bring_up(operation, vm, fresh=False, suspend=state == "running")
         await self._host.clear_away(vm)
         raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
+
+
+def _as_answered(intent: Intent) -> Intent:
+    """The intent of a VM whose operation has ended: what that left unfinished is not carried out any more."""
+    kind, committed = intent.cause.kind if intent.cause is not None else "", intent.committed
+    if intent.was is not None:
+        phase = Phase.SETTLED if intent.phase in RESIZING else intent.phase
+        spec = fallen_short(intent.was, committed.vector())
+        return intent.changed(spec=spec, was=None, phase=phase, target=committed)
+    if intent.phase is Phase.STARTING:
+        return intent.changed(phase=Phase.STOPPING)  # the reconciler turns it off
+    if intent.phase is Phase.LEAVING or (intent.phase is Phase.STOPPING and kind != "start"):
+        return intent.changed(phase=Phase.SETTLED)
+    return intent.changed(given_up=intent.phase in RESIZING and kind in ANSWERED)
 
 
 async def state_of(host: Host, vm: ManagedVM) -> str:

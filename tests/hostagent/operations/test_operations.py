@@ -220,8 +220,9 @@ async def test_a_domain_that_came_into_being_after_its_creation_was_given_up_is_
     command: Command, host: Host, world: World
 ) -> None:
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
-    (intent,) = (domain.intent for domain in world.domains.values())
-    await world.create("ebb-host-a.late", intent)
+    (domain,) = world.domains.values()
+    intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING)
+    await world.create("ebb-host-a.late", intent.model_dump_json())
     await until(lambda: list(world.domains) == ["ebb-host-a.low-1"])
     assert list(host.vms) == ["low-1"]
 

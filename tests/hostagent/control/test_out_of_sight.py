@@ -1,0 +1,125 @@
+"""A domain of ours that libvirt does not name for a while, and names again: its disk is never removed for that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hostagent.control import reconciler
+from hostagent.operations.agent import Agent
+from hostagent.state.intents import Intent, Phase
+from hostagent.vm.host import Host
+from tests.hostagent.conftest import Command, low_vm
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, World
+
+NAME = "ebb-host-a.low-1"
+
+
+@pytest.fixture
+async def created(command: Command, host: Host, world: World) -> Domain:
+    operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    assert operation.state == "done", operation.sentence
+    await until(lambda: host.vms["low-1"].link.connected)
+    return world.domains[NAME]
+
+
+async def stop(command: Command) -> None:
+    assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s"})).state == "done"
+
+
+async def gone_and_back(host: Host, world: World, **changes: Any) -> None:
+    """:param changes: what its intent says when it is back."""
+    domain = world.domains.pop(NAME)
+    await until(lambda: not host.vms)
+    intent = Intent.model_validate_json(domain.intent)
+    domain.intent = intent.changed(**changes).model_dump_json()
+    world.domains[NAME] = domain
+    await until(lambda: "low-1" in host.vms)
+
+
+async def test_a_stopped_vm_whose_domain_is_back_is_looked_after_and_can_be_started(
+    command: Command, created: Domain, host: Host, world: World
+) -> None:
+    await stop(command)
+    await gone_and_back(host, world)
+    assert world.domains == {NAME: created}
+    assert host.vms["low-1"].intent.phase is Phase.STOPPED
+    assert ("destroy", NAME) not in world.calls
+    assert (await command("POST", "/v1/vms/low-1/start", {"request_id": "s-2"})).state == "done"
+
+
+async def test_a_running_vm_whose_domain_is_back_is_charged_again_and_its_cores_are_told(
+    created: Domain, host: Host, world: World
+) -> None:
+    await gone_and_back(host, world)
+    assert host.vms["low-1"].running
+    assert host.free() != host.slice.capacity
+    await until(lambda: host.vms["low-1"].link.connected)
+    assert [(c.cores_before, c.cores_after) for c in host.journal.changes] == [(0, 3), (3, 0), (0, 3)]
+
+
+async def test_an_operation_that_has_ended_is_not_carried_out_when_the_domain_is_back(
+    command: Command, created: Domain, host: Host, world: World
+) -> None:
+    await stop(command)
+    assert (await command("POST", "/v1/vms/low-1/start", {"request_id": "s-2"})).state == "done"
+    cause = Intent.model_validate_json(created.intent).cause
+    assert cause is not None
+    stopping = cause.model_copy(update={"request_id": "s", "kind": "stop"})
+    await gone_and_back(host, world, phase=Phase.STOPPING, cause=stopping)
+    await until(lambda: host.vms["low-1"].intent.phase is Phase.SETTLED)
+    assert created.state == "running"
+    await gone_and_back(host, world, phase=Phase.STARTING, cause=cause)
+    await until(lambda: host.vms["low-1"].intent.phase is Phase.STOPPED)
+    assert created.state == "stopped"
+
+
+async def test_what_was_left_over_of_a_deletion_is_removed(created: Domain, host: Host, world: World) -> None:
+    world.domains.pop(NAME)
+    await until(lambda: not host.vms)
+    created.intent = Intent.model_validate_json(created.intent).changed(phase=Phase.DELETING).model_dump_json()
+    world.domains[NAME] = created
+    await until(lambda: not world.domains)
+    assert not host.vms
+
+
+async def test_a_domain_whose_name_another_vm_has_is_left_alone_and_told_of(
+    created: Domain, host: Host, world: World
+) -> None:
+    other = Intent.model_validate_json(created.intent)
+    await world.create("ebb-host-a.other", other.model_dump_json())
+    await until(lambda: any(event.kind == "alarm" for event in host.history.decisions("low-1")))
+    (said,) = (event.sentence for event in host.history.decisions("low-1") if event.kind == "alarm")
+    assert said == "domain ebb-host-a.other is called low-1, too: it is left alone beside ebb-host-a.low-1"
+    await asyncio.sleep(2 * reconciler.OWNERS_S)
+    assert set(world.domains) == {NAME, "ebb-host-a.other"}
+    assert host.vms["low-1"].domain == NAME
+
+
+async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_was_answered_as_failed(
+    agent: Agent, created: Domain, command: Command, host: Host, world: World
+) -> None:
+    body = {"request_id": "a", "domain": "web", "name": "web", "minimum": {"cpu_cores": 0.5, "memory_mib": 128.0}}
+    await world.create("web", "")
+    world.domains["web"].state = "running"
+    assert (await command("POST", "/v1/adoptions", body)).state == "done"
+    web = world.domains.pop("web")
+    await until(lambda: "web" not in host.vms)
+    world.domains["web"] = web
+    await until(lambda: "web" in host.vms)
+    intent = Intent.model_validate_json(web.intent)
+    assert intent.cause is not None
+    world.failures["write_intent"] = "libvirt did not answer within 15 s"
+    await world.create("late", "")
+    world.domains["late"].state = "running"
+    late = await command("POST", "/v1/adoptions", body | {"request_id": "b", "domain": "late", "name": "late"})
+    assert late.state == "failed"
+    cause = intent.cause.model_copy(update={"request_id": "b"})
+    spec = intent.spec.model_copy(update={"name": "late"})
+    world.domains["late"].intent = intent.changed(cause=cause, spec=spec).model_dump_json()
+    await asyncio.sleep(2 * reconciler.OWNERS_S)
+    assert set(host.vms) == {"low-1", "web"}
+    assert set(world.domains) == {NAME, "web", "late"}
