@@ -11,6 +11,7 @@ to a group whose `cgroup.procs` does not hold the process that it was asked abou
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ _VCPU_THREAD = re.compile(r"CPU (\d+)/")
 _UNLIMITED_BYTES = 1 << 60
 #: Files that only groups with the controller have: pressure and cpu.stat are in every group of v2.
 _MARKS = {"memory": "memory.current", "cpu": "cpu.max"}
+#: Why a kernel is in no position to limit the memory of VMs.
+NO_MEMORY_GROUPS = "no control group of this kernel limits memory"
+NO_RECLAIM = "this kernel cannot reclaim from a control group (memory.reclaim, Linux 5.19)"
 
 
 class CgroupError(Exception):
@@ -248,6 +252,10 @@ class MemoryGroup:
         self.check_ours()
         write(os.path.join(self.path, name), text)
 
+    def why_no_reclaim(self) -> str:
+        """Why memory cannot be taken from the group; empty where it can. On v1 the limit itself takes it."""
+        return "" if self.version == 1 or os.path.exists(os.path.join(self.path, "memory.reclaim")) else NO_RECLAIM
+
     def reclaim(self, amount: int) -> int:
         """Have the kernel take memory from the group, without any limit (v2 only, kernel 5.19 and later).
 
@@ -396,6 +404,30 @@ def vcpu_groups(pid: int, proc: str = "/proc") -> dict[int, VcpuGroup]:
     except OSError as error:
         raise CgroupError(f"the threads of process {pid} cannot be read: {error}") from error
     return found
+
+
+def kernel_lacks_limits(mountinfo: str) -> str:
+    """Why the memory of no VM can be limited on this host; empty where it can. Reads a few directories.
+
+    :param mountinfo: the text of /proc/self/mountinfo.
+    """
+    hierarchies = mounts(mountinfo)
+    if any(mount.version == 1 and "memory" in mount.controllers for mount in hierarchies):
+        return ""
+    for mount in hierarchies:
+        if mount.version == 2 and "memory" in _controllers(mount):
+            # Not in the root group, where some kernels have it that others have below only.
+            groups = os.path.join(glob.escape(mount.point), "*")
+            some = glob.glob(os.path.join(groups, _MARKS["memory"]))  # none: it is not known
+            return NO_RECLAIM if some and not glob.glob(os.path.join(groups, "memory.reclaim")) else ""
+    return NO_MEMORY_GROUPS
+
+
+def _controllers(mount: Mount) -> list[str]:
+    try:
+        return read(os.path.join(mount.point, "cgroup.controllers")).split()
+    except OSError:
+        return []
 
 
 def cgroup_layout(mounts: str) -> str:

@@ -69,6 +69,8 @@ class MemoryLimits:
         if vm.limit_mib is not None and limit_mib >= vm.limit_mib:
             await self._write(domain, limit_mib + vm.allowance_mib)  # higher than it was: always possible
             return ""
+        if why := await self._file(vm.group.why_no_reclaim):
+            return f"no memory limit of {limit_mib:.0f} MiB: {why}"
         # One after another: two limits must not count on the same swap.
         async with self._claiming:
             if reason := await self._unbacked(domain, vm.footprint, limit_mib, strict=True):
@@ -184,16 +186,26 @@ class MemoryLimits:
         return False
 
     async def _observe(self, vm: LimitedVM) -> tuple[float, float]:
-        """Pressure (percent) and refaults a second, over a moment in which nothing of ours reclaims."""
+        """Pressure (percent) and refaults a second, over a moment in which nothing of ours reclaims.
 
-        def look() -> tuple[float, int, int]:
-            return time.monotonic(), vm.group.stalled_us(), vm.group.refaults()
+        Of a kernel without PSI the refaults tell alone.
+        """
 
-        first = await self._file(look)
+        def stalled_us() -> int | None:
+            try:
+                return vm.group.stalled_us()
+            except CgroupError:
+                return None
+
+        def look() -> tuple[float, int | None, int]:
+            return time.monotonic(), stalled_us(), vm.group.refaults()
+
+        began, stalled_before, refaults_before = await self._file(look)
         await asyncio.sleep(OBSERVE_S)
-        last = await self._file(look)
-        seconds = max(last[0] - first[0], 1e-3)
-        return (last[1] - first[1]) / seconds / 1e4, (last[2] - first[2]) / seconds
+        ended, stalled_after, refaults_after = await self._file(look)
+        seconds = max(ended - began, 1e-3)
+        stalled = 0 if stalled_before is None or stalled_after is None else stalled_after - stalled_before
+        return stalled / seconds / 1e4, (refaults_after - refaults_before) / seconds
 
     async def _no_longer_backed(self, domain: str, limit_mib: float) -> str:
         vm = await self._look(domain, measure=False)

@@ -13,7 +13,7 @@ import psutil
 
 from ebbtide.deflation.cascade.mechanisms import Finding
 from hostagent.limits import burst
-from hostagent.limits.cgroups import cgroup_layout
+from hostagent.limits.cgroups import cgroup_layout, kernel_lacks_limits
 from hostagent.mechanisms import acpi_probe
 from hostagent.mechanisms.layers import HostFacts, examine
 from hostagent.state.files import ACPI_VERDICT
@@ -55,6 +55,7 @@ def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT, *, cold_first: 
         acpi_unplug=acpi_probe.why_not(verdict, versions.key("kvm")),
         qemu_version=versions.qemu,
         no_burst=burst.kernel_lacks_it(),
+        no_limit=kernel_lacks_limits(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")),
         cold_first=cold_first,
     )
 

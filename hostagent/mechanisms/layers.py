@@ -60,6 +60,8 @@ class HostFacts:
     qemu_version: int = 0
     #: Why vCPUs under a quota have no bursts; empty where they have.
     no_burst: str = ""
+    #: Why the kernel limits the memory of no VM as it must be; empty where it does.
+    no_limit: str = ""
     #: Whether its VMs' cold pages become free first.
     cold_first: bool = False
 
@@ -287,7 +289,7 @@ class _Domain:
         return self.root.find("./memoryBacking/hugepages") is not None
 
     def _limit(self) -> list[_Obstacle]:
-        found = []
+        found = [_Obstacle(self.facts.no_limit)] if self.facts.no_limit else []
         if self.facts.swap_total_mib <= 0:
             why = "the host has no swap, so the kernel would kill QEMU at the limit"
             found.append(_Obstacle(why, fixes.swap(self.names)))

@@ -10,6 +10,7 @@ import pytest
 
 from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
 from ebbtide.deflation.ledger import Layer
+from hostagent.limits import cgroups
 from hostagent.mechanisms import acpi_probe
 from hostagent.mechanisms.layers import HostFacts, examine
 from tests.unit.layer_domains import (
@@ -41,6 +42,8 @@ TDX = with_("<launchSecurity type='tdx'/>")
 VFIO = with_device("<hostdev mode='subsystem' type='pci'/>")
 NO_SWAP = dataclasses.replace(FACTS, swap_total_mib=0, swap_free_mib=0)
 FULL_SWAP = dataclasses.replace(FACTS, swap_free_mib=3)
+OLD_KERNEL = dataclasses.replace(FACTS, no_limit=cgroups.NO_RECLAIM)
+NO_MEMORY_GROUPS = dataclasses.replace(FACTS, no_limit=cgroups.NO_MEMORY_GROUPS)
 NO_CGROUPS = dataclasses.replace(FACTS, cgroups="none")
 UNTRIED = dataclasses.replace(FACTS, acpi_unplug=acpi_probe.UNTRIED)
 OLD_QEMU = dataclasses.replace(FACTS, qemu_version=6_000_000)
@@ -272,6 +275,14 @@ CASES = [
     (M.MEMORY_LIMIT, HUGE, FACTS, "huge pages are never swapped", NO_HUGE_PAGES),
     (M.MEMORY_LIMIT, HEALTHY, NO_SWAP, "the host has no swap, so the kernel would kill QEMU at the limit", ADD_SWAP),
     (M.MEMORY_LIMIT, HEALTHY, FULL_SWAP, "the host's swap is full", ADD_SWAP),
+    (
+        M.MEMORY_LIMIT,
+        HEALTHY,
+        OLD_KERNEL,
+        "this kernel cannot reclaim from a control group (memory.reclaim, Linux 5.19)",
+        "",
+    ),
+    (M.MEMORY_LIMIT, HEALTHY, NO_MEMORY_GROUPS, "no control group of this kernel limits memory", ""),
     (
         M.MEMORY_LIMIT,
         SHARED,

@@ -165,6 +165,30 @@ def test_version_2_has_its_quota_in_one_file(host: Host) -> None:
     assert group.times() == VcpuTimes(3, 0)
 
 
+def test_a_kernel_that_cannot_limit_the_memory_of_vms_is_found_without_one(host: Host) -> None:
+    v2 = V2_MOUNT.format(root=host.root)
+    assert cgroups.kernel_lacks_limits(V1_MOUNTS.format(root=host.root)) == ""
+    assert cgroups.kernel_lacks_limits("") == cgroups.NO_MEMORY_GROUPS
+    host.file(host.root / "cgroup.controllers", "cpu io\n")
+    assert cgroups.kernel_lacks_limits(v2) == cgroups.NO_MEMORY_GROUPS
+    host.file(host.root / "cgroup.controllers", "cpu io memory\n")
+    assert cgroups.kernel_lacks_limits(v2) == "", "no group tells"
+    host.group("system.slice", memory__current="5\n")
+    assert cgroups.kernel_lacks_limits(v2) == cgroups.NO_RECLAIM
+    host.group("machine.slice", memory__current="5\n", memory__reclaim="")
+    assert cgroups.kernel_lacks_limits(v2) == ""
+
+
+def test_a_group_of_version_2_says_whether_its_kernel_can_reclaim(v1: Host, tmp_path: Path) -> None:
+    assert v1.memory().why_no_reclaim() == ""
+    host = Host(tmp_path / "v2")
+    host.process("0::/machine.slice\n", V2_MOUNT)
+    host.group("machine.slice", memory__current="5\n")
+    assert host.memory().why_no_reclaim() == cgroups.NO_RECLAIM
+    host.group("machine.slice", memory__reclaim="")
+    assert host.memory().why_no_reclaim() == ""
+
+
 def test_the_module_runs_where_there_is_nothing_but_an_old_python() -> None:
     module = ast.parse(Path(cgroups.__file__).read_text(), feature_version=(3, 8))
     names = {a.name.split(".")[0] for n in ast.walk(module) if isinstance(n, ast.Import) for a in n.names}

@@ -17,7 +17,7 @@ import pytest
 from ebbtide.deflation.cascade.backing import Footprint, Swap
 from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.limits import memory_limit
-from hostagent.limits.cgroups import MIB, CgroupError
+from hostagent.limits.cgroups import MIB, NO_RECLAIM, CgroupError
 from hostagent.limits.footprints import UNLIMITED_KIB, LimitedVM
 from hostagent.limits.memory_limit import MemoryLimits
 
@@ -55,6 +55,12 @@ class VM:
     raised: list[float] = field(default_factory=list)
     limits: list[float | None] = field(default_factory=list)
     reclaims: list[float] = field(default_factory=list)
+    #: Whether the kernel tells of pressure, and cannot reclaim.
+    psi: bool = True
+    kernel_is_old: bool = False
+    #: Pages fetched back, and how many more at each look.
+    refaulted: int = 0
+    refaults_a_look: int = 0
     #: What libvirt answers instead of doing anything.
     broken: Exception | None = None
     #: Called before each write of a limit.
@@ -72,10 +78,16 @@ class VM:
         pass
 
     def stalled_us(self) -> int:
+        if not self.psi:
+            raise CgroupError("memory pressure cannot be read: [Errno 2] No such file or directory")
         return 0
 
     def refaults(self) -> int:
-        return 0
+        self.refaulted += self.refaults_a_look
+        return self.refaulted
+
+    def why_no_reclaim(self) -> str:
+        return NO_RECLAIM if self.kernel_is_old else ""
 
     def hold_at_limit(self, hold: bool) -> bool:
         self.held = hold and self.version == 1
@@ -215,6 +227,26 @@ async def test_on_version_2_a_usage_that_grows_at_the_last_moment_gets_no_limit_
     reason = await made.set("ebb-a.a", 400, 30)
     assert reason.startswith("the memory limit stopped at 516 MiB instead of 400")
     assert vm.limits == [616]
+
+
+async def test_a_kernel_that_cannot_reclaim_is_a_reason_and_no_error(limits: Limits) -> None:
+    vm = VM(version=2, kernel_is_old=True)
+    _, made = limits(a=vm)
+    assert await made.set("ebb-a.a", 400, 30) == f"no memory limit of 400 MiB: {NO_RECLAIM}"
+    assert vm.limits == []
+    assert vm.reclaims == []
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_without_psi_the_refaults_alone_say_when_memory_is_in_use(limits: Limits, version: int) -> None:
+    calm, busy = VM(version=version, psi=False), VM(version=version, psi=False, refaults_a_look=100_000)
+    _, made = limits(a=calm, b=busy)
+    assert await made.set("ebb-a.a", 400, 30) == ""
+    assert calm.limit_mib == 400
+    reason = await made.set("ebb-a.b", 400, 30)
+    assert "pages a second fetched back" in reason
+    assert busy.limit_mib is not None
+    assert busy.limit_mib > 400
 
 
 async def test_two_limits_do_not_count_on_the_same_swap(limits: Limits) -> None:
