@@ -116,6 +116,10 @@ class Reconciler:
         return STATS_PERIOD_S if alone else SURVEY_S
 
     async def _round(self) -> None:
+        if _LIMITS not in self._checks:
+            # Of its own: one that hangs holds up no other. First: swap may fill while the hypervisor does not answer.
+            self._checks[_LIMITS] = limits = asyncio.create_task(self._check_limits(), name=_LIMITS)
+            limits.add_done_callback(lambda done: self._checks.pop(_LIMITS, None))
         # Listed before the domains: a VM that comes into being meanwhile is not missed for it.
         vms = [vm for vm in self._host.vms.values() if vm.intent.phase is not Phase.CREATING]
         await self._host.sample()
@@ -137,10 +141,6 @@ class Reconciler:
         self._neighbours.observe(now, self._host.vms, short)
         for vm in vms:
             self._start_check_if_due(vm, found.get(vm.domain))
-        if _LIMITS not in self._checks:
-            # Of its own: one that hangs holds up no other.
-            self._checks[_LIMITS] = task = asyncio.create_task(self._check_limits(), name=_LIMITS)
-            task.add_done_callback(lambda done: self._checks.pop(_LIMITS, None))
         known = {vm.domain for vm in self._host.vms.values()} | {vm.domain for vm in vms}
         if found.keys() - known:
             await self._see_to_unowned(known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,20 +78,28 @@ def look(connection: Any, domain: str, pid_files: Path = PID_FILES, measure: boo
     group = MemoryGroup(pid)
     allowance_mib = emulator_mib(root)
     own_mib = emulator_resident_mib(_smaps(pid), regions_mib) if measure else 0.0
-    room = group.swap_room()
-    hard = group.limit()
-    footprint = Footprint(
-        touchable_mib=boot_mib + plugged_mib,
-        beyond_allowance_mib=own_mib - allowance_mib,
+    footprint = Footprint(touchable_mib=boot_mib + plugged_mib, beyond_allowance_mib=own_mib - allowance_mib)
+    # Without a balloon all of the boot memory is held.
+    balloon_kib = found.memoryStats().get("actual") if measure else None
+    held_mib = (boot_mib if balloon_kib is None else balloon_kib / 1024) + plugged_mib
+    return look_again(LimitedVM(group, allowance_mib, held_mib, footprint, None))
+
+
+def look_again(seen: LimitedVM) -> LimitedVM:
+    """The same domain with what its group's files say now; libvirt is not asked.
+
+    :raises CgroupError: it does not run any more.
+    """
+    group = seen.group
+    room, hard = group.swap_room(), group.limit()
+    footprint = replace(
+        seen.footprint,
         swapped_mib=group.swap() / MIB,
         swap_room_mib=None if room is None else room / MIB,
         swappiness=group.swappiness(),
         unswappable_mib=group.unswappable() / MIB,
     )
-    # Without a balloon all of the boot memory is held.
-    balloon_kib = found.memoryStats().get("actual") if measure else None
-    held_mib = (boot_mib if balloon_kib is None else balloon_kib / 1024) + plugged_mib
-    return LimitedVM(group, allowance_mib, held_mib, footprint, None if hard is None else hard / MIB)
+    return replace(seen, footprint=footprint, hard_mib=None if hard is None else hard / MIB)
 
 
 def host_swap(meminfo: Path = PROC / "meminfo") -> Swap:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -21,10 +22,10 @@ import structlog
 
 from ebbtide.deflation.cascade.backing import Footprint, unbacked
 from ebbtide.deflation.cascade.reclaim_pace import Pace, PaceReading, Stop, next_pace
-from hostagent.errors import DomainGone, HypervisorError
-from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
+from hostagent.libvirt_connection import CALL_LIMIT_S, LibvirtConnection
 from hostagent.limits.cgroups import MIB, CgroupError, MemoryGroup
-from hostagent.limits.footprints import PID_FILES, UNLIMITED_KIB, LimitedVM, host_swap, look, qemu_pid
+from hostagent.limits.footprints import PID_FILES, UNLIMITED_KIB, LimitedVM, host_swap, look, look_again, qemu_pid
 
 #: Domains whose limits count on the host's swap: those of all agents on it.
 OURS: Final = "ebb-"
@@ -32,6 +33,8 @@ OURS: Final = "ebb-"
 OBSERVE_S: Final = 0.25
 #: On cgroup v2, how far above the usage a limit is left that could not be brought where it was to be.
 MARGIN_MIB: Final = 16.0
+#: For each look at limits that stand, seconds: at one of another VM a process may be killed meanwhile.
+CHECK_LIMIT_S: Final = 5.0
 #: How far the limit of a VM that stands still at it is raised for a moment: its process then tries again.
 NUDGE_MIB: Final = 16.0
 T = TypeVar("T")
@@ -55,6 +58,10 @@ class MemoryLimits:
         self._groups: dict[str, tuple[tuple[int, int], MemoryGroup]] = {}
         #: Domains that stood still at their limits when they were last looked at.
         self._still: set[str] = set()
+        #: Domains as they were looked at last: what counts while libvirt does not answer.
+        self._seen: dict[str, LimitedVM] = {}
+        #: When libvirt last did not answer in time for a domain that it has said nothing of since (monotonic seconds).
+        self._timed_out: dict[str, float] = {}
 
     async def set(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         """See `hostagent.libvirt.hypervisor.DomainSizes.set_limit`."""
@@ -86,7 +93,10 @@ class MemoryLimits:
 
         :raises HypervisorError: neither worked.
         """
-        lifted = await asyncio.to_thread(self._lift_in_cgroup, domain)
+        await self._tell_lifted(domain, await asyncio.to_thread(self._lift_in_cgroup, domain))
+
+    async def _tell_lifted(self, domain: str, lifted: bool) -> None:
+        """:param lifted: whether the limit is gone from the cgroup."""
         try:
             await self._write(domain, None)
         except DomainGone:
@@ -102,27 +112,48 @@ class MemoryLimits:
         A process that waits at its limit (v1) tries again only when the limit is raised: it is, for a moment, and
         lifted if the VM stands still at the next look, too.
 
-        Cheap where nothing is limited: a few small files are read for each domain.
+        Cheap where nothing is limited: a few small files are read for each domain. While libvirt does not answer, what
+        it said last counts, with what the files of the cgroups say now.
 
         :param prefix: of the names of the domains that may be touched.
         :returns: why, by domain, for those whose limit was lifted.
         """
         lifted: dict[str, str] = {}
-        for domain, group in (await asyncio.to_thread(self._limited, prefix)).items():
-            try:
+        telling: list[str] = []
+        limited = await asyncio.to_thread(self._limited, OURS)
+        self._seen = {domain: seen for domain, seen in self._seen.items() if domain in self._groups}
+        self._timed_out = {domain: at for domain, at in self._timed_out.items() if domain in self._groups}
+        ours = [domain for domain in limited if domain.startswith(prefix)]
+        if not ours:
+            return {}
+
+        async def lift(domain: str, reason: str) -> None:
+            log.warning("the memory limit is lifted", domain=domain, why=reason)
+            if await asyncio.to_thread(self._lift_in_cgroup, domain):
+                telling.append(domain)
+            else:
+                await self._tell_lifted(domain, False)
+            lifted[domain] = reason
+
+        async def tell(domain: str) -> None:
+            with _logged(domain):
+                await self._tell_lifted(domain, True)
+
+        for domain in ours:
+            with _logged(domain):
                 # First, and by the files alone: the monitor of one that stands still does not answer.
-                reason = await self._stands_still(domain, group)
-                if not reason:
-                    vm = await self._look(domain, measure=False)
-                    if vm.limit_mib is None or vm.limit_mib >= vm.footprint.touchable_mib:
-                        continue
-                    reason = await self._unbacked(domain, vm.footprint, vm.limit_mib, without=lifted)
-                if reason:
-                    log.warning("the memory limit is lifted", domain=domain, why=reason)
-                    await self.lift(domain)
-                    lifted[domain] = reason
-            except HypervisorError as error:
-                log.warning("the memory limit could not be checked", domain=domain, why=str(error))
+                if reason := await self._stands_still(domain, limited[domain]):
+                    await lift(domain, reason)
+        known = await self._known({domain: group for domain, group in limited.items() if domain not in lifted})
+        for domain in ours:
+            vm = known.get(domain)
+            if vm is None or vm.limit_mib is None or vm.limit_mib >= vm.footprint.touchable_mib:
+                continue
+            with _logged(domain):
+                if reason := await self._why_unbacked(domain, vm.footprint, vm.limit_mib, known, lifted):
+                    await lift(domain, reason)
+        # Last, and side by side: no limit that must go waits for a libvirt that does not answer.
+        await asyncio.gather(*(tell(domain) for domain in telling))
         return lifted
 
     async def _stands_still(self, domain: str, group: MemoryGroup) -> str:
@@ -227,37 +258,77 @@ class MemoryLimits:
 
     # --- readings ------------------------------------------------------------------------------------------------
 
-    async def _look(self, domain: str, measure: bool = True) -> LimitedVM:
+    async def _look(self, domain: str, measure: bool = True, limit_s: float = CALL_LIMIT_S) -> LimitedVM:
         with _as_hypervisor_error():
-            return await self._connection.call(lambda connection: look(connection, domain, self._pid_files, measure))
+            found = await self._connection.call(
+                lambda connection: look(connection, domain, self._pid_files, measure), limit_s=limit_s
+            )
+        self._seen[domain] = found
+        return found
+
+    async def _known(self, limited: Mapping[str, MemoryGroup]) -> dict[str, LimitedVM]:
+        """What domains with limits may come to need, each looked at once; those of which that is not known are missing.
+
+        Of those that libvirt says nothing of, what it said last counts, with what their files say now.
+        """
+        known: dict[str, LimitedVM] = {}
+        silent = False
+        for domain in sorted(limited, key=lambda domain: self._timed_out.get(domain, 0.0)):
+            seen = self._seen.get(domain)
+            if seen is not None and seen.group.pid != limited[domain].pid:
+                seen = None
+            with _logged(domain):
+                try:
+                    # One that is waited for in vain is enough; what hangs is asked last, so that it hides no other.
+                    if seen is None or not silent:
+                        known[domain] = await self._look(domain, measure=False, limit_s=CHECK_LIMIT_S)
+                        self._timed_out.pop(domain, None)
+                        continue
+                except HypervisorError as error:
+                    if isinstance(error, HypervisorTimeout):
+                        silent = True
+                        self._timed_out[domain] = time.monotonic()
+                    if seen is None or isinstance(error, DomainGone):
+                        raise
+                known[domain] = await self._file(partial(look_again, seen))
+        return known
 
     async def _usage_mib(self, vm: LimitedVM) -> float:
         return await self._file(vm.group.usage) / MIB
 
-    async def _unbacked(
-        self, domain: str, vm: Footprint, limit_mib: float, without: Iterable[str] = (), strict: bool = False
-    ) -> str:
+    async def _unbacked(self, domain: str, vm: Footprint, limit_mib: float, strict: bool = False) -> str:
         """Why swap does not back a limit; empty if it does.
 
         :param strict: the limit is a new one: what others count on must be known.
         :raises HypervisorError: it is not known.
         """
-        left_out = {domain, *without}
         limited = await asyncio.to_thread(self._limited, OURS)
-        others = dict(self._claims)
+        limited.pop(domain, None)
+        if not strict:
+            return await self._why_unbacked(domain, vm, limit_mib, await self._known(limited))
+        known: dict[str, LimitedVM] = {}
         for other in limited:
-            if other in left_out:
-                continue
             try:
-                its = await self._look(other, measure=False)
+                known[other] = await self._look(other, measure=False)
             except HypervisorError:
-                if strict and other in await asyncio.to_thread(self._limited, OURS):
-                    raise
-                continue  # it has just ended, or cannot be read now: no reason to lift a limit that stands
+                if other in await asyncio.to_thread(self._limited, OURS):
+                    raise  # else it has just ended
+        return await self._why_unbacked(domain, vm, limit_mib, known)
+
+    async def _why_unbacked(
+        self,
+        domain: str,
+        vm: Footprint,
+        limit_mib: float,
+        known: Mapping[str, LimitedVM],
+        without: Collection[str] = (),
+    ) -> str:
+        others = dict(self._claims)
+        for other, its in known.items():
             if its.limit_mib is not None:
                 claim = its.footprint.claim_mib(its.limit_mib)
                 others[other] = max(others.get(other, 0.0), claim)
-        needed = sum(claim for other, claim in others.items() if other not in left_out)
+        needed = sum(claim for other, claim in others.items() if other != domain and other not in without)
         return unbacked(vm, limit_mib, await asyncio.to_thread(host_swap), needed)
 
     def _limited(self, prefix: str) -> dict[str, MemoryGroup]:
@@ -320,6 +391,15 @@ class MemoryLimits:
     async def _file(self, work: Callable[[], T]) -> T:
         with _as_hypervisor_error():
             return await asyncio.to_thread(work)
+
+
+@contextmanager
+def _logged(domain: str) -> Iterator[None]:
+    """A limit that cannot be checked holds up no other."""
+    try:
+        yield
+    except HypervisorError as error:
+        log.warning("the memory limit could not be checked", domain=domain, why=str(error))
 
 
 @contextmanager

@@ -73,6 +73,22 @@ async def test_a_hypervisor_that_does_not_answer_is_a_state_of_the_host_within_o
     ]
 
 
+async def test_the_memory_limits_are_watched_while_the_hypervisor_does_not_answer(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.failures["survey"] = "Failed to connect socket: Connection refused"
+    await until(lambda: bool(host.unavailable))
+    looks = iter(range(100))
+
+    async def check_limits() -> dict[str, str]:
+        return {"ebb-host-a.low-1": "the host has no swap"} if next(looks) else {}
+
+    monkeypatch.setattr(host.hypervisor, "check_limits", check_limits)
+    await until(lambda: bool(told(host, DecisionKind.LIMIT)))
+    assert told(host, DecisionKind.LIMIT) == ["the memory limit is lifted: the host has no swap"]
+    assert host.unavailable
+
+
 async def test_one_survey_that_fails_is_tried_again_and_is_no_state(
     two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

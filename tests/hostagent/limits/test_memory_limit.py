@@ -68,6 +68,20 @@ class VM:
 
     # The group.
 
+    pid = 1
+
+    def swap(self) -> int:
+        return round(self.swapped_mib * MIB)
+
+    def swap_room(self) -> int | None:
+        return None
+
+    def swappiness(self) -> int:
+        return 60
+
+    def unswappable(self) -> int:
+        return 0
+
     def usage(self) -> int:
         return round(self.usage_mib * MIB)
 
@@ -147,8 +161,9 @@ class Machine:
     def __init__(self, **vms: VM) -> None:
         self.vms = {f"ebb-a.{name}": vm for name, vm in vms.items()}
         self.swap = Swap(4096, 4096)
-        #: A domain of which libvirt says nothing now.
-        self.unreadable = ""
+        #: Domains of which libvirt says nothing now, and how often it was asked.
+        self.unreadable: set[str] = set()
+        self.looks = 0
 
     async def call(self, function: Callable[[Any], Any], *, modifies: str | None = None, limit_s: float = 15.0) -> Any:
         try:
@@ -160,7 +175,8 @@ class Machine:
         return self.vms[domain]
 
     def look(self, _connection: Any, domain: str, _pid_files: Path, _measure: bool) -> LimitedVM:
-        if domain == self.unreadable:
+        self.looks += 1
+        if domain in self.unreadable:
             raise HypervisorTimeout("libvirt did not answer within 15 s")
         return self.vms[domain].looked_at()
 
@@ -264,7 +280,7 @@ async def test_two_limits_do_not_count_on_the_same_swap(limits: Limits) -> None:
 async def test_a_limit_is_not_set_while_it_is_unknown_what_another_one_counts_on(limits: Limits) -> None:
     first, second = VM(hard_mib=500, swapped_mib=0), VM()
     machine, made = limits(a=first, b=second)
-    machine.unreadable = "ebb-a.a"
+    machine.unreadable = {"ebb-a.a"}
     with pytest.raises(HypervisorError, match="did not answer"):
         await made.set("ebb-a.b", 400, 30)
     assert second.limits == []
@@ -330,11 +346,54 @@ async def test_a_vm_that_still_waits_at_its_limit_at_the_next_look_gets_its_memo
 async def test_a_vm_that_waits_at_its_limit_is_helped_although_its_monitor_hangs(limits: Limits) -> None:
     vm = VM(hard_mib=500, held=True, waits=True, for_ever=True)
     machine, made = limits(a=vm)
-    machine.unreadable = "ebb-a.a"
+    machine.unreadable = {"ebb-a.a"}
     assert await made.check("ebb-a.") == {}
     assert vm.raised == [516]
     assert list(await made.check("ebb-a.")) == ["ebb-a.a"]
     assert vm.hard_mib is None
+
+
+async def test_limits_that_swap_backs_no_more_are_lifted_although_libvirt_does_not_answer(limits: Limits) -> None:
+    first, second = VM(hard_mib=500, swapped_mib=200), VM(hard_mib=500, swapped_mib=200)
+    machine, made = limits(a=first, b=second)
+    machine.swap = Swap(1000, 500)
+    assert await made.check("ebb-a.") == {}
+    machine.unreadable, machine.looks = set(machine.vms), 0
+    for vm in machine.vms.values():
+        vm.broken = LibvirtRefuses(libvirt.VIR_ERR_OPERATION_TIMEOUT)
+    assert await made.check("ebb-a.") == {}, "no answer is no reason"
+    assert machine.looks == 1, "nor is each of them waited for"
+    first.swapped_mib, machine.swap = 300, Swap(1000, 300)
+    assert await made.check("ebb-a.") == {}, "what has gone to swap since needs no more room there"
+    machine.swap = Swap(1000, 280)
+    assert list(await made.check("ebb-a.")) == ["ebb-a.a"]
+    assert (first.hard_mib, second.hard_mib) == (None, 500)
+    machine.swap = Swap(0, 0)
+    assert list(await made.check("ebb-a.")) == ["ebb-a.b"]
+    assert second.hard_mib is None
+
+
+async def test_a_domain_that_hangs_is_asked_last_and_hides_no_other(limits: Limits) -> None:
+    first, second = VM(hard_mib=500), VM(hard_mib=500)
+    machine, made = limits(a=first, b=second)
+    assert await made.check("ebb-a.") == {}
+    machine.unreadable = {"ebb-a.a"}
+    assert await made.check("ebb-a.") == {}
+    second.touchable_mib, machine.looks = 5000, 0
+    assert "ebb-a.b" in await made.check("ebb-a."), "by what libvirt says of it now"
+    assert machine.looks == 2
+
+
+async def test_what_libvirt_said_of_an_earlier_run_of_a_domain_does_not_count(limits: Limits) -> None:
+    vm = VM(hard_mib=500)
+    machine, made = limits(a=vm)
+    assert await made.check("ebb-a.") == {}
+    machine.unreadable, machine.swap = {"ebb-a.a"}, Swap(0, 0)
+    earlier, machine.vms["ebb-a.a"] = vm, VM(hard_mib=500)
+    machine.vms["ebb-a.a"].pid = 2
+    made._groups.clear()
+    assert await made.check("ebb-a.") == {}
+    assert earlier.hard_mib == machine.vms["ebb-a.a"].hard_mib == 500
 
 
 async def test_a_limit_that_is_lifted_while_its_vm_tries_again_is_not_put_back(limits: Limits) -> None:
