@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from ebbtide.deflation.cascade.readiness import BootTimes
 from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.machines import CoreChange
 from hostagent.errors import JournalError
 from hostagent.state.files import replace as _replace
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +100,20 @@ class Journal:
                 self.steady = StoredSteady(enabled, reserve_mib, refill_s, seen)
             self.boots = BootTimes(state.get("boots"))
         if self._changes_path.exists():
-            for line in self._changes_path.read_text().splitlines():
+            lines = self._changes_path.read_bytes().splitlines()
+            for number, line in enumerate(lines, 1):
                 try:
                     self.changes.append(CoreChange.model_validate_json(line))
                 except ValueError:
-                    # The last line, cut short by a kill: its operation is resumed and writes it again.
-                    _replace(self._changes_path, _lines(self.changes))
-                    break
+                    if number < len(lines):
+                        log.warning(
+                            "a core change cannot be read, and is lost", file=str(self._changes_path), line=number
+                        )
+                    # Else it is the last one, cut short by a kill: its operation is resumed and writes it again.
+            if len(self.changes) < len(lines):
+                _replace(self._changes_path, _lines(self.changes))
         if self.changes:
-            self._sequence = max(self._sequence, self.changes[-1].sequence)
+            self._sequence = max(self._sequence, *(change.sequence for change in self.changes))
             self._last |= {change.machine: (change.cause, change.cores_after) for change in self.changes}
 
     def add(self, machine: str, host: str, at: float, before: float, after: float, cause: str) -> None:
@@ -263,11 +272,12 @@ class Journal:
 
 def _append(path: Path, text: str) -> None:
     """Append durably, or leave the file as it was."""
-    with path.open("ab") as file:
-        before = file.tell()
+    # Unbuffered: what a full disk does not take would be written when the file is closed.
+    with path.open("ab", buffering=0) as file:
+        before, left = file.tell(), text.encode()
         try:
-            file.write(text.encode())
-            file.flush()
+            while left:
+                left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError:
             os.truncate(path, before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,48 @@ def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> None:
     assert [c.cause for c in successor.changes] == ["a"]
     add(successor, "b")
     assert [c.cause for c in Journal(tmp_path).changes] == ["a", "b"]
+
+
+#: Has the disk run full within a line, and then have room again.
+FULL = """
+import resource, sys
+from pathlib import Path
+from hostagent.errors import JournalError
+from hostagent.state.journal import Journal
+
+journal, file = Journal(Path(sys.argv[1])), Path(sys.argv[1]) / "core-changes.jsonl"
+journal.add("low-1", "host-a", 1000.0, 3.0, 1.0, "a")
+before, (_, most) = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, most))
+try:
+    journal.add("low-1", "host-a", 1000.0, 3.0, 2.0, "b")
+except JournalError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+assert file.read_bytes() == before
+journal.add("low-1", "host-a", 1000.0, 3.0, 2.0, "c")
+"""
+
+
+def test_a_disk_that_runs_full_within_a_line_leaves_no_part_of_it(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", FULL, str(tmp_path)]
+    ran = subprocess.run(argv, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
+    assert "could not be written" in ran.stdout
+    assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(1, "a"), (2, "c")]
+
+
+@pytest.mark.parametrize("garbage", [b'{"sequence": 2, "mach', b"\xff\xfe", b""])
+def test_a_line_that_cannot_be_read_costs_none_of_those_behind_it(tmp_path: Path, garbage: bytes) -> None:
+    journal = Journal(tmp_path)
+    for cause in "abc":
+        add(journal, cause)
+    path = tmp_path / "core-changes.jsonl"
+    first, _, third = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([first, garbage, third, b""]))
+    successor = Journal(tmp_path)
+    assert [c.cause for c in successor.changes] == ["a", "c"]
+    add(successor, "d")
+    assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(1, "a"), (3, "c"), (4, "d")]
 
 
 def test_a_change_that_is_repeated_after_a_kill_counts_once(tmp_path: Path) -> None:
