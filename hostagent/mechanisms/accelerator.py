@@ -6,6 +6,7 @@ stock kernel. So a kernel is booted with a time limit, once, and the answer is r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Literal
@@ -78,8 +79,7 @@ def probe_accelerator(
     else:
         last_line = (output.strip().splitlines() or ["nothing was printed"])[-1]
         found = _emulation(f"{kvm_device} exists, but a guest under KVM ended without booting: {last_line[:200]}")
-    _remember(cache_file, key, found)
-    return found
+    return _remember(cache_file, key, found)
 
 
 def boots(qemu: str, kernel: Path, initrd: Path | None, accelerator: str, time_limit_s: float) -> tuple[bool, str]:
@@ -200,12 +200,19 @@ def _remembered(cache_file: Path, key: dict[str, str]) -> Accelerator | None:
         return None
 
 
-def _remember(cache_file: Path, key: dict[str, str], found: Accelerator) -> None:
+def _remember(cache_file: Path, key: dict[str, str], found: Accelerator) -> Accelerator:
+    """The same answer; one that cannot be written says so, and is found out again the next time."""
     stored = {"key": key, "kind": found.kind, "reason": found.reason, "probed_at": found.probed_at.isoformat()}
-    cache_file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(cache_file)
+    try:
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(cache_file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        return replace(found, reason=f"{found.reason}; it cannot be remembered: {error}")
+    return found
 
 
 def _emulation(reason: str) -> Accelerator:

@@ -72,6 +72,8 @@ class Journal:
         self._state_path = directory / "state.json"
         self.changes: list[CoreChange] = []
         self._lock = threading.Lock()
+        #: Whether there is a line that cannot be read: nothing is appended before the file is written anew.
+        self._broken = False
         self.epoch = 0
         self.mode = StoredMode()
         self.budget = StoredBudget()
@@ -100,7 +102,8 @@ class Journal:
                 self.steady = StoredSteady(enabled, reserve_mib, refill_s, seen)
             self.boots = BootTimes(state.get("boots"))
         if self._changes_path.exists():
-            lines = self._changes_path.read_bytes().splitlines()
+            text = self._changes_path.read_bytes()
+            lines = text.splitlines()
             for number, line in enumerate(lines, 1):
                 try:
                     self.changes.append(CoreChange.model_validate_json(line))
@@ -110,8 +113,12 @@ class Journal:
                             "a core change cannot be read, and is lost", file=str(self._changes_path), line=number
                         )
                     # Else it is the last one, cut short by a kill: its operation is resumed and writes it again.
-            if len(self.changes) < len(lines):
-                _replace(self._changes_path, _lines(self.changes))
+            self._broken = len(self.changes) < len(lines) or text[-1:] not in (b"", b"\n")
+            if self._broken:
+                try:
+                    self._replace_changes(self.changes)
+                except JournalError as error:
+                    log.warning("core changes are read only until the disk has room", why=str(error))
         if self.changes:
             self._sequence = max(self._sequence, *(change.sequence for change in self.changes))
             self._last |= {change.machine: (change.cause, change.cores_after) for change in self.changes}
@@ -124,6 +131,8 @@ class Journal:
         with self._lock:
             if self._last.get(machine) == (cause, after):
                 return
+            if self._broken:
+                self._replace_changes(self.changes)
             self._sequence += 1
             change = CoreChange(
                 sequence=self._sequence,
@@ -238,7 +247,7 @@ class Journal:
             _replace(self._changes_path, _lines(kept))
         except OSError as error:
             raise JournalError(f"the core changes could not be written: {error}") from error
-        self.changes = kept
+        self.changes, self._broken = kept, False
 
     def _change_state(self, what: str, **fields: object) -> None:
         """Change some of what is stored beside the core changes, durably or not at all. Under the lock.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -95,6 +96,25 @@ def test_a_damaged_memory_is_no_memory(bench: Bench, text: str) -> None:
     bench.cache.write_text(text)
     bench.qemu_does(f"echo {MARKER}")
     assert bench.probe()[::2] == ("kvm", False)
+
+
+@pytest.mark.parametrize("stage", ["mkdir", "write_text", "replace"])
+def test_an_outcome_that_cannot_be_written_counts_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    bench.qemu_does(f"echo {MARKER}")
+
+    def full(*_: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, stage, full)
+        kind, reason, cached = bench.probe()
+    assert (kind, cached) == ("kvm", False)
+    assert reason.endswith("it cannot be remembered: [Errno 28] No space left on device")
+    assert not bench.cache.parent.exists() or not list(bench.cache.parent.iterdir())
+    assert bench.probe()[::2] == ("kvm", False)
+    assert bench.probe()[::2] == ("kvm", True)
 
 
 def test_without_a_device_nothing_is_booted_or_remembered(bench: Bench) -> None:

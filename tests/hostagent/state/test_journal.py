@@ -40,11 +40,12 @@ def test_the_sequence_goes_on_after_everything_was_acknowledged(tmp_path: Path) 
     assert [c.sequence for c in successor.changes] == [2]
 
 
-def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", ['\n{"sequence": 2, "mach', ""])
+def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path: Path, cut: str) -> None:
     journal = Journal(tmp_path)
     add(journal, "a")
     path = tmp_path / "core-changes.jsonl"
-    path.write_text(path.read_text() + '{"sequence": 2, "mach')
+    path.write_text(path.read_text().rstrip("\n") + cut)
     successor = Journal(tmp_path)
     assert [c.cause for c in successor.changes] == ["a"]
     add(successor, "b")
@@ -131,6 +132,21 @@ def test_an_epoch_that_cannot_be_written_is_not_remembered_by_halves(
         assert journal.epoch == 0
     journal.raise_epoch(4)
     assert Journal(tmp_path).epoch == 4, "it is written when it can be"
+
+
+def test_a_full_disk_keeps_no_agent_from_starting_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    add(journal, "a")
+    path = tmp_path / "core-changes.jsonl"
+    path.write_text(path.read_text() + '{"sequence": 2, "mach')
+    with monkeypatch.context() as disk:
+        full_disk(disk, "core-changes.jsonl")
+        journal = Journal(tmp_path)
+        assert [c.cause for c in journal.changes] == ["a"]
+        with pytest.raises(JournalError):
+            add(journal, "b")
+    add(journal, "c")
+    assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(1, "a"), (2, "c")]
 
 
 @pytest.mark.parametrize("full", ["state.json", "core-changes.jsonl"])
