@@ -173,7 +173,8 @@ def _examine(connection: Any, name: str) -> Candidate:
         ),
     )
     memory_mib = reading.balloon_mib + reading.plugged_mib
-    why = _why_not(root, reading.vcpus, memory_mib) or _cap_alone(reading)
+    defined_as = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    why = _why_not(root, reading.vcpus, memory_mib) or _limited(root, defined_as) or _cap_alone(reading)
     return Candidate(reading.vcpus, reading.balloon_mib, memory_mib, before, why)
 
 
@@ -188,6 +189,16 @@ def _cap_alone(reading: HostSideReading) -> str:
         f"its owner caps it at {reading.cap_cores:g} cores as a whole (global_quota), which the quotas of its vCPUs "
         "would not keep: limit these instead (vcpu_quota), or lift the cap"
     )
+
+
+def _limited(*roots: ElementTree.Element) -> str:
+    """Why a domain that its owner gives a memory limit cannot be looked after; empty if it has none.
+
+    :param roots: what it is now, and what it is defined as.
+    """
+    if all(root.find("./memtune/hard_limit") is None for root in roots):
+        return ""
+    return "its owner limits its memory (memtune hard_limit), and giving memory back would lift that: lift it first"
 
 
 def _why_not(root: ElementTree.Element, vcpus: int, memory_mib: float) -> str:

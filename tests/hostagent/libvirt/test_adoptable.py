@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
+import libvirt
 import pytest
 
-from hostagent.libvirt.adopted import _CONFIG, _LIVE, _cap_alone, _give_back, _why_not
+from hostagent.libvirt.adopted import _CONFIG, _LIVE, _cap_alone, _examine, _give_back, _why_not
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.libvirt.libvirt_readings import limit_cores
 from hostagent.state.intents import Before, CpuLimits
@@ -21,6 +22,48 @@ def test_a_domain_whose_memory_is_known_can_be_adopted(devices: str) -> None:
 
 def test_a_domain_with_two_virtio_mem_devices_is_refused_since_its_size_would_be_that_of_one() -> None:
     assert _why_not(_domain(VIRTIO * 2), 2, 1024.0).startswith("it has more than one virtio-mem device")
+
+
+class Running:
+    """A running domain of two vCPUs, with a memory limit of its owner's in what it is, or is defined as."""
+
+    def __init__(self, live: str, defined: str) -> None:
+        self._memtune = {0: live, libvirt.VIR_DOMAIN_XML_INACTIVE: defined}
+
+    def lookupByName(self, name: str) -> Running:
+        return self
+
+    def state(self) -> list[int]:
+        return [libvirt.VIR_DOMAIN_RUNNING, 0]
+
+    def isPersistent(self) -> bool:
+        return True
+
+    def XMLDesc(self, flags: int = 0) -> str:
+        size = "<memory unit='KiB'>1048576</memory><vcpu>2</vcpu>"
+        return f"<domain type='kvm'>{size}<memtune>{self._memtune[flags]}</memtune><devices/></domain>"
+
+    def schedulerParametersFlags(self, flag: int) -> dict[str, int]:
+        return {}
+
+    def memoryStats(self) -> dict[str, int]:
+        return {}
+
+    def memoryParameters(self, flag: int) -> dict[str, int]:
+        return {"hard_limit": 2097152}
+
+
+HARD, SOFT = "<hard_limit unit='KiB'>2097152</hard_limit>", "<soft_limit unit='KiB'>2097152</soft_limit>"
+
+
+@pytest.mark.parametrize(
+    ("live", "defined", "refused"), [(HARD, HARD, 1), (HARD, "", 1), (SOFT, HARD, 1), (SOFT, "", 0)]
+)
+def test_a_domain_whose_owner_limits_its_memory_is_refused_since_giving_back_would_lift_that(
+    live: str, defined: str, refused: bool
+) -> None:
+    why = _examine(Running(live, defined), "web").why_not
+    assert why.startswith("its owner limits its memory (memtune hard_limit)") if refused else why == ""
 
 
 @pytest.mark.parametrize(
