@@ -56,7 +56,13 @@ class Agent:
     async def start(self) -> None:
         """Find our domains and go on with whatever an earlier agent left unfinished."""
         await self.host.sample()
-        for found in await self.host.hypervisor.domains():
+        domains = await self.host.hypervisor.domains()
+        try:
+            # Once the hypervisor has answered, and before anything can be taken.
+            await asyncio.to_thread(self.host.journal.begin)
+        except JournalError as error:
+            log.warning("it is not written down that there is an agent here", why=str(error))
+        for found in domains:
             self._take_in(found)
         await self.host.hypervisor.sweep()
         self._resuming.resume(self.host.vms.values())

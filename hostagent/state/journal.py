@@ -123,6 +123,15 @@ class Journal:
             self._sequence = max(self._sequence, *(change.sequence for change in self.changes))
             self._last |= {change.machine: (change.cause, change.cores_after) for change in self.changes}
 
+    def begin(self) -> None:
+        """Have a state on disk, however little there is to remember: by it `ebb-hostagent release` knows of an agent.
+
+        :raises JournalError: it could not be written.
+        """
+        with self._lock:
+            if not self._state_path.exists():
+                self._change_state("the state")
+
     def add(self, machine: str, host: str, at: float, before: float, after: float, cause: str) -> None:
         """Append a change, durably; one that equals the machine's last in cause and outcome is not repeated.
 

@@ -10,10 +10,32 @@ import pytest
 
 from ebbtide.rest.settings import AccessSettings
 from hostagent import running
-from hostagent.errors import HostAgentError
+from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.options import HostAgentOptions
 from tests.hostagent.conftest import make_agent
 from tests.hostagent.world import World
+
+
+async def test_an_agent_whose_hypervisor_has_answered_is_known_by_its_state(world: World, tmp_path: Path) -> None:
+    world.failures["domains"] = "Failed to connect socket: Connection refused"
+    agent = make_agent(world, tmp_path)
+    with pytest.raises(HypervisorError):
+        await agent.start()
+    assert not (tmp_path / "state.json").exists(), "it has taken nothing"
+    world.failures.clear()
+    await agent.start()
+    await agent.close()
+    assert (tmp_path / "state.json").exists()
+
+
+async def test_a_full_disk_keeps_it_from_nothing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path, _text: str) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("hostagent.state.journal._replace", full)
+    agent = make_agent(world, tmp_path)
+    await agent.start()
+    await agent.close()
 
 
 @pytest.fixture
