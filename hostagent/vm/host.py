@@ -307,10 +307,13 @@ class Host:
 
         :raises HypervisorError: the domain could not be removed; the VM stays.
         """
-        if vm.intent.adopted is not None:
+        if (before := vm.intent.adopted) is not None:
             with contextlib.suppress(DomainGone):
                 await self.hypervisor.shut_down(vm.domain, 0.0)
-                await self.hypervisor.adoption.give_back(vm.domain, vm.intent.adopted)
+                # Its owner starts it as it was, not at the size that it was stopped at.
+                size = before.size or vm.intent.spec.nominal
+                await self.hypervisor.prepare_start(vm.domain, size.vector())
+                await self.hypervisor.adoption.give_back(vm.domain, before)
         else:
             await self.hypervisor.destroy(vm.domain)
         await self.drop(vm)

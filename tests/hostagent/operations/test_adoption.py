@@ -20,10 +20,10 @@ from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 
 
-async def adopted(command: Command, world: World, **fields: Any) -> Any:
+async def adopted(command: Command, world: World, plugged_mib: float = 0.0, **fields: Any) -> Any:
     await world.create("old-web", "")
     domain = world.domains["old-web"]
-    domain.state, domain.shares = "running", 777
+    domain.state, domain.shares, domain.plugged_mib = "running", 777, plugged_mib
     body = {"request_id": "adopt", "domain": "old-web", "name": "web", "minimum": {"cpu_cores": 0.3}, **fields}
     return await command("POST", "/v1/adoptions", body)
 
@@ -154,6 +154,23 @@ async def test_what_a_resize_took_is_given_back_to_the_owner(command: Command, h
     back = await release(command)
     assert back.state == "done", back.sentence
     assert (domain.bound_mib, domain.quota, domain.intent, domain.starts_with) == (512.0, None, "", (1.0, 512.0))
+    assert not host.vms
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_a_deletion_leaves_its_owner_the_size_that_it_was_adopted_at(
+    command: Command, host: Host, world: World, stopped: bool
+) -> None:
+    await adopted(command, world, plugged_mib=256.0)
+    domain = world.domains["old-web"]
+    target = {"cpu_cores": 0.5, "memory_mib": 600.0}
+    body = {"request_id": "t", "generation": 2, "target": target, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/web/target", body)).state == "done"
+    if stopped:
+        assert (await command("POST", "/v1/vms/web/stop", {"request_id": "s"})).state == "done"
+        assert domain.starts_with == (0.5, 600.0)
+    assert (await command("DELETE", "/v1/vms/web?request_id=d")).state == "done"
+    assert (domain.state, domain.intent, domain.starts_with) == ("stopped", "", (1.0, 768.0))
     assert not host.vms
 
 
