@@ -105,6 +105,7 @@ class Definitions:
         if intent.spec.template != XML_TEMPLATE:
             return render_domain((await self.library()).get(intent.spec.template), parameters)
         fit(root, parameters)
+        bandwidth.undeclare(root, intent.spec.nominal.vector())
         return ElementTree.tostring(root, encoding="unicode")
 
     async def _allowed(self, xml: str) -> ElementTree.Element:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import libvirt
 
 from ebbtide.deflation.floors import HARD_FLOOR
+from ebbtide.deflation.resources import ResourceVector
 
 #: All disks of a domain are members of it and share one limit.
 GROUP: Final = "ebbtide"
@@ -118,6 +119,27 @@ def limit_disks(domain: Any, disk_mib_s: float | None) -> str:
                 if found[key] != wanted[key]:
                     return f"disk {name} has {key} {found[key]} instead of {wanted[key]}"
     return ""
+
+
+def undeclare(root: ElementTree.Element, nominal: ResourceVector) -> None:
+    """Take the limits of ours out of a definition that its VM is not sold with: nobody would lift them later."""
+    if not nominal.disk_mib_s:
+        for disk in root.iterfind("./devices/disk"):
+            limit = disk.find("iotune")
+            if limit is not None and limit.findtext("group_name") == GROUP:
+                disk.remove(limit)
+    if not nominal.network_mib_s:
+        for interface in root.iterfind("./devices/interface"):
+            limit = interface.find("bandwidth")
+            if limit is not None and _is_ours(limit):
+                interface.remove(limit)
+
+
+def _is_ours(bandwidth: ElementTree.Element) -> bool:
+    """Whether it is the same average each way and nothing else: libvirt has no name for who has set it."""
+    ways = {way.tag: way.attrib for way in bandwidth}
+    average = {"average": ways.get("inbound", {}).get("average")}
+    return ways == {"inbound": average, "outbound": average}
 
 
 def disk_limit(domain: Any, root: ElementTree.Element) -> float | None:
