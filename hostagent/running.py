@@ -120,7 +120,7 @@ async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
     capacity = _own_capacity(options.reserve_mib) if options.capacity == "auto" else capacity_of(options.capacity)
     part = Slice(options.id, url, capacity, kind, overhead, options.reserve_mib)
     directories = {"state": options.state_dir, "disks": options.disk_dir, "saved": options.save_dir}
-    journal = await asyncio.to_thread(Journal, options.state_dir)
+    journal = await asyncio.to_thread(Journal, options.state_dir, bool(options.manager))
     host = Host(part, LibvirtHypervisor(settings), journal, directories=directories)
     log.info("starting", host=options.id, capacity=str(capacity), accelerator=kind, why=reason)
     return Agent(host, usable_boot_mib)

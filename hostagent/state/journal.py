@@ -58,15 +58,23 @@ class StoredSteady:
 
 #: Deletions that are remembered.
 MOST_DELETED: Final = 200
+#: Machines without cores whose last change is remembered.
+MOST_GONE: Final = 300
+#: Core changes that are kept where no manager ever acknowledges them; up to twice as many, so that the file is seldom
+#: written anew.
+MOST_UNTOLD: Final = 1000
 
 
 class Journal:
     """Two small files in the agent's state directory, written so that a kill at any instruction loses no change.
 
     Methods that write block: call them in a thread.
+
+    :param told: whether there is a manager that acknowledges core changes; else only the latest are kept.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, told: bool = True) -> None:
+        self._told = told
         directory.mkdir(parents=True, exist_ok=True)
         self._changes_path = directory / "core-changes.jsonl"
         self._state_path = directory / "state.json"
@@ -121,7 +129,8 @@ class Journal:
                     log.warning("core changes are read only until the disk has room", why=str(error))
         if self.changes:
             self._sequence = max(self._sequence, *(change.sequence for change in self.changes))
-            self._last |= {change.machine: (change.cause, change.cores_after) for change in self.changes}
+            for change in self.changes:
+                self._remember(change)
 
     def begin(self) -> None:
         """Have a state on disk, however little there is to remember: by it `ebb-hostagent release` knows of an agent.
@@ -158,7 +167,20 @@ class Journal:
                 self._sequence -= 1
                 raise JournalError(f"a core change could not be written: {error}") from error
             self.changes.append(change)
-            self._last[machine] = (cause, after)
+            self._remember(change)
+            if not self._told and len(self.changes) > 2 * MOST_UNTOLD:
+                try:
+                    self._forget_up_to(self.changes[-MOST_UNTOLD - 1].sequence)
+                except JournalError as error:
+                    log.warning("core changes that nobody wants are kept", why=str(error))
+
+    def _remember(self, change: CoreChange) -> None:
+        """The latest of a machine is the last one in order; of those that are gone for long nothing is kept."""
+        self._last.pop(change.machine, None)
+        self._last[change.machine] = (change.cause, change.cores_after)
+        gone = [machine for machine, (_, after) in self._last.items() if not after]
+        for machine in gone[:-MOST_GONE]:
+            del self._last[machine]
 
     def last_cores(self, machine: str) -> float:
         """What a machine had after its last change; 0 where none is known."""
@@ -183,11 +205,14 @@ class Journal:
                 self._sequence = sequence + len(kept)
                 self._change_state("the acknowledged sequence")
                 return
-            kept = [change for change in self.changes if change.sequence > sequence]
-            if len(kept) < len(self.changes):
-                # The state first: it holds each machine's last change.
-                self._change_state("the acknowledged sequence")
-                self._replace_changes(kept)
+            self._forget_up_to(sequence)
+
+    def _forget_up_to(self, sequence: int) -> None:
+        kept = [change for change in self.changes if change.sequence > sequence]
+        if len(kept) < len(self.changes):
+            # The state first: it holds each machine's last change.
+            self._change_state("the acknowledged sequence")
+            self._replace_changes(kept)
 
     def add_deleted(self, request_id: str) -> None:
         """Remember a deletion, so that its repetition after a restart does not hit a new VM of the name.

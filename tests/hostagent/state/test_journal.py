@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,48 @@ def test_an_agent_that_lost_its_state_counts_on_above_what_the_manager_has(tmp_p
     assert [(c.sequence, c.cause) for c in journal.changes] == [(41, "a")]
     journal.acknowledge(41)
     assert not journal.changes
+
+
+def test_of_machines_that_are_gone_only_the_latest_are_remembered(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.add("runs", "host-a", 1000.0, 0.0, 2.0, "c")
+    for number in range(journals.MOST_GONE + 50):
+        journal.add(f"vm-{number}", "host-a", 1000.0, 2.0, 0.0, "d")
+    journal.acknowledge(journal.changes[-1].sequence)
+    last = json.loads((tmp_path / "state.json").read_text())["last"]
+    assert len(last) == journals.MOST_GONE + 1
+    assert list(last)[-1] == f"vm-{journals.MOST_GONE + 49}"
+    successor = Journal(tmp_path)
+    assert successor.last_cores("runs") == 2.0
+    successor.add("vm-100", "host-a", 1000.0, 2.0, 0.0, "d")
+    assert not successor.changes, "its last change is known still"
+
+
+def test_without_a_manager_only_the_latest_changes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "MOST_UNTOLD", 10)
+    journal = Journal(tmp_path, told=False)
+    for number in range(95):
+        add(journal, f"cause-{number}", after=float(number))
+        assert len(journal.changes) <= 20
+    assert [change.sequence for change in journal.changes] == list(range(96 - len(journal.changes), 96))
+    successor = Journal(tmp_path, told=False)
+    assert successor.changes == journal.changes
+    add(successor, "cause-94", after=94.0)
+    add(successor, "more", after=0.0)
+    assert successor.changes[-1].sequence == 96
+    told = Journal(tmp_path)
+    for number in range(30):
+        add(told, f"told-{number}")
+    assert len(told.changes) > 30, "a manager that is away loses none"
+
+
+def test_changes_that_nobody_wants_are_kept_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "MOST_UNTOLD", 2)
+    journal = Journal(tmp_path, told=False)
+    full_disk(monkeypatch, "state.json")
+    for number in range(6):
+        add(journal, f"cause-{number}")
+    assert len(journal.changes) == len(Journal(tmp_path).changes) == 6
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
