@@ -126,8 +126,10 @@ class HostAgentOptions(DaemonOptions):
         False,
         description="before memory is unplugged, guests' cold pages become free (docs/reference/layers.md)",
     )
-    overhead_mib: float | None = Field(None, description="memory a VM costs besides its size; default by accelerator")
-    reserve_mib: float = Field(512.0, description="host memory never handed out")
+    overhead_mib: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
+        None, description="memory a VM costs besides its size; default by accelerator"
+    )
+    reserve_mib: Annotated[float, Field(ge=0, le=1e9)] = Field(512.0, description="host memory never handed out")
     requests_per_s: float = Field(RATE.per_s, description="requests of one token a second")
     burst: float = Field(RATE.burst, description="requests of one token at once")
 

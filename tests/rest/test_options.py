@@ -78,6 +78,11 @@ def test_what_is_not_safe_or_not_whole_is_refused_in_one_line(
     [
         ([*TLS, "--listen", "0.0.0.0:7999"], "give --url"),
         (["--manager", "http://127.0.0.1:1", "--manager-ca", "x"], "--manager must begin with https://"),
+        *(
+            ([option, figure], f"{option}: input should be")
+            for option in ("--reserve-mib", "--overhead-mib")
+            for figure in ("-1", "nan", "inf")
+        ),
         (["--manager", "https://192.0.2.1:1", "--manager", "http://192.0.2.2:1"], "http://192.0.2.2:1 would get"),
         (["--manager", "http://127.0.0.1:1@example.org"], "over plain HTTP: give https://"),
         (["--certificate", "x"], "--certificate and --key need each other"),
