@@ -19,6 +19,8 @@ LONGEST_CHAIN: Final = 16
 _MAGIC: Final = b"QFI\xfb"
 #: Bit of the incompatible features: the data lies in another file.
 _EXTERNAL_DATA: Final = 1 << 2
+#: Of a place in a file.
+_LARGEST_OFFSET: Final = (1 << 63) - 1
 
 
 def check_files(uses: Sequence[FileUse], prefixes: Sequence[str]) -> frozenset[str]:
@@ -72,11 +74,13 @@ def _backing_of(path: Path) -> str | None:
         if len(header) < 72 or header[:4] != _MAGIC:
             raise XMLRefused(f"{path} is no qcow2 image")
         version, offset, size = struct.unpack(">IQI", header[4:20])
+        if version >= 3 and len(header) < 80:
+            raise XMLRefused(f"{path} is no qcow2 image: its header is cut short")
         if version >= 3 and struct.unpack(">Q", header[72:80])[0] & _EXTERNAL_DATA:
             raise XMLRefused(f"{path} keeps its data in another file")
         if not offset:
             return None
-        if size > 1023:
+        if size > 1023 or offset > _LARGEST_OFFSET:
             raise XMLRefused(f"{path} has a broken header")
         file.seek(offset)
         name = file.read(size).decode("utf-8", "replace")

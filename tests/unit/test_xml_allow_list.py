@@ -206,9 +206,14 @@ def test_links_devices_and_what_is_not_there_are_refused(tmp_path: Path) -> None
         check_files(use(looping), [str(images)])
     with pytest.raises(XMLRefused, match="in another file"):
         check_files(use(qcow2(images / "data.qcow2", features=4)), [str(images)])
-    (images / "short.qcow2").write_bytes(b"QFI")
-    with pytest.raises(XMLRefused, match="is no qcow2"):
-        check_files(use(images / "short.qcow2"), [str(images)])
+    whole = qcow2(images / "whole.qcow2").read_bytes()
+    for bytes_left in (3, 71, 72, 79):
+        (images / "short.qcow2").write_bytes(whole[:bytes_left])
+        with pytest.raises(XMLRefused, match="is no qcow2"):
+            check_files(use(images / "short.qcow2"), [str(images)])
+    (images / "far.qcow2").write_bytes(whole[:8] + b"\xff" * 8 + whole[16:])
+    with pytest.raises(XMLRefused, match="has a broken header"):
+        check_files(use(images / "far.qcow2"), [str(images)])
 
 
 def test_a_backing_file_outside_is_refused_before_it_is_opened(tmp_path: Path) -> None:
