@@ -143,8 +143,13 @@ const ACTS = {
 
 let open = null;
 
+// Esc closes it, too. The event comes late: another one may be open by then.
+dialog.addEventListener("close", () => {
+  if (!dialog.open) open = null;
+});
+
 export function start(data) {
-  open = { act: ACTS[data.act], data, errors: {}, problem: "", report: null, operation: null, busy: false };
+  open = { act: ACTS[data.act], data, errors: {}, problem: "", report: null, done: false, operation: null, busy: false };
   // What is asked for is meant for the VM that is on show, not for one that was made anew by its name.
   open.version = data.operation ? "" : state.vms.get(data.vm)?.version;
   // Or the fields would keep what was typed for another one.
@@ -216,14 +221,12 @@ function show() {
     el("div", { role: "status", "data-key": "report" }, report && tried(report)),
   );
   const done =
-    operation &&
+    (operation || open.done) &&
     el(
       "div",
       { "data-key": "operation", role: "status" },
-      callOff(operation),
-      whole(operation),
-      wrong,
-      el("p", { class: "actions" }, button(operation.state === "running" ? "Close: it goes on" : "Close", "close")),
+      operation ? [callOff(operation), whole(operation), wrong] : tried(report),
+      el("p", { class: "actions" }, button(operation?.state === "running" ? "Close: it goes on" : "Close", "close")),
     );
   morph(dialog, el("div", null, el("h1", { id: "dialog-title" }, act.title(data)), done || form));
 }
@@ -349,7 +352,8 @@ export async function submit(form, how) {
     if (mine !== open) return;
     mine.busy = false;
     if (answer.status !== 202 || act.at_once) {
-      mine.report = answer.body;
+      // What is done is not offered again.
+      Object.assign(mine, { report: answer.body, done: !dry });
       show();
       if (!dry) soon();
       return;

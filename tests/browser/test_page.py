@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -181,9 +182,37 @@ async def test_a_host_that_is_forgotten_with_its_vms_is_said(tmp_path: Path, bro
         )
         await tab.page.fill("#confirm", "host-a")
         await tab.page.locator("#act .destroys").click()
-        await tab.page.locator("#act .outcome, #act .error").first.wait_for()
-        assert await tab.text("#act .outcome") == forgotten.sentence
+        await tab.page.locator("dialog .outcome, #act .error").first.wait_for()
+        assert await tab.text("dialog .outcome") == forgotten.sentence
+        assert await tab.page.locator("#act").count() == 0, "it is not offered again"
         assert tab.errors == []
+
+
+async def test_what_is_answered_after_esc_is_not_shown_over_what_was_opened_since(
+    tmp_path: Path, browser: Browser
+) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def late(route: Route) -> None:
+        asked.set()
+        await answer.wait()
+        await route.continue_()
+
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "vm/shop")
+        await tab.page.route("**/v1/vms/shop/stop", late)
+        await tab.page.get_by_role("button", name="Stop").click()
+        await tab.page.fill("#confirm", "shop")
+        await tab.page.locator("#act .destroys").click()
+        await asked.wait()
+        await tab.page.keyboard.press("Escape")
+        await tab.page.keyboard.press("?")
+        await tab.until("dialog h1", "Keys")
+        answer.set()
+        await tab.until("#view", "stopped")
+        assert await tab.text("dialog h1") == "Keys"
 
 
 async def test_calling_a_placement_off_does_not_delete_a_vm_that_was_started_meanwhile(
