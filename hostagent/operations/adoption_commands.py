@@ -21,12 +21,12 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
-from hostagent.errors import DomainGone, HypervisorError, RequestRefused
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
 from hostagent.libvirt.hypervisor import Candidate
-from hostagent.operations.lifecycle_commands import NEAR
-from hostagent.operations.operations import Run, done, partly_done
-from hostagent.operations.requests import Requests, answer, cause_of, check_present
-from hostagent.operations.respec import fallen_short, returning
+from hostagent.operations.lifecycle_commands import NEAR, give_up_change, stay_as_it_was
+from hostagent.operations.operations import Run, done, failed, partly_done
+from hostagent.operations.requests import Requests, answer, cause_of, check_present, mark_failed
+from hostagent.operations.respec import returning
 from hostagent.operations.resuming import HELLO_S, Resume
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Intent, Phase, Request
@@ -272,9 +272,9 @@ class AdoptionCommands:
                     await host.hypervisor.resume(vm.domain)
                 await host.hypervisor.adoption.give_back(vm.domain, before)
             except HypervisorError:
-                # It is answered as failed, so a later agent must not carry it out either.
+                await mark_failed(host.journal, operation.request_id)
                 with contextlib.suppress(HypervisorError):
-                    await vm.record.store(spec=fallen_short(old, vm.intent.committed.vector()), was=None)
+                    await stay_as_it_was(host, vm, old, operation.request_id)
                 raise
             if vm.intent.phase is not Phase.STOPPED:
                 await host.record_change(vm.name, size, ZERO, operation.request_id)
@@ -290,38 +290,42 @@ class AdoptionCommands:
         :raises RequestRefused: there is no room.
         :raises HypervisorError: it could not be stored; all is as it was.
         """
-        host, before = self._host, vm.intent
-        row = vm.allocation()
-        if target is None:
-            await vm.record.store(was=before.was or before.spec, cause=cause)
-            return
-        grown = spec.allocation(row.current.larger(target), host.slice.vm_overhead_mib)
-        if not target.fits_in(row.current) and not host.fits(grown, row.charge):
-            raise RequestRefused(
-                409, f"{target} needs more than what is free ({host.free()})", "name", code=ProblemCode.NO_ROOM
-            )
-        vm.record.plan(target, cause, spec=spec, was=before.was or before.spec)
-        await persist_all([vm])
+        host, row = self._host, vm.allocation()
+        was = vm.intent.was or vm.intent.spec
+        if target is not None:
+            grown = spec.allocation(row.current.larger(target), host.slice.vm_overhead_mib)
+            if not target.fits_in(row.current) and not host.fits(grown, row.charge):
+                raise RequestRefused(
+                    409, f"{target} needs more than what is free ({host.free()})", "name", code=ProblemCode.NO_ROOM
+                )
+            vm.record.plan(target, cause, spec=spec, was=was)
+        try:
+            await (vm.record.store(was=was, cause=cause) if target is None else persist_all([vm]))
+        except HypervisorError:
+            await mark_failed(host.journal, cause.request_id)
+            raise
 
     async def _kept(self, operation: Operation, vm: ManagedVM, old: VMSpec, outcome: VMOutcome) -> Operation:
         """It is looked after as before, with the size that was reached."""
-        reached = vm.intent.committed.vector()
-        size = Vector.of(reached)
-        await vm.record.store(
-            spec=fallen_short(old, reached), was=None, phase=Phase.SETTLED, committed=size, target=size
-        )
-        vm.request_check()
+        await stay_as_it_was(self._host, vm, old, operation.request_id)
         sentence = f"{vm.name} was not given back: {outcome.sentence}"
         return partly_done(operation, sentence, outcome)
 
     async def _resume_release(self, operation: Operation, vm: ManagedVM) -> Operation:
         vm.start()
+        if operation.request_id in self._host.journal.deleted:
+            await give_up_change(self._host, vm, operation.request_id)
+            return failed(operation, f"{vm.name} could not be given back, as was answered before this agent started")
         if vm.intent.was is None:
             # It had ended, or it would be gone.
             return partly_done(operation, f"{vm.name} was not given back: {vm.summary().sentence}")
         if vm.intent.phase in RESIZING:
             await vm.wait_for_hello(HELLO_S)
-        return await self._release(operation, vm, float(cause_of(vm).body["deadline_s"]), None)
+        try:
+            return await self._release(operation, vm, float(cause_of(vm).body["deadline_s"]), None)
+        except HostAgentError:
+            await give_up_change(self._host, vm, operation.request_id)
+            raise
 
 
 def _size_of(found: Candidate) -> ResourceVector:

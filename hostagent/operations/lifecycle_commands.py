@@ -25,7 +25,7 @@ from hostagent.control.start_admission import charge_memory, turn_off_again
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, NoticeWithdrawn, RequestRefused
 from hostagent.operations.ending import Ending, stays
 from hostagent.operations.operations import Run, done, failed, partly_done
-from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
+from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, mark_failed, now
 from hostagent.operations.respec import (
     BootMib,
     Respec,
@@ -304,8 +304,7 @@ class LifecycleCommands:
         except HostAgentError as error:
             # Answered as failed, so neither this agent nor a later one carries it out: the reconciler turns it off.
             vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
-            with contextlib.suppress(HostAgentError):
-                await asyncio.to_thread(self._host.journal.add_deleted, cause_of(vm).request_id)
+            await mark_failed(self._host.journal, cause_of(vm).request_id)
             with contextlib.suppress(HostAgentError):
                 await vm.record.persist()
             self._host.note(vm.name, DecisionKind.STOPPED, f"it could not be stopped again yet: {error}", {})
@@ -386,7 +385,11 @@ class LifecycleCommands:
                 code=ProblemCode.NO_ROOM,
             )
         vm.record.plan(way.target, cause, spec=way.meanwhile, was=vm.intent.spec)
-        await persist_all([vm])
+        try:
+            await persist_all([vm])
+        except HypervisorError:
+            await mark_failed(self._host.journal, cause.request_id)
+            raise
 
     async def _settle_spec(
         self, operation: Operation, vm: ManagedVM, way: Respec, old: VMSpec, deadline_s: float
@@ -400,22 +403,25 @@ class LifecycleCommands:
         if way.now.priority is Priority.FIXED:
             fits = fits and now.nominal.fits_in(reached + NEAR)
         if vm.intent.phase is not Phase.SETTLED or not fits:
-            # Also where it grew, or may have: what it may hold is charged.
-            kept, stays = reached, Vector.of(reached)
-            kept_as = fallen_short(old, kept)
-            await vm.record.store(spec=kept_as, was=None, phase=Phase.SETTLED, committed=stays, target=stays)
-            sentence = f"{vm.name} stays what it was and has {kept}: {outcome.sentence}"
+            await stay_as_it_was(host, vm, old, operation.request_id)
+            sentence = f"{vm.name} stays what it was and has {reached}: {outcome.sentence}"
             return partly_done(operation, sentence, outcome)
         size = reached.smaller(now.upper)
         redefine = vm.intent.redefine or (vm.intent.adopted is None and _defined(old) != _defined(way.now))
-        await vm.record.store(
-            spec=way.now,
-            was=None,
-            at_next_start=way.at_next_start,
-            committed=Vector.of(size),
-            target=Vector.of(size),
-            redefine=redefine,
-        )
+        try:
+            await vm.record.store(
+                spec=way.now,
+                was=None,
+                at_next_start=way.at_next_start,
+                committed=Vector.of(size),
+                target=Vector.of(size),
+                redefine=redefine,
+            )
+        except HypervisorError:
+            await mark_failed(host.journal, operation.request_id)
+            with contextlib.suppress(HypervisorError):
+                await stay_as_it_was(host, vm, old, operation.request_id)
+            raise
         vm.request_check()
         host.changed.set()
         sentence = f"{vm.name} is sold {way.now.nominal.vector()} and has {size}"
@@ -455,6 +461,9 @@ class LifecycleCommands:
 
     async def _resume_resize(self, operation: Operation, vm: ManagedVM) -> Operation:
         vm.start()
+        if operation.request_id in self._host.journal.deleted:
+            await give_up_change(self._host, vm, operation.request_id)
+            return failed(operation, f"{vm.name} could not be resized, as was answered before this agent started")
         if vm.intent.was is None:
             async with vm.lock:
                 if vm.intent.phase is Phase.STOPPED:
@@ -464,10 +473,43 @@ class LifecycleCommands:
         command = SpecCommand.model_validate({key: cause.body[key] for key in ("request_id", "spec", "deadline_s")})
         if vm.intent.phase in RESIZING:
             await vm.wait_for_hello(HELLO_S)
-        return await self._resize(operation, vm, command, None)
+        try:
+            return await self._resize(operation, vm, command, None)
+        except HostAgentError:
+            await give_up_change(self._host, vm, operation.request_id)
+            raise
 
     def _as_found(self, operation: Operation, vm: ManagedVM) -> Operation:
         return done(operation, f"{vm.name} {vm.summary().sentence}")
+
+
+async def stay_as_it_was(host: Host, vm: ManagedVM, old: VMSpec, request_id: str) -> None:
+    """End a change of what a VM is sold that did not come to its end, under the VM's lock.
+
+    It is decided here first: what cannot be written now, the reconciler writes later.
+
+    :raises HypervisorError: it could not be written yet.
+    """
+    # Also where it grew, or may have: what it may hold is charged.
+    reached = vm.intent.committed
+    spec = fallen_short(old, reached.vector())
+    phase = Phase.SETTLED if vm.intent.phase in RESIZING else vm.intent.phase
+    vm.record.intent = vm.intent.changed(spec=spec, was=None, phase=phase, target=reached)
+    vm.request_check()
+    try:
+        await vm.record.persist()
+    except HypervisorError:
+        await mark_failed(host.journal, request_id)
+        raise
+
+
+async def give_up_change(host: Host, vm: ManagedVM, request_id: str) -> None:
+    """Give up a change of what a VM is sold that an earlier agent had begun and that is answered as failed."""
+    async with vm.lock:
+        if vm.intent.was is not None:
+            with contextlib.suppress(HypervisorError):
+                await stay_as_it_was(host, vm, vm.intent.was, request_id)
+    await mark_failed(host.journal, request_id)
 
 
 def _defined(spec: VMSpec) -> tuple[float, float, Vector | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
@@ -12,7 +13,7 @@ from ebbtide.deflation.fencing import Fence
 from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
-from hostagent.errors import RequestRefused
+from hostagent.errors import JournalError, RequestRefused
 from hostagent.operations.operations import Kind, Operations, Run, done
 from hostagent.state.intents import Cause, Phase, Request
 from hostagent.state.journal import Journal
@@ -120,6 +121,13 @@ async def check_not_arrived(host: Host, vm: ManagedVM) -> None:
         raise RequestRefused(
             409, f"{vm.name} has arrived: it runs on {host.slice.host_id}", "name", code=ProblemCode.WRONG_STATE
         )
+
+
+async def mark_failed(journal: Journal, request_id: str) -> None:
+    """Remember that an operation is answered as failed: a later agent does not go on with what it finds of it."""
+    if request_id not in journal.deleted:
+        with contextlib.suppress(JournalError):
+            await asyncio.to_thread(journal.add_deleted, request_id)
 
 
 def cause_of(vm: ManagedVM) -> Cause:

@@ -7,8 +7,6 @@ event loop with the plans that come of it, so that no room is counted twice.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -24,9 +22,9 @@ from ebbtide.messages.operations import Operation, VMOutcome
 from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import reinflation_targets
-from hostagent.errors import HypervisorError, JournalError, RequestRefused
+from hostagent.errors import HypervisorError, RequestRefused
 from hostagent.operations.operations import Run, concluded, failed, split_told
-from hostagent.operations.requests import Requests, left, now
+from hostagent.operations.requests import Requests, left, mark_failed, now
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
 from hostagent.vm.host import Host, persist_all, plan_all
@@ -154,8 +152,7 @@ class SizeCommands:
         try:
             await persist_all(members)
         except HypervisorError:
-            with contextlib.suppress(JournalError):
-                await asyncio.to_thread(self._host.journal.add_deleted, request.request_id)
+            await mark_failed(self._host.journal, request.request_id)
             raise
 
     async def _reclaim(self, operation: Operation, command: ReclaimCommand, request: Request) -> Operation:

@@ -11,8 +11,9 @@ import pytest
 from ebbtide.deflation.bounds import Bound
 from ebbtide.messages.adoptions import Adoptable
 from ebbtide.messages.common import PartialVector, Vector
+from hostagent.errors import HypervisorError
 from hostagent.operations.agent import Agent
-from hostagent.state.intents import Intent, Phase
+from hostagent.state.intents import Before, Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.doing import reclaim, report
@@ -204,6 +205,36 @@ async def test_a_release_that_falls_short_leaves_the_vm_looked_after_and_can_be_
     world.failures.clear()
     assert (await release(command, "again")).state == "done"
     assert (domain.quota, domain.intent) == (None, "")
+
+
+async def test_a_release_that_failed_and_could_not_be_written_is_not_carried_out_later(
+    command: Command, agent: Agent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await adopted(command, world)
+    domain, vm = world.domains["old-web"], agent.host.vms["web"]
+    await reclaim(command, cpu_cores=0.5)
+
+    async def busy(domain: str, before: Before) -> None:
+        world.failures["write_intent"] = "busy"
+        raise HypervisorError("the domain is busy")
+
+    monkeypatch.setattr(agent.host.hypervisor.adoption, "give_back", busy)
+    failed = await release(command)
+    assert (failed.state, failed.sentence) == ("failed", "the domain is busy")
+    assert vm.intent.was is None
+    await agent.close()
+    world.failures.clear()
+    assert Intent.model_validate_json(domain.intent).was is not None
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.requests.operations.get("release", 10)
+        assert ended is not None
+        assert ended.state == "failed", ended.sentence
+        await until(lambda: successor.host.vms["web"].intent.was is None)
+        assert Intent.model_validate_json(domain.intent).adopted is not None
+    finally:
+        await successor.close()
 
 
 @pytest.mark.parametrize("while_stopped", [False, True], ids=["admitting", "stopped on command"])

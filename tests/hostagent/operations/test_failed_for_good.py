@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.control import reconciler
+from hostagent.errors import HypervisorTimeout
 from hostagent.operations.agent import Agent
-from hostagent.state.intents import Phase
+from hostagent.state.intents import Intent, Phase
 from hostagent.vm import executor
 from hostagent.vm import host as host_module
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Command, make_agent
+from tests.hostagent.conftest import Command, low_vm, make_agent
+from tests.hostagent.doing import reclaim
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -112,3 +115,102 @@ async def test_a_target_whose_vm_is_busy_until_the_deadline_fails_and_changes_no
         assert operation.state == "failed"
     await until(lambda: not vm.lock.locked())
     assert (vm.intent.generation, vm.intent.committed.vector(), sizes_asked(world)) == (1, FULL, [])
+
+
+# --- changes of what a VM is sold ------------------------------------------------------------------------------------
+
+
+async def resized(command: Command, request_id: str = "r", **fields: Any) -> Operation:
+    body = {"request_id": request_id, "spec": low_vm("low-1", **fields), "deadline_s": 20.0}
+    return await command("PUT", "/v1/vms/low-1/spec", body)
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, world: World, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+    """These calls fail from the moment on at which a resize begins, or has ended, once its intent was written."""
+    resize_one = Host.resize_one
+
+    async def last_words(*arguments: Any) -> VMOutcome:
+        world.failures |= dict.fromkeys(before, REFUSED)
+        outcome = await resize_one(*arguments)
+        world.failures |= dict.fromkeys(after, REFUSED)
+        return outcome
+
+    monkeypatch.setattr(Host, "resize_one", last_words)
+
+
+async def test_a_fixed_vm_whose_resize_cannot_be_written_at_its_end_stays_fixed(
+    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await resized(command, priority="fixed", minimum={})).state == "done"
+    smaller = {"cpu_cores": 2.0, "memory_mib": 1024.0}
+    with monkeypatch.context() as broken:
+        fails(broken, world, before=(), after=("write_intent",))
+        operation = await resized(command, "s", priority="fixed", minimum={}, nominal=smaller)
+    assert (operation.state, operation.sentence) == ("failed", REFUSED)
+    vm = host.vms["low-1"]
+    world.failures.clear()
+    await until(lambda: not vm.record.uncertain)
+    stored = Intent.model_validate_json(two_vms[0].intent)
+    assert (stored.spec.priority, stored.spec.nominal.cpu_cores, stored.was) == ("fixed", 2.0, None)
+    taken = await reclaim(command, cpu_cores=1.0)
+    assert [outcome.name for outcome in taken.vms] == ["low-2"]
+    assert (vm.allocation().current.cpu_cores, len(two_vms[0].online)) == (2.0, 2)
+
+
+SMALLER = {"cpu_cores": 1.0, "memory_mib": 600.0}
+
+
+async def test_a_resize_that_failed_is_not_carried_out_when_the_hypervisor_is_back(
+    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        fails(broken, world, before=("read", "write_intent"), after=())
+        assert (await resized(command, nominal=SMALLER)).state == "failed"
+    world.failures.clear()
+    vm = host.vms["low-1"]
+    await until(lambda: not vm.record.uncertain and not vm.lock.locked())
+    assert (vm.intent.phase, vm.intent.was, vm.allocation().current) == (Phase.SETTLED, None, FULL)
+    assert vm.intent.spec.nominal.vector() == FULL
+    assert (two_vms[0].bound_mib, sizes_asked(world)) == (1024.0, [])
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["cut off", "written too late"])
+async def test_a_successor_of_the_agent_does_not_carry_out_a_resize_that_failed(
+    agent: Agent,
+    command: Command,
+    two_vms: list[Domain],
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+) -> None:
+    late: list[Intent] = []
+
+    async def too_late(domain: str, intent: Intent) -> None:
+        late.append(intent)
+        raise HypervisorTimeout("libvirt did not answer within 15 s")
+
+    with monkeypatch.context() as broken:
+        if begun:
+            fails(broken, world, before=("read", "write_intent"), after=())
+        else:
+            broken.setattr(agent.host.hypervisor, "write_intent", too_late)
+        assert (await resized(command, nominal=SMALLER)).state == "failed"
+        await agent.close()
+    domain = two_vms[0]
+    if late:
+        domain.intent = late[0].model_dump_json()
+    assert Intent.model_validate_json(domain.intent).was is not None
+    world.failures.clear()
+    successor = make_agent(world, tmp_path)
+    await successor.start()
+    try:
+        operation = await successor.requests.operations.get("r", 5.0)
+        assert operation is not None
+        assert operation.state == "failed", operation.sentence
+        vm = successor.host.vms["low-1"]
+        await until(lambda: vm.intent.was is None and not vm.lock.locked())
+        assert (vm.intent.phase, vm.intent.spec.nominal.vector()) == (Phase.SETTLED, FULL)
+        assert (domain.bound_mib, sizes_asked(world)) == (1024.0, [])
+    finally:
+        await successor.close()
