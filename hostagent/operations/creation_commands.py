@@ -17,10 +17,10 @@ from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
-from hostagent.errors import DomainGone, NoticeWithdrawn, RequestRefused
+from hostagent.errors import DomainGone, HypervisorError, JournalError, NoticeWithdrawn, RequestRefused
 from hostagent.operations.ending import stays
-from hostagent.operations.operations import Run, done
-from hostagent.operations.requests import Requests, answer, check_not_arrived
+from hostagent.operations.operations import Run, done, failed
+from hostagent.operations.requests import FAILED_EARLIER, Requests, answer, cause_of, check_not_arrived
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Phase, Request
 from hostagent.vm.host import Host
@@ -129,6 +129,8 @@ class CreationCommands:
             if request.request_id in self._host.journal.deleted:
                 # Done before a restart: the VM that has the name now is another one.
                 return answer(f"{name} was removed by this request before the agent was started again")
+            if request.request_id in self._host.journal.failed_deletions:
+                return answer(FAILED_EARLIER, failed)
             if name not in self._host.vms and self._coming.pop(name, None) is not None:
                 return partial(self._call_off, name=name)
             vm = self._host.vm(name)
@@ -152,8 +154,7 @@ class CreationCommands:
                         how = await self._tell(vm, cause)
                     except NoticeWithdrawn as error:
                         return await stays(operation, self._host, vm, error)
-                    with contextlib.suppress(DomainGone):
-                        await vm.record.store(phase=Phase.DELETING, cause=cause, committed=Vector.of(size))
+                    await self._begin_removal(vm, cause, size)
                     await self._host.record_change(vm.name, size, ZERO, operation.request_id)
                     await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
                     await self._host.forget(vm)
@@ -166,6 +167,39 @@ class CreationCommands:
             vm.name, DecisionKind.REMOVE, sentence, {"request_id": operation.request_id, "size": sizes(size)}
         )
         return done(operation, sentence)
+
+    async def _begin_removal(self, vm: ManagedVM, cause: Cause, size: ResourceVector) -> None:
+        """Store what is going to happen.
+
+        :raises HypervisorError: it could not be stored; all is as it was.
+        """
+        try:
+            with contextlib.suppress(DomainGone):
+                await vm.record.store(phase=Phase.DELETING, cause=cause, committed=Vector.of(size))
+        except HypervisorError:
+            if vm.intent.phase is not Phase.DELETING:
+                # A write that comes late must not have a later agent remove it. One that had begun is ended.
+                with contextlib.suppress(JournalError):
+                    await asyncio.to_thread(self._host.journal.add_failed_deletion, cause.request_id)
+            raise
+
+    async def resume_removal(self, operation: Operation, vm: ManagedVM) -> Operation:
+        """Go on with a deletion that an earlier agent had begun, unless that has answered it as failed."""
+        deleting = vm.intent.phase is Phase.DELETING
+        if deleting and operation.request_id not in self._host.journal.failed_deletions:
+            return await self.remove(operation, vm, cause_of(vm))
+        vm.start()
+        async with vm.lock:
+            if vm.intent.phase is Phase.DELETING:
+                # One that was off had nothing; it comes up with what it was to come up with.
+                off = vm.intent.committed.vector().is_zero()
+                size = vm.intent.target if off else vm.intent.committed
+                vm.record.intent = vm.intent.changed(phase=Phase.SETTLED, committed=size)
+                # What cannot be written now, the reconciler writes later.
+                with contextlib.suppress(HypervisorError):
+                    await vm.record.persist()
+                vm.request_check()
+        return failed(operation, f"{vm.name} could not be removed, as was answered before this agent started")
 
     @staticmethod
     async def _tell(vm: ManagedVM, cause: Cause) -> str:

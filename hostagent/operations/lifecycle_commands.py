@@ -103,7 +103,7 @@ class LifecycleCommands:
                     return done(operation, f"{vm.name} is stopped")
                 size = vm.allocation().current
                 if request is not None:
-                    await vm.record.store(phase=Phase.STOPPING, cause=request.cause(size))
+                    await self._begin_stop(vm, request.cause(size))
                 cause = cause_of(vm)
                 try:
                     try:
@@ -130,12 +130,8 @@ class LifecycleCommands:
                     }
                     await vm.record.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
                 except HostAgentError:
-                    # No check looks after one that is being stopped; it stays charged. What cannot be written now,
-                    # the reconciler writes later.
-                    vm.record.intent = vm.intent.changed(phase=Phase.SETTLED)
-                    with contextlib.suppress(HostAgentError):
-                        await vm.record.persist()
-                    vm.request_check()
+                    # No check looks after one that is being stopped; it stays charged.
+                    await self._not_stopped(vm, operation.request_id)
                     raise
                 await self._define(vm)
         finally:
@@ -146,6 +142,26 @@ class LifecycleCommands:
         host.note(vm.name, DecisionKind.REMOVE, sentence, {"size": sizes(size)})
         host.changed.set()
         return done(operation, sentence)
+
+    async def _begin_stop(self, vm: ManagedVM, cause: Cause) -> None:
+        """Store what is going to happen.
+
+        :raises HypervisorError: it could not be stored; all is as it was.
+        """
+        try:
+            await vm.record.store(phase=Phase.STOPPING, cause=cause)
+        except HypervisorError:
+            await mark_failed(self._host.journal, cause.request_id)
+            raise
+
+    async def _not_stopped(self, vm: ManagedVM, request_id: str) -> None:
+        """Have a VM looked after again whose stop is answered as failed. Under its lock."""
+        await mark_failed(self._host.journal, request_id)
+        vm.record.intent = vm.intent.changed(phase=Phase.SETTLED)
+        # What cannot be written now, the reconciler writes later.
+        with contextlib.suppress(HostAgentError):
+            await vm.record.persist()
+        vm.request_check()
 
     async def _power_off(self, vm: ManagedVM, cause: Cause, resumed: bool) -> str:
         """Have a guest power off; where it is preempted, it is told first.
@@ -190,6 +206,11 @@ class LifecycleCommands:
     async def _resume_stop(self, operation: Operation, vm: ManagedVM) -> Operation:
         # However it is started again, its guest is heard.
         vm.start()
+        if operation.request_id in self._host.journal.deleted:
+            async with vm.lock:
+                if vm.intent.phase is Phase.STOPPING:
+                    await self._not_stopped(vm, operation.request_id)
+            return failed(operation, f"{vm.name} could not be stopped, as was answered before this agent started")
         if vm.intent.phase not in (Phase.STOPPING, Phase.STOPPED):
             return self._as_found(operation, vm)
         return await self._stop(operation, vm)

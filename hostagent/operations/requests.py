@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 from weakref import WeakValueDictionary
 
 from ebbtide.deflation.errors import InvalidField
@@ -14,7 +15,7 @@ from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.errors import JournalError, RequestRefused
-from hostagent.operations.operations import Kind, Operations, Run, done
+from hostagent.operations.operations import Kind, Operations, Run, done, failed
 from hostagent.state.intents import Cause, Phase, Request
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host
@@ -24,6 +25,8 @@ from hostagent.vm.managed_vm import ManagedVM
 #: that no other operation comes between the two; before it changes something itself it asks whether its manager still
 #: leads.
 Accept = Callable[[Request], Awaitable[Run]]
+#: The end of a request that is repeated after a restart.
+FAILED_EARLIER: Final = "it failed before the agent was started again: another request has to ask for it anew"
 
 
 class Leadership:
@@ -88,18 +91,24 @@ class Requests:
             if operation := self.operations.known(request_id, kind, body):
                 return operation
             request = Request(request_id, kind, body, time.time())
-            run = await accept(request)
-            self.leadership.check(command)
+            if kind != "delete" and request_id in self._journal.deleted:
+                run = answer(FAILED_EARLIER, failed)
+            else:
+                run = await accept(request)
+                self.leadership.check(command)
             return self.operations.begin(
                 request_id, kind, body, run, vm=vm or path.get("name"), started_at=request.started_at
             )
 
 
-def answer(sentence: str) -> Run:
-    """Carries out a request that asks for what is there already."""
+def answer(sentence: str, end: Callable[[Operation, str], Operation] = done) -> Run:
+    """Carries out a request that asks for what is there already, or that has ended before this agent started.
+
+    :param end: how it ends, or has ended.
+    """
 
     async def run(operation: Operation) -> Operation:
-        return done(operation, sentence)
+        return end(operation, sentence)
 
     return run
 

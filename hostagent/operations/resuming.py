@@ -15,7 +15,6 @@ from ebbtide.messages.operations import Operation
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.operations.creation_commands import CreationCommands
 from hostagent.operations.operations import Operations, Run, concluded, done, failed
-from hostagent.operations.requests import cause_of
 from hostagent.operations.respec import fallen_short
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import ANSWERED, RESIZING, Host
@@ -95,9 +94,9 @@ class Resuming:
         if Phase.CREATING in phases or operation.kind == "create":
             (vm,) = members
             return await self._resume_creation(operation, vm)
-        if Phase.DELETING in phases:
+        if operation.kind == "delete":
             (vm,) = members
-            return await self._creations.remove(operation, vm, cause_of(vm))
+            return await self._creations.resume_removal(operation, vm)
         for vm in members:
             vm.start()
         if not self._host.modes.does(HostEvent.ROOM if operation.kind == "mode" else HostEvent.UNFINISHED):

@@ -93,11 +93,14 @@ class Journal:
         self._last: dict[str, tuple[str, float]] = {}
         #: Request ids of the latest deletions, and of operations that were answered as failed: not carried out later.
         self.deleted: list[str] = []
+        #: Of deletions that were answered as failed before they had begun: not carried out later either.
+        self.failed_deletions: list[str] = []
         if self._state_path.exists():
             state = json.loads(self._state_path.read_text())
             self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
             self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
             self.deleted = list(state.get("deleted", []))
+            self.failed_deletions = list(state.get("failed_deletions", []))
             if "mode" in state:
                 mode, reason, since = state["mode"]
                 self.mode = StoredMode(HostMode(mode), reason, since)
@@ -222,6 +225,15 @@ class Journal:
         with self._lock:
             self._change_state("a deletion", deleted=[*self.deleted[1 - MOST_DELETED :], request_id])
 
+    def add_failed_deletion(self, request_id: str) -> None:
+        """Remember a deletion that is answered as failed before it has begun.
+
+        :raises JournalError: it could not be written.
+        """
+        with self._lock:
+            kept = self.failed_deletions[1 - MOST_DELETED :]
+            self._change_state("a deletion", failed_deletions=[*kept, request_id])
+
     def raise_epoch(self, epoch: int) -> None:
         """Remember the highest epoch of a manager that was seen.
 
@@ -305,6 +317,7 @@ class Journal:
             "sequence": self._sequence,
             "last": self._last,
             "deleted": self.deleted,
+            "failed_deletions": self.failed_deletions,
             "mode": (self.mode.mode, self.mode.reason, self.mode.since),
             "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
             "steady": (self.steady.enabled, self.steady.reserve_mib, self.steady.refill_s, self.steady.arrivals),

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.messages.commands import Command as Deletion
+from ebbtide.messages.commands import TargetCommand
+from ebbtide.messages.common import PartialVector
 from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.control import reconciler
-from hostagent.errors import HypervisorTimeout
+from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm import executor
@@ -23,6 +26,21 @@ from tests.hostagent.world import Domain, World
 
 REFUSED = "Failed to connect socket: Connection refused"
 FULL = ResourceVector(3.0, 1024.0)
+
+
+class Late:
+    """A hypervisor that does not answer writes of intents in time; the first of them is carried out all the same."""
+
+    def __init__(self) -> None:
+        self.intents: list[Intent] = []
+
+    async def write_intent(self, domain: str, intent: Intent) -> None:
+        self.intents.append(intent)
+        raise HypervisorTimeout("libvirt did not answer within 15 s")
+
+    def arrives_in(self, domain: Domain) -> None:
+        for intent in self.intents[:1]:
+            domain.intent = intent.model_dump_json()
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +135,110 @@ async def test_a_target_whose_vm_is_busy_until_the_deadline_fails_and_changes_no
     assert (vm.intent.generation, vm.intent.committed.vector(), sizes_asked(world)) == (1, FULL, [])
 
 
+# --- stops and deletions ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["cut off", "written too late"])
+async def test_a_stop_that_failed_is_not_carried_out_by_a_successor_of_the_agent(
+    agent: Agent,
+    command: Command,
+    two_vms: list[Domain],
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+) -> None:
+    domain, hypervisor, late = two_vms[0], agent.host.hypervisor, Late()
+
+    async def busy(domain: str, limit_s: float) -> str:
+        world.failures["write_intent"] = REFUSED
+        raise HypervisorError("the domain is busy")
+
+    with monkeypatch.context() as broken:
+        if begun:
+            broken.setattr(hypervisor, "shut_down", busy)
+        else:
+            broken.setattr(hypervisor, "write_intent", late.write_intent)
+        body = {"request_id": "s", "limit_s": 2.0, "reason": "minimum"}
+        assert (await command("POST", "/v1/vms/low-1/stop", body)).state == "failed"
+        await agent.close()
+    late.arrives_in(domain)
+    assert Intent.model_validate_json(domain.intent).phase is Phase.STOPPING
+    world.failures.clear()
+    successor = make_agent(world, tmp_path)
+    await successor.start()
+    try:
+        operation = await successor.requests.operations.get("s", 5.0)
+        assert operation is not None
+        assert operation.state == "failed", operation.sentence
+        assert successor.host.vms["low-1"].intent.phase is Phase.SETTLED
+        assert (domain.state, Intent.model_validate_json(domain.intent).phase) == ("running", Phase.SETTLED)
+    finally:
+        await successor.close()
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["running", "off"])
+async def test_a_deletion_that_failed_is_not_carried_out_by_a_successor_of_the_agent(
+    agent: Agent,
+    command: Command,
+    two_vms: list[Domain],
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    off: bool,
+) -> None:
+    domain, late = two_vms[0], Late()
+    if off:
+        assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.host.hypervisor, "write_intent", late.write_intent)
+        assert (await command("DELETE", "/v1/vms/low-1?request_id=d")).state == "failed"
+        await agent.close()
+    late.arrives_in(domain)
+    assert Intent.model_validate_json(domain.intent).phase is Phase.DELETING
+    successor = make_agent(world, tmp_path)
+    await successor.start()
+    try:
+        operation = await successor.requests.operations.get("d", 5.0)
+        assert operation is not None
+        assert operation.state == "failed", operation.sentence
+        vm = successor.host.vms["low-1"]
+        await until(lambda: vm.intent.phase is (Phase.STOPPED if off else Phase.SETTLED) and not vm.lock.locked())
+        assert (vm.intent.committed.vector(), vm.allocation().current) == (FULL, ZERO if off else FULL)
+        gone = await successor.creations.delete("low-1", Deletion(request_id="d-2"), "delete")
+        ended = await successor.requests.operations.get(gone.request_id, 5.0)
+        assert ended is not None
+        assert ended.state == "done", ended.sentence
+        assert list(world.domains) == ["ebb-host-a.low-2"]
+    finally:
+        await successor.close()
+
+
+async def test_what_had_failed_and_is_repeated_after_a_restart_has_failed(
+    agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = PartialVector(cpu_cores=1.0, memory_mib=600.0)
+    target_command = TargetCommand(request_id="t", generation=7, target=size, deadline_s=20.0)
+    world.failures["write_intent"] = REFUSED
+    assert (await command("PUT", "/v1/vms/low-1/target", target())).state == "failed"
+    assert (await command("DELETE", "/v1/vms/low-2?request_id=d")).state == "failed"
+    await agent.close()
+    world.failures.clear()
+    successor = make_agent(world, tmp_path)
+    await successor.start()
+    try:
+        await successor.sizes.target("low-1", target_command)
+        await successor.creations.delete("low-2", Deletion(request_id="d"), "delete")
+        for request_id in ("t", "d"):
+            operation = await successor.requests.operations.get(request_id, 5.0)
+            assert operation is not None
+            assert operation.state == "failed", operation.sentence
+        assert sizes_asked(world) == []
+        assert list(world.domains) == ["ebb-host-a.low-1", "ebb-host-a.low-2"]
+    finally:
+        await successor.close()
+
+
 # --- changes of what a VM is sold ------------------------------------------------------------------------------------
 
 
@@ -184,22 +306,15 @@ async def test_a_successor_of_the_agent_does_not_carry_out_a_resize_that_failed(
     monkeypatch: pytest.MonkeyPatch,
     begun: bool,
 ) -> None:
-    late: list[Intent] = []
-
-    async def too_late(domain: str, intent: Intent) -> None:
-        late.append(intent)
-        raise HypervisorTimeout("libvirt did not answer within 15 s")
-
+    domain, late = two_vms[0], Late()
     with monkeypatch.context() as broken:
         if begun:
             fails(broken, world, before=("read", "write_intent"), after=())
         else:
-            broken.setattr(agent.host.hypervisor, "write_intent", too_late)
+            broken.setattr(agent.host.hypervisor, "write_intent", late.write_intent)
         assert (await resized(command, nominal=SMALLER)).state == "failed"
         await agent.close()
-    domain = two_vms[0]
-    if late:
-        domain.intent = late[0].model_dump_json()
+    late.arrives_in(domain)
     assert Intent.model_validate_json(domain.intent).was is not None
     world.failures.clear()
     successor = make_agent(world, tmp_path)
