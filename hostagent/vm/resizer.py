@@ -113,6 +113,8 @@ class Resizer:
         self.terminating = ""
         #: Whether something is being taken from it now.
         self._taking = False
+        #: Whether that is to leave less to be saved.
+        self._at_end = False
         self._log = log.bind(vm=record.intent.spec.name, host=host.host_id)
 
     async def reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
@@ -135,11 +137,13 @@ class Resizer:
         return outcome
 
     async def reach_at_end(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
-        """As `reach`, for a VM that is being stopped and is to be smaller before. A removal stops it all the same."""
+        """As `reach`, for a VM that is being saved and is to be smaller before. A removal stops it all the same."""
         why, self.terminating = self.terminating, ""
+        self._at_end = True
         try:
             return await self.reach(target, deadline_s, mode)
         finally:
+            self._at_end = False
             self.terminating = self.terminating or why
 
     async def plug(self, repairs: bool) -> None:
@@ -219,6 +223,9 @@ class Resizer:
             mechanisms = mechanisms.without(unforced, "only memory that lies idle is trimmed")
             if self._is_wanted():
                 self._interrupt.ask(WANTED)
+        if self._at_end:
+            # It would be read back to be saved.
+            mechanisms = mechanisms.without([Mechanism.MEMORY_LIMIT], "what lies in swap is saved all the same")
         self._taking = executor.taking = True
         try:
             down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)

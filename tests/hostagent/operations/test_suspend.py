@@ -61,6 +61,23 @@ async def test_a_vm_is_deflated_told_and_saved_and_goes_on_with_its_memory(
     await until(lambda: vm.intent.told == "")
 
 
+def swap_backs_limits(world: World, domain: Domain) -> None:
+    """Its guest has next to nothing to give, so that only a limit can take its memory."""
+    world.has_swap, domain.findings = True, [["memory-limit", True, "swap backs it"]]
+    domain.cache_mib, domain.application = 880.0, "refuse"
+
+
+async def test_what_would_only_go_into_swap_is_not_taken_before_it_is_saved(
+    command: Command, world: World, two_vms: list[Domain]
+) -> None:
+    domain = world.domains[LOW]
+    swap_backs_limits(world, domain)
+    world.calls.clear()
+    assert "was saved" in (await suspend(command, 60.0)).sentence
+    assert ("set_limit", LOW) not in world.calls[: world.calls.index(("save", LOW))]
+    assert domain.limit_mib is None
+
+
 @pytest.mark.parametrize(("free_mib", "limit_s", "why"), [(100.0, 30.0, "which has 100"), (1e6, 2.0, "of its notice")])
 async def test_without_room_or_time_it_is_stopped_and_that_is_told(
     client: Client, command: Command, world: World, two_vms: list[Domain], free_mib: float, limit_s: float, why: str
