@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from ebbtide.deflation.allocations import Allocation, check_target, undeclared
@@ -206,13 +206,23 @@ def reinflation_targets(host: Host, vms: Sequence[ManagedVM], command: Reinflate
     rows = without_harvest([vm.allocation() for vm in vms])
     if command.vms:
         rows = [row for row in rows if row.name in command.vms]
-    names = {row.name for row in rows}
-    pressed = {vm.name: vm.pressure.wants for vm in host.vms.values() if vm.pressure.sentence}
-    # VMs under pressure come first, also those that are not to grow here.
-    room = room_besides_pressure(room, (wants for name, wants in pressed.items() if name not in names))
     # A resize that failed is given up: otherwise it would be tried again after this.
     given_up = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
-    return given_up | share_room(rows, room, list(pressed))
+    return given_up | share_room(rows, *past_pressure(host, rows, room))
+
+
+def past_pressure(
+    host: Host, rows: Iterable[Allocation], room: ResourceVector
+) -> tuple[ResourceVector, Collection[str]]:
+    """VMs under pressure come first, also those that are not to grow now.
+
+    :param rows: those that are.
+    :returns: the room for them, and the names of the VMs under pressure.
+    """
+    names = {row.name for row in rows}
+    pressed = {vm.name: vm.pressure.wants for vm in host.vms.values() if vm.pressure.sentence}
+    besides = (wants for name, wants in pressed.items() if name not in names)
+    return room_besides_pressure(room, besides), pressed.keys()
 
 
 async def _charged(host: Host, vm: ManagedVM) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from ebbtide.deflation.allocations import Allocation
 from ebbtide.deflation.modes import HostEvent, HostMode
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.harvest import without_harvest
@@ -22,6 +23,7 @@ from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
+from hostagent.control.start_admission import past_pressure
 from hostagent.errors import HostAgentError
 from hostagent.operations.operations import Run, done, partly_done
 from hostagent.operations.requests import Requests
@@ -154,7 +156,7 @@ class ModeCommands:
             if vm.running or not host.holds(vm) or vm.intent.phase not in (Phase.SETTLED, Phase.STOPPED):
                 return
             await host.sample()
-            size = undone([vm.allocation()], host.free()).get(vm.name)
+            size = self._undone([vm.allocation()]).get(vm.name)
             if vm.intent.phase is Phase.STOPPED:
                 # It holds no room, so none has to be found.
                 row = vm.intent.spec.allocation(vm.intent.committed.vector())
@@ -182,9 +184,10 @@ class ModeCommands:
             case HostMode.OFF:
                 # What an earlier command had begun is given up, or its resize would go on.
                 targets = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
-                shared = undone(rows, self._host.free())
+                shared = self._undone(rows)
             case HostMode.DRAINING:
-                targets, shared = {}, share_room(without_harvest(rows), self._host.free())
+                rows = without_harvest(rows)
+                targets, shared = {}, share_room(rows, *past_pressure(self._host, rows, self._host.free()))
             case _:
                 return {}
         by_name = {row.name: row for row in rows}
@@ -195,7 +198,10 @@ class ModeCommands:
         if self._host.modes.mode is not HostMode.OFF:
             return {}
         rows = [vm.allocation() for vm in self._charged() if not vm.running and not vm.paused]
-        return undone([row for row in rows if row.name in lacking(rows)], self._host.free())
+        return self._undone([row for row in rows if row.name in lacking(rows)])
+
+    def _undone(self, rows: list[Allocation]) -> dict[str, ResourceVector]:
+        return undone(rows, *past_pressure(self._host, rows, self._host.free()))
 
     def _charged(self) -> list[ManagedVM]:
         """All VMs but those that were stopped on command: they hold nothing, so they lack nothing."""

@@ -6,7 +6,7 @@ would be a deflation without an owner. Memory goes back as far as there is room.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,10 +18,13 @@ from ebbtide.deflation.sharing.proportional import share_room
 SMALLEST_GROWTH: Final = ResourceVector(cpu_cores=0.05, memory_mib=16.0, disk_mib_s=1.0, network_mib_s=1.0)
 
 
-def undone(allocations: Sequence[Allocation], room: ResourceVector) -> dict[str, ResourceVector]:
+def undone(
+    allocations: Sequence[Allocation], room: ResourceVector, pressed: Collection[str] = ()
+) -> dict[str, ResourceVector]:
     """The size of each VM that lacks something of its nominal size. No VM shrinks, harvest VMs grow to nominal only.
 
     :param room: what the host has free; only its memory counts.
+    :param pressed: names of VMs under pressure, which get theirs before the others.
     :returns: targets of the VMs whose size changes.
     """
     plain = [
@@ -29,7 +32,7 @@ def undone(allocations: Sequence[Allocation], room: ResourceVector) -> dict[str,
         for a in allocations
         if a.priority is not Priority.FIXED
     ]
-    shared = share_room(plain, ResourceVector(memory_mib=room.memory_mib))
+    shared = share_room(plain, ResourceVector(memory_mib=room.memory_mib), pressed)
     targets = {}
     for a in allocations:
         memory_mib = shared[a.name].memory_mib if a.name in shared else a.current.memory_mib

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,8 @@ from ebbtide.deflation.sharing import pressure_response
 from ebbtide.messages.guest import GuestStatus, RequestNotice
 from ebbtide.messages.vms import VMState
 from hostagent.control import reconciler
+from hostagent.operations import mode_commands
+from hostagent.operations.size_commands import SizeCommands
 from hostagent.vm.host import Host
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm
@@ -171,3 +176,28 @@ async def test_what_comes_free_is_kept_for_the_vm_under_pressure_before_its_idle
     body = {"request_id": "r", "vms": ["low-2"], "deadline_s": 20.0}
     assert (await command("POST", "/v1/reinflations", body)).state == "done"
     assert full_host[1].bound_mib == 524
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["it grows", "another operation has it"])
+async def test_a_draining_host_shares_no_room_past_the_vm_under_pressure(
+    command: Command, full_host: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    monkeypatch.setattr(reconciler, "PRESSURE_PAUSE_S", 1000.0)  # one response, and no other for now
+    monkeypatch.setattr(mode_commands, "DEADLINE_S", 1.0)
+    vm, given = host.vms["low-1"], asyncio.Event()
+    give = SizeCommands.give
+
+    async def giving(*arguments: Any) -> Any:
+        outcomes = await give(*arguments)
+        given.set()
+        return outcomes
+
+    monkeypatch.setattr(SizeCommands, "give", giving)
+    press(full_host[0])
+    await until(lambda: vm.status().asks.memory_mib == 500 and not vm.lock.locked())
+    host.slice = replace(host.slice, capacity=host.slice.capacity + ResourceVector(memory_mib=50))
+    async with vm.lock if busy else contextlib.nullcontext():
+        assert (await command("PUT", "/v1/mode", {"request_id": "m", "mode": "draining"})).state == "done"
+        async with asyncio.timeout(20):
+            await given.wait()
+        assert [domain.bound_mib for domain in full_host] == [524 if busy else 574, 524]

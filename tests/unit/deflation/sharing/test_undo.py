@@ -53,6 +53,11 @@ def test_cpu_is_given_back_beyond_what_the_host_has() -> None:
     assert targets == {"a": ResourceVector(3, 512), "b": ResourceVector(3, 1024)}
 
 
+def test_memory_goes_first_to_those_under_pressure() -> None:
+    targets = undone([vm("a", 3, 512), vm("b", 3, 512)], ResourceVector(memory_mib=100), ["b"])
+    assert targets == {"b": ResourceVector(3, 612)}
+
+
 def test_what_is_lacking_leaves_rounding_out() -> None:
     rows = [vm("a", 2.999, 1023.5), vm("b", 2, 1024), vm("c", 3, 1000)]
     assert lacking(rows) == {"b": ResourceVector(cpu_cores=1), "c": ResourceVector(memory_mib=24)}
