@@ -117,9 +117,11 @@ class ModeCommands:
             for other in operations.resizing():
                 operations.progress(operation.request_id, f"{other.kind} {other.request_id} was begun before and ends")
                 await operations.ended(other.request_id)
-            # And what the reconciler was doing: from here on it checks the mode first.
-            async with self._host.locked(list(self._host.vms.values())):
-                pass
+            # And what the reconciler was doing: from here on it checks the mode first. While one is waited for, none is
+            # held.
+            for vm in list(self._host.vms.values()):
+                async with vm.lock:
+                    pass
         if modes.mode is not mode:
             return partly_done(operation, f"given up: {modes.sentence}")
         if mode is not HostMode.OFF:

@@ -272,6 +272,22 @@ async def test_paused_a_vm_under_pressure_is_written_down_and_gets_what_there_is
     assert host.history.newest > looks
 
 
+async def test_a_change_that_waits_for_one_vm_holds_up_no_other(
+    client: Client, command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, memory_mib=800.0)
+    vm = host.vms["low-2"]
+    async with vm.lock:
+        answer = await client.put("/v1/mode", json={"request_id": "pause", "mode": "paused"})
+        assert answer.status == 202
+        await until(lambda: vm.lock.is_wanted)
+        assert (await set_mode(command, "active")).state == "done"
+        press(two_vms[0])
+        await until(lambda: two_vms[0].bound_mib == 1024)
+    ended = await client.get("/v1/operations/pause?wait_s=20")
+    assert (await ended.json())["sentence"].startswith("given up: host-a is active")
+
+
 # --- draining --------------------------------------------------------------------------------------------------------
 
 
