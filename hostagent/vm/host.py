@@ -224,20 +224,15 @@ class Host:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 # Nothing is held while one is waited for: others, above all a response to pressure, work on the rest.
-                while busy := next((vm for vm in wanted() if vm.lock.locked()), None):
-                    async with busy.lock:
-                        pass
+                while busy := next((vm for vm in wanted() if not vm.lock.is_free), None):
+                    await busy.lock.wait_until_free()
         try:
             for vm in wanted():
-                try:
-                    async with asyncio.timeout(0):  # what is free is had at once
-                        await vm.lock.acquire()
-                except TimeoutError:
+                if vm.lock.is_free:
+                    await vm.lock.acquire()  # at once, so that nothing changes meanwhile
+                    claim.vms.append(vm)
+                else:
                     log.info("busy for too long, so left out of the operation", vm=vm.name)
-                    continue
-                claim.vms.append(vm)
-            present = wanted()
-            claim.keep([vm for vm in claim.vms if vm in present])
             yield claim
         finally:
             claim.keep([])

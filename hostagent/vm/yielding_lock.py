@@ -16,20 +16,44 @@ class YieldingLock(asyncio.Lock):
     def __init__(self, tell: Callable[[], None]) -> None:
         super().__init__()
         self._tell = tell
-        self._waiting = 0
+        self._queued = self._watching = 0
+        #: Set whenever it may have become free.
+        self._changed = asyncio.Event()
 
     @property
     def is_wanted(self) -> bool:
         """Whether somebody waits for it."""
-        return self._waiting > 0
+        return self._queued + self._watching > 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can be had at once: nobody holds it, and nobody is about to, which `locked` does not say."""
+        return not self.locked() and not self._queued
 
     async def acquire(self) -> Literal[True]:
         """Acquire it."""
-        if not self.locked():
+        if self.is_free:
             return await super().acquire()
-        self._waiting += 1
+        self._queued += 1
         try:
             self._tell()
             return await super().acquire()
         finally:
-            self._waiting -= 1
+            self._queued -= 1
+            self._changed.set()
+
+    def release(self) -> None:
+        """Release it."""
+        super().release()
+        self._changed.set()
+
+    async def wait_until_free(self) -> None:
+        """Wait until it is free, without a place in the queue: several who wait so are not in each other's way."""
+        self._watching += 1
+        try:
+            while not self.is_free:
+                self._tell()
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._watching -= 1

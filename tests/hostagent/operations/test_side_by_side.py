@@ -45,6 +45,21 @@ async def test_a_reclaim_leaves_out_a_vm_that_stays_busy(
     assert [outcome.name for outcome in operation.vms] == ["low-2"]
 
 
+async def test_reclaims_that_wait_for_the_same_vm_all_get_it_in_time(
+    client: Client, two_vms: list[Domain], host: Host
+) -> None:
+    vm = host.vms["low-1"]
+    async with vm.lock:
+        for request_id in ("r-1", "r-2"):
+            body = {"request_id": request_id, "need": {"cpu_cores": 1.0}, "deadline_s": 20.0}
+            assert (await client.post("/v1/reclaims", json=body)).status == 202
+        await until(lambda: vm.lock._queued + vm.lock._watching == 2)
+    for request_id in ("r-1", "r-2"):
+        operation = await (await client.get(f"/v1/operations/{request_id}?wait_s=20")).json()
+        assert operation["state"] == "done", operation["sentence"]
+        assert [(outcome["name"], outcome["errors"]) for outcome in operation["vms"]] == [("low-1", []), ("low-2", [])]
+
+
 async def test_a_deletion_does_not_wait_for_a_deflation(
     client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:
