@@ -105,9 +105,10 @@ class Ending:
             wants = await hypervisor.to_save(vm.domain)
             if wants.free_mib is None or (why_not := why_not_saved(wants.state_mib, wants.free_mib, notice_s, 1e9)):
                 return told, why_not or "the disk for saved memory is gone"
-            # What is saved comes up with all that the guest can touch, and is charged with that from its start on.
+            # What is saved comes up with all that the guest can touch, and is charged with that from its start on, not
+            # while it is still limited to less.
             size = vm.intent.committed.vector().with_component("memory_mib", wants.memory_mib)
-            await vm.record.store(committed=Vector.of(size.smaller(vm.allocation().upper)))
+            await vm.record.store(target=Vector.of(size.smaller(vm.allocation().upper)))
             saved = await hypervisor.save(vm.domain, max(left(until), LEAST_S))
         except HostAgentError as error:
             return told, str(error)

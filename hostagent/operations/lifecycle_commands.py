@@ -115,7 +115,7 @@ class LifecycleCommands:
                     intent = off(vm.intent, self._boot_mib)
                     if cause.body.get("suspend") and (saved := await host.hypervisor.saved_mib(vm.domain)) is not None:
                         told = operation.request_id
-                        intent = vm.intent.changed(saved_mib=saved, target=vm.intent.committed, told=told)
+                        intent = vm.intent.changed(saved_mib=saved, committed=vm.intent.target, told=told)
                     if not intent.redefine:
                         await host.hypervisor.prepare_start(vm.domain, intent.committed.vector())
                     fields = {
@@ -157,7 +157,7 @@ class LifecycleCommands:
     async def _not_stopped(self, vm: ManagedVM, request_id: str) -> None:
         """Have a VM looked after again whose stop is answered as failed. Under its lock."""
         await mark_failed(self._host.journal, request_id)
-        vm.record.intent = vm.intent.changed(phase=Phase.SETTLED)
+        vm.record.intent = vm.intent.changed(phase=Phase.SETTLED, target=vm.intent.committed)
         # What cannot be written now, the reconciler writes later.
         with contextlib.suppress(HostAgentError):
             await vm.record.persist()

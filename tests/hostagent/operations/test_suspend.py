@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from ebbtide.deflation.resources import ZERO
+from hostagent.control.overcommitment import Overcommitment
+from hostagent.libvirt.hypervisor import Saved
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
+from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.doing import report
 from tests.hostagent.waiting import until
@@ -76,6 +80,31 @@ async def test_what_would_only_go_into_swap_is_not_taken_before_it_is_saved(
     assert "was saved" in (await suspend(command, 60.0)).sentence
     assert ("set_limit", LOW) not in world.calls[: world.calls.index(("save", LOW))]
     assert domain.limit_mib is None
+
+
+async def test_what_swap_holds_of_it_is_charged_from_its_next_start_on_and_not_while_it_is_saved(
+    command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain, neighbour = world.domains[LOW], host.vms["low-2"]
+    swap_backs_limits(world, domain)
+    smaller = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 700.0}}
+    assert (await command("PUT", "/v1/vms/low-1/target", smaller)).state == "done"
+    assert domain.limit_mib == 700
+    room = {"cpu_cores": 1.0, "memory_mib": host.free().memory_mib - OVERHEAD_MIB}
+    fixed = low_vm("fixed", priority="fixed", nominal=room, minimum={})
+    assert (await command("POST", "/v1/vms", {"request_id": "f", "vm": fixed})).state == "done"
+    save, beyond = host.hypervisor.save, []
+
+    async def watched(name: str, limit_s: float) -> Saved:
+        beyond.append(host.overcommitted())
+        await Overcommitment(host).look()
+        return await save(name, limit_s)
+
+    monkeypatch.setattr(host.hypervisor, "save", watched)
+    assert "was saved" in (await suspend(command, 60.0)).sentence
+    assert beyond == [ZERO]
+    assert neighbour.allocation().current.memory_mib == 1024
+    assert host.vms["low-1"].intent.committed.memory_mib == domain.bound_mib > 700
 
 
 @pytest.mark.parametrize(("free_mib", "limit_s", "why"), [(100.0, 30.0, "which has 100"), (1e6, 2.0, "of its notice")])
