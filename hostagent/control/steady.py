@@ -170,7 +170,7 @@ class Steady:
 
     async def _ask(self, vm: ManagedVM) -> None:
         """Hear how the guest is; one that does not answer is left alone."""
-        status = await guest_status(vm.link, brief=True)
+        status = await guest_status(vm.link, brief=True, breaks=False)
         if status is not None:
             vm.pressure.observe(status)
         if vm.pressure.said is not None:

@@ -70,7 +70,7 @@ class Survey:
 async def survey(hypervisor: Hypervisor, vm: ManagedVM) -> Survey:
     """Read a VM now; what cannot be read is missing, and nothing is raised."""
     status, reading, findings = await asyncio.gather(
-        guest_status(vm.link), _reading(hypervisor, vm.domain), _findings(hypervisor, vm.domain)
+        guest_status(vm.link, breaks=False), _reading(hypervisor, vm.domain), _findings(hypervisor, vm.domain)
     )
     own = () if vm.link.has_channel else OWN_MEANS
     guest = None

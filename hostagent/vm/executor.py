@@ -453,18 +453,23 @@ async def twice(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 async def guest_status(
-    link: GuestLink, brief: bool = False, limit_s: float = STATUS_LIMIT_S, until_total_mib: float | None = None
+    link: GuestLink,
+    brief: bool = False,
+    limit_s: float = STATUS_LIMIT_S,
+    until_total_mib: float | None = None,
+    breaks: bool = True,
 ) -> GuestStatus | None:
     """The guest's own figures, fresh; None if it does not say.
 
     :param brief: without what costs the guest a look at all its tasks: which CPUs could be taken.
     :param until_total_mib: the guest answers once it has no more than this, MiB, or after `GUEST_WAITS_S`.
+    :param breaks: whether silence ends the conversation; not without the VM's lock.
     """
     params: dict[str, Any] = {"brief": True} if brief else {}
     if until_total_mib is not None:
         params |= {"until_total_mib": until_total_mib, "wait_s": GUEST_WAITS_S}
     with contextlib.suppress(GuestUnreachable, GuestRefused):
-        return await link.call("status", params, GuestStatus, limit_s)
+        return await link.call("status", params, GuestStatus, limit_s, breaks)
     return None
 
 

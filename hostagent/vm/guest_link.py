@@ -108,9 +108,13 @@ class GuestLink:
         self._broken.set()
         self.connected = False
 
-    async def call(self, method: str, params: Mapping[str, Any], answer: type[Answer], limit_s: float) -> Answer:
+    async def call(
+        self, method: str, params: Mapping[str, Any], answer: type[Answer], limit_s: float, breaks: bool = True
+    ) -> Answer:
         """Call a method of the guest.
 
+        :param breaks: whether a guest that does not answer in time counts as silent. Not for who calls beside an
+            operation on the VM, which the guest may be busy with.
         :raises GuestUnreachable: not connected, no answer within ``limit_s``, or an answer that breaks the protocol.
         :raises GuestRefused: the guest answered with an error.
         """
@@ -120,8 +124,9 @@ class GuestLink:
             with span(f"call {method}", Kind.CLIENT, vm=self._vm) as one:
                 said = _checked(answer, await self._exchange(method, params, limit_s, one.context))
         except TimeoutError:
-            # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
-            self.hang_up()
+            if breaks:
+                # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
+                self.hang_up()
             raise GuestUnreachable(
                 f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s"
             ) from None

@@ -29,7 +29,7 @@ class Link:
     def __init__(self, available_mib: float) -> None:
         self._available_mib = available_mib
 
-    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> Any:
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool = True) -> Any:
         memory = Memory(
             total_mib=1000,
             available_mib=self._available_mib,
@@ -155,7 +155,7 @@ class Giving(Link):
         self._step_mib = step_mib
         self._total_mib = 1000.0
 
-    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> Any:
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool = True) -> Any:
         status = await super().call(method, params, answer, limit_s)
         self._total_mib -= self._step_mib
         return status.model_copy(update={"memory": status.memory.model_copy(update={"total_mib": self._total_mib})})

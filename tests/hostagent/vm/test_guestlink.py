@@ -188,6 +188,15 @@ async def test_a_guest_that_does_not_answer_is_asked_nothing_more_until_it_says_
     await until(lambda: guest.hellos >= 2)
 
 
+async def test_a_call_that_breaks_nothing_leaves_the_conversation_as_it_is(guest: Guest, link: GuestLink) -> None:
+    await until(lambda: link.connected)
+    with pytest.raises(GuestUnreachable, match=r"did not answer status in 0\.1 s"):
+        await link.call("status", {}, GuestStatus, 0.1, breaks=False)
+    guest.answer = cpus
+    assert (await link.call("cpus.set", {"online": [0, 1]}, CpusSet, 2.0)).online == [0, 1]
+    assert guest.hellos == 1
+
+
 FLOODS: list[Callable[[], list[bytes]]] = [
     lambda: [b"x" * 70_000 + b"\n"],
     lambda: [b'{"jsonrpc": "2.0", "method": "pressure"}\n'] * 40,
