@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -302,7 +303,9 @@ class Reconciler:
             vm.found_paused()
             return False
         if vm.intent.phase is Phase.STOPPED:
-            await vm.record.store(phase=Phase.SETTLED)
+            size = vm.intent.committed.vector()
+            await self._host.record_change(vm.name, ZERO, size, "started from outside")
+            await vm.record.store(phase=Phase.SETTLED, started_at=time.time())
         self._host.note(vm.name, DecisionKind.ADMIT, f"started from outside and left as it is: {modes.sentence}", {})
         return True
 

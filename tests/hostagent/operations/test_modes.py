@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -244,12 +245,16 @@ async def test_paused_a_vm_that_somebody_starts_runs_as_it_is(
 ) -> None:
     await reclaim(command, cpu_cores=4.0)
     await host_idle(host)
-    domain = two_vms[0]
+    domain, stopped_at = two_vms[0], time.time()
     domain.state = "stopped"
     await until(lambda: not host.vms["low-1"].running)
     await set_mode(command, "paused")
     domain.quota, domain.online, domain.state = None, {0, 1, 2}, "running"
     await until(lambda: host.vms["low-1"].running)
+    told = host.journal.changes[-1]
+    assert (told.machine, told.cause) == ("low-1", "started from outside")
+    assert (told.cores_before, told.cores_after) == (0.0, 1.0)
+    assert (host.vms["low-1"].intent.started_at or 0.0) >= stopped_at
     assert domain.quota is None
     (said,) = [d.sentence for d in host.history.decisions("low-1") if d.sentence.startswith("started from outside")]
     assert said.startswith("started from outside and left as it is: host-a is paused")
