@@ -326,7 +326,8 @@ class Reconciler:
     async def _see_to_unowned(self, known: set[str]) -> None:
         """Remove what is left of creations that were given up; look after all other domains that no VM belongs to.
 
-        A VM's domain that libvirt did not name for a while is there again with its disk: it is never removed.
+        A VM's domain that libvirt did not name for a while is there again with its disk: it is never removed. One of
+        another owner is not, either; it is given back where its adoption was answered as failed.
         """
         for domain in await self._host.hypervisor.domains():
             if domain.name in known or domain.name in {vm.domain for vm in self._host.vms.values()}:
@@ -335,7 +336,10 @@ class Reconciler:
             given_up = phase in (Phase.CREATING, Phase.DELETING) or (
                 phase is Phase.ARRIVING and domain.state == "stopped"
             )
-            if given_up and domain.intent.adopted is None:
+            before, cause = domain.intent.adopted, domain.intent.cause
+            if before is not None and cause is not None and cause.request_id in self._host.journal.deleted:
+                await self._host.hypervisor.adoption.give_back(domain.name, before)
+            elif given_up and before is None:
                 log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
                 await self._host.hypervisor.destroy(domain.name)
             elif phase is Phase.ARRIVING and domain.state != "running":

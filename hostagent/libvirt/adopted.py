@@ -14,6 +14,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import libvirt
 import structlog
@@ -98,6 +99,8 @@ class LibvirtAdoption:
         self._host_id = host_id
         self._connection = connection
         self.names = AdoptedDomains(path)
+        #: A domain is taken over or given back, one at a time: its name and its metadata change together.
+        self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         #: When to look for more of ours (monotonic seconds); never again once it was done.
         self._look_at = 0.0
 
@@ -122,18 +125,26 @@ class LibvirtAdoption:
         return await self._connection.call(lambda connection: _examine(connection, domain))
 
     async def take_over(self, domain: str, intent: Intent) -> None:
-        await asyncio.to_thread(self.names.add, domain)
-        try:
-            await self._connection.call(lambda c: _take_over(c, domain, intent), modifies=domain)
-        except HypervisorTimeout:
-            raise  # it may still happen: then the domain is found among ours
-        except HypervisorError:
-            await asyncio.to_thread(self.names.remove, domain)
-            raise
+        async with self._lock(domain):
+            there = domain in await asyncio.to_thread(self.names.names)
+            await asyncio.to_thread(self.names.add, domain)
+            try:
+                await self._connection.call(lambda c: _take_over(c, domain, intent), modifies=domain)
+            except HypervisorTimeout:
+                raise  # it may still happen: then the domain is found among ours
+            except HypervisorError:
+                # Where it was there, an earlier adoption may have come about though it timed out.
+                if not there:
+                    await asyncio.to_thread(self.names.remove, domain)
+                raise
 
     async def give_back(self, domain: str, before: Before) -> None:
-        await self._connection.call(lambda c: _give_back(c, domain, before), modifies=domain)
-        await asyncio.to_thread(self.names.remove, domain)
+        async with self._lock(domain):
+            await self._connection.call(lambda c: _give_back(c, domain, before), modifies=domain)
+            await asyncio.to_thread(self.names.remove, domain)
+
+    def _lock(self, domain: str) -> asyncio.Lock:
+        return self._changing.setdefault(domain, asyncio.Lock())
 
 
 def _bearing_our_metadata(connection: Any, owner: str, prefix: str) -> list[str]:

@@ -189,7 +189,10 @@ class AdoptionCommands:
         async with vm.lock:
             try:
                 await self._host.hypervisor.adoption.take_over(vm.domain, intent)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, HypervisorError):
+                    # It may still be written: then the reconciler gives the domain back.
+                    await mark_failed(self._host.journal, operation.request_id)
                 await self._host.drop(vm)
                 raise
             await self._host.record_change(vm.name, ZERO, nominal, operation.request_id)
@@ -203,6 +206,10 @@ class AdoptionCommands:
         return done(operation, sentence)
 
     async def _resume_adopt(self, operation: Operation, vm: ManagedVM) -> Operation:
+        if operation.request_id in self._host.journal.deleted:
+            # The reconciler gives it back.
+            await self._host.drop(vm)
+            return failed(operation, f"{vm.domain} could not be adopted, as was answered before this agent started")
         if vm.intent.phase is not Phase.STOPPED and not self._host.journal.last_cores(vm.name):
             # Its own change was lost to a kill; those that followed one that was not stand.
             await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)

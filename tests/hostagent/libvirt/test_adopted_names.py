@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ import pytest
 from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.libvirt.adopted import LOOK_AGAIN_S, AdoptedDomains, LibvirtAdoption
 from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.state.intents import Before, Intent
 
 
 def test_names_are_on_the_disk_before_they_take_the_place_of_the_old_ones(
@@ -63,3 +65,32 @@ async def test_a_look_that_was_not_answered_in_time_is_made_again() -> None:
     await adoption.look_once()
     await adoption.look_once()
     assert (connection.calls, adoption.names.names()) == (2, frozenset({"web"}))
+
+
+class _Refusing:
+    """A connection that fails as it is told to, after another task had its turn."""
+
+    def __init__(self, *errors: HypervisorError | None) -> None:
+        self._errors = iter(errors)
+
+    async def call(self, _function: Any, modifies: str) -> None:
+        await asyncio.sleep(0)
+        if (error := next(self._errors)) is not None:
+            raise error
+
+
+async def test_a_domain_whose_adoption_may_have_come_about_stays_among_ours_until_it_is_given_back() -> None:
+    connection = _Refusing(HypervisorTimeout("no answer"), HypervisorError("it carries metadata"), None)
+    adoption, intent = LibvirtAdoption("host-a", cast(LibvirtConnection, connection), None), cast(Intent, None)
+    for _ in range(2):
+        with pytest.raises(HypervisorError):
+            await adoption.take_over("web", intent)
+        assert adoption.names.names() == {"web"}
+    await adoption.give_back("web", Before())
+    assert adoption.names.names() == frozenset()
+
+
+async def test_a_domain_that_is_adopted_again_while_it_is_given_back_is_among_ours() -> None:
+    adoption = LibvirtAdoption("host-a", cast(LibvirtConnection, _Refusing(None, None)), None)
+    await asyncio.gather(adoption.give_back("web", Before()), adoption.take_over("web", cast(Intent, None)))
+    assert adoption.names.names() == {"web"}

@@ -10,8 +10,10 @@ import pytest
 
 from ebbtide.deflation.bounds import Bound
 from ebbtide.messages.adoptions import Adoptable
+from ebbtide.messages.commands import AdoptCommand
 from ebbtide.messages.common import PartialVector, Vector
-from hostagent.errors import HypervisorError
+from hostagent.control import reconciler
+from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Before, Intent, Phase
 from hostagent.vm.host import Host
@@ -118,6 +120,49 @@ async def test_what_cannot_be_adopted_is_left_alone(client: Client, command: Com
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     response = await client.post("/v1/vms/low-1/release", json={"request_id": "r"})
     assert (response.status, (await response.json())["field"]) == (409, "name")
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["by the same agent", "by its successor"])
+async def test_an_adoption_that_is_written_after_it_has_failed_is_given_back(
+    command: Command, agent: Agent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    hypervisor = agent.host.hypervisor
+    take_over, late = hypervisor.adoption.take_over, asyncio.Event()
+
+    async def too_late(domain: str, intent: Intent) -> None:
+        async def write() -> None:
+            await late.wait()
+            await take_over(domain, intent)
+
+        writing.append(asyncio.create_task(write()))
+        raise HypervisorTimeout("libvirt did not answer within 15 s")
+
+    writing: list[asyncio.Task[None]] = []
+    with monkeypatch.context() as slow:
+        slow.setattr(hypervisor.adoption, "take_over", too_late)
+        assert (await adopted(command, world)).state == "failed"
+    domain = world.domains["old-web"]
+    if killed:
+        await agent.close()
+    late.set()
+    await asyncio.gather(*writing)
+    assert domain.intent
+    keeper = make_agent(world, tmp_path) if killed else agent
+    if killed:
+        await keeper.start()
+    try:
+        await until(lambda: not domain.intent and not keeper.host.vms)
+        assert (domain.state, domain.shares) == ("running", 777)
+        again = AdoptCommand(request_id="again", domain="old-web", name="web")
+        await keeper.adoptions.adopt(again)
+        done = await keeper.requests.operations.get("again", 10)
+        assert done is not None
+        assert done.state == "done", done.sentence
+        await asyncio.sleep(5 * reconciler.SURVEY_S)
+        assert (list(keeper.host.vms), bool(domain.intent)) == (["web"], True)
+    finally:
+        if killed:
+            await keeper.close()
 
 
 async def test_an_adopted_domain_outlives_a_killed_agent(
