@@ -18,9 +18,9 @@ from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
 from hostagent.errors import DomainGone, HypervisorError, JournalError, NoticeWithdrawn, RequestRefused
-from hostagent.operations.ending import stays
+from hostagent.operations.ending import end_of_notice, stays
 from hostagent.operations.operations import Run, done, failed
-from hostagent.operations.requests import FAILED_EARLIER, Requests, answer, cause_of, check_not_arrived
+from hostagent.operations.requests import FAILED_EARLIER, Requests, answer, cause_of, check_not_arrived, left
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Phase, Request
 from hostagent.vm.host import Host
@@ -150,11 +150,21 @@ class CreationCommands:
                 size, how = vm.allocation().current, ""
                 await check_not_arrived(self._host, vm)
                 if self._host.holds(vm):
+                    before = vm.intent
+                    # One that an earlier agent had begun has taken its place.
+                    kept = before.cause if before.told != cause.request_id else None
                     try:
-                        how = await self._tell(vm, cause)
-                    except NoticeWithdrawn as error:
-                        return await stays(operation, self._host, vm, error)
-                    await self._begin_removal(vm, cause, size)
+                        try:
+                            how = await self._tell(vm, cause)
+                        except NoticeWithdrawn as error:
+                            return await stays(operation, self._host, vm, error, cause=kept)
+                        with contextlib.suppress(DomainGone):
+                            deleting = {"cause": cause, "committed": Vector.of(size), "told": ""}
+                            await vm.record.store(phase=Phase.DELETING, **deleting)
+                    except HypervisorError:
+                        if before.phase is not Phase.DELETING:
+                            await self._not_removed(vm, cause.request_id, kept)
+                        raise
                     await self._host.record_change(vm.name, size, ZERO, operation.request_id)
                     await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
                     await self._host.forget(vm)
@@ -168,33 +178,30 @@ class CreationCommands:
         )
         return done(operation, sentence)
 
-    async def _begin_removal(self, vm: ManagedVM, cause: Cause, size: ResourceVector) -> None:
-        """Store what is going to happen.
+    async def _not_removed(self, vm: ManagedVM, request_id: str, cause: Cause | None) -> None:
+        """Have a VM looked after whose deletion is answered as failed before it has begun.
 
-        :raises HypervisorError: it could not be stored; all is as it was.
+        :param cause: of what it has.
         """
-        try:
-            with contextlib.suppress(DomainGone):
-                await vm.record.store(phase=Phase.DELETING, cause=cause, committed=Vector.of(size))
-        except HypervisorError:
-            if vm.intent.phase is not Phase.DELETING:
-                # A write that comes late must not have a later agent remove it. One that had begun is ended.
-                with contextlib.suppress(JournalError):
-                    await asyncio.to_thread(self._host.journal.add_failed_deletion, cause.request_id)
-            raise
+        with contextlib.suppress(JournalError):
+            # A write that comes late must not have a later agent remove it.
+            await asyncio.to_thread(self._host.journal.add_failed_deletion, request_id)
+        vm.record.intent = vm.intent.changed(cause=cause)
+        vm.request_check()
 
     async def resume_removal(self, operation: Operation, vm: ManagedVM) -> Operation:
         """Go on with a deletion that an earlier agent had begun, unless that has answered it as failed."""
-        deleting = vm.intent.phase is Phase.DELETING
-        if deleting and operation.request_id not in self._host.journal.failed_deletions:
-            return await self.remove(operation, vm, cause_of(vm))
         vm.start()
+        begun = vm.intent.phase is Phase.DELETING or vm.intent.told == operation.request_id
+        if begun and operation.request_id not in self._host.journal.failed_deletions:
+            return await self.remove(operation, vm, cause_of(vm))
         async with vm.lock:
             if vm.intent.phase is Phase.DELETING:
                 # One that was off had nothing; it comes up with what it was to come up with.
                 off = vm.intent.committed.vector().is_zero()
                 size = vm.intent.target if off else vm.intent.committed
-                vm.record.intent = vm.intent.changed(phase=Phase.SETTLED, committed=size)
+                told = operation.request_id if cause_of(vm).body.get("notice_s") else ""
+                vm.record.intent = vm.intent.changed(phase=Phase.SETTLED, committed=size, told=told)
                 # What cannot be written now, the reconciler writes later.
                 with contextlib.suppress(HypervisorError):
                     await vm.record.persist()
@@ -206,9 +213,19 @@ class CreationCommands:
         """Tell a guest that it goes, where it has a notice and an earlier agent had not begun to remove it.
 
         :returns: what became of that, in words.
+        :raises HypervisorError: it could not be stored, and the guest was not told.
+        :raises NoticeWithdrawn: it stays; its guest is still to be told.
         """
         notice_s = float(cause.body.get("notice_s", 0.0))
         if not notice_s or not vm.running or vm.intent.phase is Phase.DELETING:
             return ""
+        if vm.intent.told == cause.request_id:
+            # By an earlier agent; the guest's programs may run for it.
+            until = end_of_notice(cause, notice_s)
+            await vm.wait_for_hello(left(until) / 3)
+            notice_s = left(until)
+        else:
+            with contextlib.suppress(DomainGone):
+                await vm.record.store(cause=cause, told=cause.request_id)
         told = {"request_id": cause.request_id, "kind": "delete", "reason": str(cause.body["reason"])}
         return f" ({await give_notice(vm.link, vm.notice, told, notice_s, kept_s=0.0)})"

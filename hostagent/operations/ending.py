@@ -48,8 +48,7 @@ class Ending:
         :raises HypervisorError: it could not be turned off.
         :raises NoticeWithdrawn: it stays; its guest is still to be told.
         """
-        limit_s = float(cause.body["limit_s"])
-        until = now() + max(limit_s - max(time.time() - cause.started_at, 0.0), min(limit_s, LEAST_S))
+        until = end_of_notice(cause, float(cause.body["limit_s"]))
         if resumed and vm.running:
             await vm.wait_for_hello(left(until) / 3)
         said = ""
@@ -124,9 +123,17 @@ class Ending:
                 await vm.resizer.reach_at_end(target, limit_s, Mode.ASK)
 
 
-async def stays(operation: Operation, host: Host, vm: ManagedVM, error: NoticeWithdrawn) -> Operation:
-    """The end of an operation whose VM stays after all; its guest is told when it is looked at. Under its lock."""
-    await vm.record.store(phase=Phase.SETTLED, told=operation.request_id)
+def end_of_notice(cause: Cause, notice_s: float) -> float:
+    """When a notice ends that began when its operation did, by the loop's clock."""
+    return now() + max(notice_s - max(time.time() - cause.started_at, 0.0), min(notice_s, LEAST_S))
+
+
+async def stays(operation: Operation, host: Host, vm: ManagedVM, error: NoticeWithdrawn, **fields: object) -> Operation:
+    """The end of an operation whose VM stays after all; its guest is told when it is looked at. Under its lock.
+
+    :param fields: what else of its intent is as before.
+    """
+    await vm.record.store(phase=Phase.SETTLED, told=operation.request_id, **fields)
     vm.request_check()
     host.note(vm.name, DecisionKind.REMOVE, f"{vm.name} runs on: {error}", {"request_id": operation.request_id})
     return partly_done(operation, f"{vm.name} runs on ({error})")

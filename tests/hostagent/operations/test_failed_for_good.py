@@ -14,6 +14,7 @@ from ebbtide.messages.common import PartialVector
 from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.control import reconciler
 from hostagent.errors import HypervisorError, HypervisorTimeout
+from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm import executor
@@ -29,12 +30,20 @@ FULL = ResourceVector(3.0, 1024.0)
 
 
 class Late:
-    """A hypervisor that does not answer writes of intents in time; the first of them is carried out all the same."""
+    """A hypervisor that does not answer writes of intents in time; the first of them is carried out all the same.
 
-    def __init__(self) -> None:
+    :param in_time: how many it answers in time.
+    """
+
+    def __init__(self, hypervisor: Hypervisor, in_time: int = 0) -> None:
         self.intents: list[Intent] = []
+        self._write, self._in_time = hypervisor.write_intent, in_time
 
     async def write_intent(self, domain: str, intent: Intent) -> None:
+        if self._in_time:
+            self._in_time -= 1
+            await self._write(domain, intent)
+            return
         self.intents.append(intent)
         raise HypervisorTimeout("libvirt did not answer within 15 s")
 
@@ -148,7 +157,8 @@ async def test_a_stop_that_failed_is_not_carried_out_by_a_successor_of_the_agent
     monkeypatch: pytest.MonkeyPatch,
     begun: bool,
 ) -> None:
-    domain, hypervisor, late = two_vms[0], agent.host.hypervisor, Late()
+    domain, hypervisor = two_vms[0], agent.host.hypervisor
+    late = Late(hypervisor)
 
     async def busy(domain: str, limit_s: float) -> str:
         world.failures["write_intent"] = REFUSED
@@ -177,7 +187,7 @@ async def test_a_stop_that_failed_is_not_carried_out_by_a_successor_of_the_agent
         await successor.close()
 
 
-@pytest.mark.parametrize("off", [False, True], ids=["running", "off"])
+@pytest.mark.parametrize("state", ["running", "off", "told"])
 async def test_a_deletion_that_failed_is_not_carried_out_by_a_successor_of_the_agent(
     agent: Agent,
     command: Command,
@@ -185,14 +195,15 @@ async def test_a_deletion_that_failed_is_not_carried_out_by_a_successor_of_the_a
     world: World,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    off: bool,
+    state: str,
 ) -> None:
-    domain, late = two_vms[0], Late()
+    domain, late = two_vms[0], Late(agent.host.hypervisor, in_time=state == "told")
+    off, notice = state == "off", "&notice_s=1" if state == "told" else ""
     if off:
         assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
     with monkeypatch.context() as broken:
         broken.setattr(agent.host.hypervisor, "write_intent", late.write_intent)
-        assert (await command("DELETE", "/v1/vms/low-1?request_id=d")).state == "failed"
+        assert (await command("DELETE", f"/v1/vms/low-1?request_id=d{notice}")).state == "failed"
         await agent.close()
     late.arrives_in(domain)
     assert Intent.model_validate_json(domain.intent).phase is Phase.DELETING
@@ -205,6 +216,7 @@ async def test_a_deletion_that_failed_is_not_carried_out_by_a_successor_of_the_a
         vm = successor.host.vms["low-1"]
         await until(lambda: vm.intent.phase is (Phase.STOPPED if off else Phase.SETTLED) and not vm.lock.locked())
         assert (vm.intent.committed.vector(), vm.allocation().current) == (FULL, ZERO if off else FULL)
+        await until(lambda: set(world.withdrawn) == ({"d"} if state == "told" else set()))
         gone = await successor.creations.delete("low-1", Deletion(request_id="d-2"), "delete")
         ended = await successor.requests.operations.get(gone.request_id, 5.0)
         assert ended is not None
@@ -306,7 +318,7 @@ async def test_a_successor_of_the_agent_does_not_carry_out_a_resize_that_failed(
     monkeypatch: pytest.MonkeyPatch,
     begun: bool,
 ) -> None:
-    domain, late = two_vms[0], Late()
+    domain, late = two_vms[0], Late(agent.host.hypervisor)
     with monkeypatch.context() as broken:
         if begun:
             fails(broken, world, before=("read", "write_intent"), after=())

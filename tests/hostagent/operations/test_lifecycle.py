@@ -115,6 +115,27 @@ async def test_a_killed_agent_goes_on_with_the_very_same_notice(
         await successor.close()
 
 
+async def test_a_killed_agent_goes_on_with_the_notice_of_a_deletion(
+    client: Client, agent: Agent, world: World, tmp_path: Path, two_vms: list[Domain]
+) -> None:
+    world.programs_run = 1
+    assert (await client.delete("/v1/vms/low-1?request_id=d&reason=minimum&notice_s=6")).status == 202
+    await until(lambda: len(world.notices) > 0)
+    await agent.close()
+    world.notices.clear()
+    world.programs_run = 0
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        ended = await successor.requests.operations.get("d", 20)
+        assert ended is not None
+        assert ended.sentence.startswith("preempted low-1, reason minimum (its guest was told"), ended.sentence
+        assert {told["request_id"] for told in world.notices} == {"d"}
+        assert list(world.domains) == ["ebb-host-a.low-2"]
+    finally:
+        await successor.close()
+
+
 async def test_a_vm_that_its_owner_stops_is_told_of_no_preemption(
     command: Command, world: World, two_vms: list[Domain]
 ) -> None:

@@ -213,6 +213,10 @@ async def test_a_preemption_that_is_called_off_leaves_the_vm_running_and_its_gue
     assert "room has appeared" in told["sentence"]
     await until(lambda: world.withdrawn == ["p"])
     assert (domain.state, vm.intent.phase) == ("running", Phase.SETTLED)
+    if how == "delete":
+        cause = Intent.model_validate_json(domain.intent).cause
+        assert cause is not None
+        assert cause.kind == "create", "or a later agent would go on with it"
     late = {"request_id": "late", "preemption": "p"}
     assert (await client.post("/v1/vms/low-1/withdrawal", json=late)).status == 409
     # What it gave up for being saved comes back.
