@@ -94,8 +94,7 @@ class Operations:
             busy = self._make_way(request.request_id, request.direction)
             if busy:
                 self._log(f"{request.request_id}: refused: {busy}")
-                retry_s = min(self._deadline.remaining_s, BUSY_RETRY_S)
-                return _refusal(request, Refusal(busy, max(retry_s, 0.1)))
+                return _refusal(request, _not_now(request, busy))
             deadline = Deadline(request.deadline_s)
             answer = self._decide(request, deadline)
             body: AnswerBody
@@ -123,7 +122,7 @@ class Operations:
                 self._deadline, self._latest = before
                 with self._lock:
                     del self._operations[request.request_id]
-                return _refusal(request, Refusal("no thread can be started", BUSY_RETRY_S))
+                return _refusal(request, _not_now(request, "no thread can be started"))
             self._worker = worker
             return body
 
@@ -250,6 +249,14 @@ class Operations:
             self._operations[operation.request.request_id] = operation
             while len(self._operations) > OPERATIONS_KEPT:
                 self._operations.popitem(last=False)
+
+
+def _not_now(request: TargetRequest, reason: str) -> Refusal:
+    """A refusal of something that may be taken a moment later.
+
+    It gives no time for a deflation: a time is the application's own wish, after which the host forces it.
+    """
+    return Refusal(reason, BUSY_RETRY_S if request.direction == "reinflate" else None)
 
 
 def _refusal(request: TargetRequest, refusal: Refusal) -> RefusalBody:

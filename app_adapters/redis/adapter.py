@@ -33,7 +33,6 @@ from app_adapters.redis.plan import (
     MIB,
     NO_EVICTION,
     Figures,
-    Obstacle,
     counts,
     figures,
     forks,
@@ -89,7 +88,7 @@ class RedisAdapter(Adapter):
             info, found = self._look(client)
             reserve = self._reserve(client, info)
             state = self._known(info)
-        blocked = obstacle(info, self._policy) is not None
+        blocked = obstacle(info, self._policy)
         minimum_mib = found.rss if blocked else min(self._floor_mib(found, reserve), found.rss)
         maximum_mib = self._full_mib(found, reserve, state)
         memory = SizeRange(round(found.rss, 3), round(minimum_mib, 3), round(maximum_mib, 3), 1.0)
@@ -102,9 +101,9 @@ class RedisAdapter(Adapter):
         with self._client() as client:
             info, found = self._look(client)
             blocked = obstacle(info, self._policy) or _config_obstacle(client, info)
-            if blocked is not None:
+            if blocked:
                 floor = {"memory_mib": round(found.rss, 3)}
-                return Refusal("the server gives nothing: " + blocked.reason, blocked.retry_after_s, floor)
+                return Refusal("the server gives nothing: " + blocked, None, floor)
             reserve = self._reserve(client, info)
             state = self._known(info)
             if state is None:
@@ -283,16 +282,16 @@ def _nothing() -> Release:
     return Release({"memory_mib": 0.0}, "nothing", "nothing was to be done")
 
 
-def _config_obstacle(client: RedisClient, info: dict[str, str]) -> Obstacle | None:
+def _config_obstacle(client: RedisClient, info: dict[str, str]) -> str:
     """Whether CONFIG may be used, found out by a change that changes nothing."""
     try:
         limit = client.config_get("maxmemory")
         if limit is None:
-            return Obstacle("CONFIG GET knows no maxmemory")
+            return "CONFIG GET knows no maxmemory"
         client.config_set("maxmemory", limit)
     except ServerError as error:
-        return Obstacle(f"CONFIG is renamed, switched off or not allowed for this user: {error}")
-    return None
+        return f"CONFIG is renamed, switched off or not allowed for this user: {error}"
+    return ""
 
 
 def _raise_limit(client: RedisClient, limit_mib: float) -> None:

@@ -29,7 +29,6 @@ LEAST_STEP_MIB = 2.0
 VAIN_SHARE = 0.4
 VAIN_YIELD = 0.2
 FORKS = ("rdb_bgsave_in_progress", "aof_rewrite_in_progress", "module_fork_in_progress")
-SAVE_RETRY_S = 5.0
 _KEYSPACE = re.compile(r"keys=(\d+),expires=(\d+)")
 
 
@@ -60,14 +59,6 @@ class Figures:
     def least(self) -> float:
         """The least resident size that eviction can reach."""
         return max(self.predicted - (1 - KEPT_SHARE) * self.evictable, 0.0)
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """Why nothing can be taken now."""
-
-    reason: str
-    retry_after_s: float | None = None
 
 
 def number(info: Mapping[str, str], name: str) -> float:
@@ -116,24 +107,24 @@ def policy_to_use(info: Mapping[str, str], allowed: str) -> str:
     return allowed if own == NO_EVICTION and allowed else own
 
 
-def obstacle(info: Mapping[str, str], allowed: str) -> Obstacle | None:
-    """Why nothing can be taken from this server now, None where something can."""
+def obstacle(info: Mapping[str, str], allowed: str) -> str:
+    """Why nothing can be taken from this server now, empty where something can."""
     if info.get("loading", "0") != "0":
-        return Obstacle("it is loading its data", SAVE_RETRY_S)
+        return "it is loading its data"
     if info.get("role") == "slave":
-        return Obstacle("it is a replica, which holds what its master holds: deflate the master")
+        return "it is a replica, which holds what its master holds: deflate the master"
     allocator = info.get("mem_allocator", "unknown")
     if not allocator.startswith("jemalloc"):
-        return Obstacle(f"its allocator is {allocator}, which keeps the memory of evicted keys (jemalloc does not)")
+        return f"its allocator is {allocator}, which keeps the memory of evicted keys (jemalloc does not)"
     policy = policy_to_use(info, allowed)
     if policy == NO_EVICTION:
-        return Obstacle("its maxmemory-policy is noeviction: a lower limit would fail writes (see --policy)")
+        return "its maxmemory-policy is noeviction: a lower limit would fail writes (see --policy)"
     if policy.startswith("volatile-") and counts(info)[1] == 0:
-        return Obstacle(f"its maxmemory-policy is {policy}, and no key expires")
+        return f"its maxmemory-policy is {policy}, and no key expires"
     fork = fork_running(info)
     if fork:
-        return Obstacle(f"it is saving ({fork}): what is evicted now is copied for the save", SAVE_RETRY_S)
-    return None
+        return f"it is saving ({fork}): what is evicted now is copied for the save"
+    return ""
 
 
 def fork_running(info: Mapping[str, str]) -> str:

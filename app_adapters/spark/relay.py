@@ -16,14 +16,6 @@ ANSWER_BYTES = 65536
 TIMEOUT_S = 3.0
 
 
-class Undecided(ApplicationError):
-    """The service has not decided in time."""
-
-    def __init__(self, reason: str, retry_after_s: float) -> None:
-        super().__init__(reason)
-        self.retry_after_s = retry_after_s
-
-
 @dataclass(frozen=True)
 class HostState:
     """A host as the master has it: cores of its Workers that take work; and the applications of the cluster."""
@@ -41,11 +33,9 @@ class Relay:
     host: str
 
     def ask(self, wanted: Deflation, wait_s: float) -> tuple[bool, str]:
-        """Whether the cluster gives slots up by itself, and why. Raises also: Undecided."""
+        """Whether the cluster gives slots up by itself, and why. What it decides too late is told when asked again."""
         body = {"host": self.host, "vm": wanted.vm, "self": wanted.own, "cores": wanted.cores, "wait_s": wait_s}
         status, answer = self._send("POST", "/spark/v1/deflations", body, wait_s + 0.2)
-        if status == 503 and isinstance(answer.get("retry_after_s"), (int, float)):
-            raise Undecided(str(answer.get("error"))[:300], float(answer["retry_after_s"]))
         _expect(status, answer)
         return answer.get("choice") == SELF, str(answer.get("reason", ""))[:400]
 

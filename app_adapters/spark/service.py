@@ -29,7 +29,6 @@ DECISIONS_KEPT = 100
 LONGEST_WAIT_S = 30.0
 #: So long an answer that came too late holds for a VM that asks the same again.
 ANSWER_AGE_S = 60.0
-RETRY_S = 1.0
 ALIKE = 0.05
 DEFLATIONS = "/spark/v1/deflations"
 SIZES = "/spark/v1/sizes"
@@ -117,8 +116,7 @@ class SparkService:
                 self._answers.pop(host, None)
                 return _told(self._decided[number])
         return HTTPStatus.SERVICE_UNAVAILABLE, {
-            "error": "the cluster has not decided in time: the other VMs are waited for",
-            "retry_after_s": RETRY_S,
+            "error": "the cluster has not decided in time: the other VMs are waited for"
         }
 
     def _size(self, body: dict[str, Any]) -> Reply:

@@ -19,7 +19,7 @@ from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.registry import Ready, amount
 from app_adapters.spark.master import url
 from app_adapters.spark.policy import Deflation
-from app_adapters.spark.relay import Relay, Undecided
+from app_adapters.spark.relay import Relay
 from app_adapters.spark.slots import Nominal, lost, slots
 from app_adapters.spark.workers import Workers
 
@@ -78,10 +78,7 @@ class SparkWorkerAdapter(Adapter):
             return Promise(dict.fromkeys(target, 0.0), 0.1, lambda: self._nothing(target, reason), reason)
         reason = "forced: tasks are killed"
         if mode != "force":
-            try:
-                own, reason = self._relay.ask(wanted, min(DECISION_LIMIT_S, deadline.remaining_s))
-            except Undecided as error:
-                return Refusal(str(error), error.retry_after_s)
+            own, reason = self._relay.ask(wanted, min(DECISION_LIMIT_S, deadline.remaining_s))
             if not own:
                 return Refusal(reason, None, {"cpu_cores": float(cores), "memory_mib": round(now_mib, 3)})
         promised = {"cpu_cores": float(cores - left), "memory_mib": round(now_mib * (cores - left) / cores, 3)}

@@ -25,6 +25,9 @@ from app_adapters.hook import Hook
 from app_adapters.operations import attempt
 from app_adapters.server import HookServer
 from app_adapters.wsgi import hook_application
+from ebbtide.deflation.cascade import asking
+from ebbtide.deflation.cascade.asking import mode_of_asking
+from ebbtide.deflation.cascade.instructions import Mode
 from tests.adapters.rest import Rest
 
 TOKEN = "right-token"
@@ -232,17 +235,29 @@ def test_another_body_under_the_same_id_is_a_conflict(rest: Rest, adapter: Scrip
     assert len(adapter.calls) == 1
 
 
-def test_one_operation_at_a_time_and_the_second_may_come_again(rest: Rest, adapter: Scripted) -> None:
+def test_one_operation_at_a_time_and_the_second_may_come_again_unforced(rest: Rest, adapter: Scripted) -> None:
     adapter.go.clear()
     rest.target("r1", "deflate", 60)
     status, answer = rest.target("r2", "deflate", 50)
     assert (status, answer["state"]) == (409, "refused")
-    assert 0 < answer["retry_after_s"] <= 1
+    assert mode_of_asking(2.0, Mode.ASK, asking.Refusal(0.0, answer["retry_after_s"])) is Mode.ASK
     adapter.go.set()
     rest.finished("r1")
     while rest.target("r2", "deflate", 50)[0] != 202:
         pass
     assert rest.finished("r2")["state"] == "released"
+
+
+def test_a_reinflation_that_finds_another_at_work_may_come_again(
+    rest: Rest, adapter: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app_adapters.operations.CALL_OFF_LIMIT_S", 0.1)
+    adapter.go.clear()
+    adapter.stubborn = True
+    rest.target("r1", "deflate", 60)
+    status, answer = rest.target("r2", "reinflate", 200)
+    assert (status, answer["retry_after_s"]) == (409, 1.0), "the guest agent tells it again only then"
+    adapter.go.set()
 
 
 def test_work_sees_its_deadline(rest: Rest, adapter: Scripted) -> None:

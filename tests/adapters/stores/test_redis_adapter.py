@@ -183,14 +183,14 @@ def test_of_a_volatile_policy_only_what_expires_goes(tmp_path: Path) -> None:
         assert sum(server.call("EXISTS", f"k{key}") == 1 for key in range(0, lasting, 7)) == len(range(0, lasting, 7))
 
 
-def test_while_it_saves_it_refuses_for_a_while_and_keeps_room_for_saves(tmp_path: Path) -> None:
+def test_while_it_saves_it_refuses_and_keeps_room_for_saves(tmp_path: Path) -> None:
     with hooked(tmp_path, *CACHE) as (server, rest):
         server.fill_in_time(200)
         server.call("CONFIG", "SET", "rdb-key-save-delay", "1000")  # microseconds a key: it saves for 50 s
         server.call("BGSAVE")
         answer = refused(rest)
         assert "saving" in answer["reason"]
-        assert answer["retry_after_s"] > 0
+        assert answer["retry_after_s"] is None, "after a time the host would force it"
         server.call("CONFIG", "SET", "save", "3600 1")
         end_save(server)
         ended = done(rest, "down", "deflate", 110)

@@ -72,27 +72,24 @@ def test_keys_that_expire_are_counted_over_all_databases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words", "again"),
+    ("changes", "words"),
     [
-        ({"loading": "1"}, "loading", True),
-        ({"role": "slave"}, "replica", False),
-        ({"mem_allocator": "libc"}, "allocator is libc", False),
-        ({"maxmemory_policy": "noeviction"}, "--policy", False),
-        ({"maxmemory_policy": "volatile-lru", "db0": "keys=9,expires=0", "db3": "keys=9,expires=0"}, "no key", False),
-        ({"rdb_bgsave_in_progress": "1"}, "saving (rdb_bgsave)", True),
-        ({"aof_rewrite_in_progress": "1"}, "saving (aof_rewrite)", True),
+        ({"loading": "1"}, "loading"),
+        ({"role": "slave"}, "replica"),
+        ({"mem_allocator": "libc"}, "allocator is libc"),
+        ({"maxmemory_policy": "noeviction"}, "--policy"),
+        ({"maxmemory_policy": "volatile-lru", "db0": "keys=9,expires=0", "db3": "keys=9,expires=0"}, "no key"),
+        ({"rdb_bgsave_in_progress": "1"}, "saving (rdb_bgsave)"),
+        ({"aof_rewrite_in_progress": "1"}, "saving (aof_rewrite)"),
     ],
 )
-def test_obstacles(changes: dict[str, str], words: str, again: bool) -> None:
-    found = obstacle({**INFO, **changes}, "")
-    assert found is not None
-    assert words in found.reason
-    assert (found.retry_after_s is not None) == again
+def test_obstacles(changes: dict[str, str], words: str) -> None:
+    assert words in obstacle({**INFO, **changes}, "")
 
 
 def test_without_an_obstacle_there_is_none() -> None:
-    assert obstacle(INFO, "") is None
-    assert obstacle({**INFO, "maxmemory_policy": "noeviction"}, "allkeys-lfu") is None
+    assert obstacle(INFO, "") == ""
+    assert obstacle({**INFO, "maxmemory_policy": "noeviction"}, "allkeys-lfu") == ""
 
 
 def test_a_policy_stands_in_for_noeviction_only() -> None:

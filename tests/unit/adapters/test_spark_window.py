@@ -18,7 +18,7 @@ from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.main import build_parser, main
 from app_adapters.registry import ready
 from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job
-from app_adapters.spark.relay import HostState, Relay, Undecided
+from app_adapters.spark.relay import HostState, Relay
 from app_adapters.spark.rest import Application, Cluster, SparkRest, Worker
 from app_adapters.spark.service import SparkService
 from app_adapters.spark.window import Decide, Read, Windows
@@ -151,9 +151,8 @@ def test_a_cluster_that_cannot_be_read_in_time_is_left_alone(tmp_path: Path, res
 def test_a_decision_that_comes_too_late_is_kept_for_the_next_attempt(tmp_path: Path) -> None:
     with serving(tmp_path, Stage([])) as service:
         one = relay(tmp_path, service, "a")
-        with pytest.raises(Undecided) as caught:
+        with pytest.raises(ApplicationError, match="not decided in time"):
             one.ask(HALF, 0.01)
-        assert caught.value.retry_after_s > 0
         end = time.monotonic() + 30
         while not service.reply("GET", "/spark/v1/decisions", "Bearer secret", b"")[1]["decisions"]:
             assert time.monotonic() < end

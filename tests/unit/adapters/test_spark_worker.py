@@ -12,11 +12,16 @@ import pytest
 from app_adapters.adapter import Deadline, Promise
 from app_adapters.errors import ApplicationError
 from app_adapters.main import main
+from app_adapters.messages import RefusalBody, TargetRequest
+from app_adapters.operations import Operations
 from app_adapters.spark.policy import Deflation
 from app_adapters.spark.relay import Relay
 from app_adapters.spark.slots import Nominal
 from app_adapters.spark.worker import SparkWorkerAdapter
 from app_adapters.spark.workers import Workers
+from ebbtide.deflation.cascade.asking import Refusal, mode_of_asking
+from ebbtide.deflation.cascade.instructions import Mode
+from tests.unit.adapters.test_spark_window import Stage, relay, serving
 
 NOMINAL = Nominal(4, 3000.0)
 #: As a Worker does it: SIGPWR ends nothing, SIGTERM its executor and itself.
@@ -73,8 +78,8 @@ class Silent:
         raise ApplicationError("the service does not answer")
 
 
-def adapter(workers: Made) -> SparkWorkerAdapter:
-    return SparkWorkerAdapter(cast(Workers, workers), cast(Relay, Silent()), NOMINAL, grace_s=0.0)
+def adapter(workers: Made, relay: Relay | None = None) -> SparkWorkerAdapter:
+    return SparkWorkerAdapter(cast(Workers, workers), relay or cast(Relay, Silent()), NOMINAL, grace_s=0.0)
 
 
 def reinflated(cores: int, target: dict[str, float], sizes: dict[str, float] | None = None) -> int:
@@ -131,6 +136,14 @@ def test_executors_with_tasks_are_ended_after_their_grace_but_not_for_a_deflatio
     assert bool(workers.at_work) is called_off
     assert workers.idle == (2 if called_off else 0)
     assert ("called off" if called_off else "were ended") in release.reason
+
+
+def test_a_cluster_that_is_undecided_is_not_forced_by_the_next_deflation(tmp_path: Path) -> None:
+    with serving(tmp_path, Stage([]), window_s=30.0) as service:
+        operations = Operations(adapter(Made(4), relay(tmp_path, service, "a")), lambda sentence: None)
+        answer = operations.submit(TargetRequest("r1", 0.5, "ask", "deflate", {"cpu_cores": 2.0}, ""))
+    assert isinstance(answer, RefusalBody)
+    assert mode_of_asking(2.0, Mode.ASK, Refusal(0.0, answer.retry_after_s)) is Mode.ASK
 
 
 def test_slots_that_were_given_up_are_not_started_by_a_new_adapter() -> None:
