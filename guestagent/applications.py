@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Callable, Collection
 
-from guestagent.budgets import Share, application_budget_mib, believable, cores, split
+from guestagent.budgets import Share, application_budget_mib, believable, cores, guest_target_mib, split
 from guestagent.errors import BadParams, HookError, HookTimeout
 from guestagent.hooks import CALL_LIMIT_S, REASON_LENGTH, Hook, Told, amounts, in_parallel, read_drop_ins
 from guestagent.memory import Memory
@@ -183,7 +183,10 @@ class Applications:
             record.done.wait(CAPABILITIES_LIMITS_S[1] + TARGET_LIMITS_S[1] + 1.0)
             return record.result or _refused(request_id, "the applications are still being asked")
         try:
-            record.result, record.asked, missed = self._ask(direction, request_id, mode, params)
+            guest_mib = guest_target_mib(
+                self._memory.status().total_mib, params.bound_mib, params.target.get("memory_mib", 0.0)
+            )
+            record.result, record.asked, missed = self._ask(direction, request_id, mode, params, guest_mib)
         except BaseException:
             with self._lock:
                 self._records.pop(request_id, None)
@@ -192,14 +195,14 @@ class Applications:
             record.done.set()
         if isinstance(params, ReinflateParams) and missed:
             self._log(f"{', '.join(sorted(missed))}: told again of {request_id}, since {record.result.reason}")
-            again = partial(self._tell_again, number, params, missed)
+            again = partial(self._tell_again, number, params, guest_mib, missed)
             try:
                 threading.Thread(target=again, name="reinflation owed", daemon=True).start()
             except RuntimeError:
                 self._log(f"{request_id} is not told again: no thread can be started")
         return record.result
 
-    def _tell_again(self, number: int, params: ReinflateParams, missed: Collection[str]) -> None:
+    def _tell_again(self, number: int, params: ReinflateParams, guest_mib: float, missed: Collection[str]) -> None:
         """Until each has taken the reinflation on, or the host asks for something else."""
 
         def is_wanted() -> bool:
@@ -214,7 +217,7 @@ class Applications:
                 return
             request_id = f"{params.request_id}+{attempt}"
             try:
-                result, _, missed = self._ask("reinflate", request_id, "ask", params, missed, is_wanted)
+                result, _, missed = self._ask("reinflate", request_id, "ask", params, guest_mib, missed, is_wanted)
             except Exception as error:  # whatever it is, they are told again
                 self._log(f"telling again of {params.request_id} failed: {type(error).__name__}: {error}")
                 continue
@@ -228,11 +231,13 @@ class Applications:
         request_id: str,
         mode: str,
         params: DeflateParams | ReinflateParams,
+        guest_mib: float,
         only: Collection[str] | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[DeflateResult, dict[str, dict[str, float]], set[str]]:
         """The answer, what each that promised was asked for, and those that may take it on when they are asked again.
 
+        :param guest_mib: the guest's target memory.
         :param only: who is asked; the others keep what they were told.
         :param is_wanted: whether they are to be told still, once it is known what they offer: a reinflation that comes
             late would call a newer deflation off.
@@ -242,7 +247,7 @@ class Applications:
         if not hooks:
             return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), {}, set()
         offers, reasons = self._capabilities(hooks, _limit_s(CAPABILITIES_LIMITS_S, params.deadline_s))
-        targets = self._targets(offers, params)
+        targets = self._targets(offers, params.target, guest_mib)
         reasons += [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
         missed = set(hooks) - set(offers)
         calls: dict[str, Callable[[], Told]] = {}
@@ -286,23 +291,22 @@ class Applications:
         return DeflateResult(request_id, "promised", promised, expected_s, _words(reasons), None), asked, missed
 
     def _targets(
-        self, offers: dict[str, AdapterCapabilities], params: DeflateParams | ReinflateParams
+        self, offers: dict[str, AdapterCapabilities], target: dict[str, float], guest_mib: float
     ) -> dict[str, dict[str, float]]:
         """The size that each application is to have, of those components that it gives and that are asked for."""
         targets: dict[str, dict[str, float]] = {}
         ranges = {name: offer.resources["memory_mib"] for name, offer in offers.items() if _gives(offer, "memory_mib")}
-        if ranges and "memory_mib" in params.target:
+        if ranges and "memory_mib" in target:
             resident_mib = sum(range_.current for range_ in ranges.values())
-            vm_mib = params.target["memory_mib"]
-            budget_mib = application_budget_mib(self._memory.status(), resident_mib, params.bound_mib, vm_mib)
+            budget_mib = application_budget_mib(self._memory.status(), resident_mib, guest_mib)
             sizes = split(budget_mib, [Share(r.current, r.minimum, max(r.minimum, r.maximum)) for r in ranges.values()])
             targets.update({name: {"memory_mib": round(size_mib, 3)} for name, size_mib in zip(ranges, sizes)})
-        if "cpu_cores" in params.target:
+        if "cpu_cores" in target:
             possible = len(self._cpus_possible())
             for name, offer in offers.items():
                 if _gives(offer, "cpu_cores"):
                     range_ = offer.resources["cpu_cores"]
-                    size = cores(range_.maximum, params.target["cpu_cores"], possible)
+                    size = cores(range_.maximum, target["cpu_cores"], possible)
                     targets.setdefault(name, {})["cpu_cores"] = round(max(size, range_.minimum), 3)
         return targets
 

@@ -22,15 +22,18 @@ def believable(range_: SizeRange, ceiling: float) -> SizeRange:
     return SizeRange(current, minimum, max(range_.maximum, current, minimum), range_.step)
 
 
-def application_budget_mib(memory: MemoryStatus, resident_mib: float, bound_mib: float, target_mib: float) -> float:
-    """MiB that all applications may hold together once the VM has its target size.
+def guest_target_mib(total_mib: float, bound_mib: float, target_mib: float) -> float:
+    """MemTotal that the guest will have: what it has now less the fall of the bound. Both are to be of one moment."""
+    return total_mib - (bound_mib - target_mib)
 
-    Guest's target memory (its total less the fall of the bound) less what is not the applications' own, less the
-    reserve. The rest of the guest is what is neither theirs nor available, so kernel memory is in it; the guest's
-    floor then ends at exactly its target memory. It is asked before anything is unplugged: what is free now says
-    nothing.
+
+def application_budget_mib(memory: MemoryStatus, resident_mib: float, guest_target_mib: float) -> float:
+    """MiB that all applications may hold together once the guest has its target memory.
+
+    That less what is not the applications' own, less the reserve. The rest of the guest is what is neither theirs nor
+    available, so kernel memory is in it; the guest's floor then ends at exactly its target memory. It is asked before
+    anything is unplugged: what is free now says nothing.
     """
-    guest_target_mib = memory.total_mib - (bound_mib - target_mib)
     others_mib = max(memory.total_mib - memory.available_mib - resident_mib, 0.0)
     return max(guest_target_mib - others_mib - memory.reserve_mib, 0.0)
 

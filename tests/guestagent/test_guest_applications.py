@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app_adapters.adapter import Answer, Deadline, Refusal
 from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
 from guestagent import applications
@@ -222,6 +223,30 @@ def test_an_application_that_cannot_take_a_reinflation_now_is_told_again(
         time.sleep(0.01)
     assert busy.targets[-1][:2] == ("reinflate", 350.0)
     assert other.targets == targets, "who has taken it on is not told again"
+
+
+def test_what_a_reinflation_owes_is_no_more_for_being_told_later(
+    guest: Bench, host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+
+    class Late(Elastic):
+        """Refuses the first time, and then the guest plugs what it was given."""
+
+        def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+            if self.targets:
+                return super().reinflate(target, deadline)
+            self.targets.append(("reinflate", target["memory_mib"], ""))
+            guest.tree.meminfo(2048, 1448)
+            return Refusal("not now", 1.0)
+
+    guest.tree.meminfo(1500, 900)
+    app = Late(300, maximum_mib=5000)
+    serve("app", app)
+    host.result("application.reinflate", request_id="back", deadline_s=10, target={"memory_mib": 2048}, bound_mib=1500)
+    while len(app.targets) < 2:
+        time.sleep(0.01)
+    assert app.targets[1][1] <= app.targets[0][1]
 
 
 def test_what_a_reinflation_owes_is_not_told_after_the_next_deflation(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guestagent.budgets import Share, application_budget_mib, split
+from guestagent.budgets import Share, application_budget_mib, guest_target_mib, split
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory, spare_this_process
 from guestagent.messages import MemoryStatus, Paging, Pressure
@@ -60,7 +60,7 @@ def test_without_figures_there_is_an_error_and_no_zero(tmp_path: Path) -> None:
 
 def test_an_application_at_its_budget_brings_the_floor_to_the_target() -> None:
     now = MemoryStatus(total_mib=970, available_mib=500, reserve_mib=50, floor_mib=520, unpluggable_mib=450, free_mib=9)
-    budget = application_budget_mib(now, resident_mib=400, bound_mib=1024, target_mib=700)
+    budget = application_budget_mib(now, 400, guest_target_mib(now.total_mib, bound_mib=1024, target_mib=700))
     # Total falls to 646; others hold 70, the reserve is 50.
     assert budget == pytest.approx(646 - 70 - 50)
     available = now.available_mib + (400 - budget)
@@ -69,7 +69,7 @@ def test_an_application_at_its_budget_brings_the_floor_to_the_target() -> None:
 
 def test_a_target_below_what_others_hold_leaves_nothing_but_not_less() -> None:
     now = MemoryStatus(970, 500, 50, 520, 450, 9)
-    assert application_budget_mib(now, 400, 1024, 64) == 0.0
+    assert application_budget_mib(now, 400, guest_target_mib(now.total_mib, 1024, 64)) == 0.0
 
 
 def test_a_split_is_in_proportion_to_the_resident_sizes() -> None:
