@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, Callable, Collection
@@ -37,6 +37,8 @@ REQUESTS_KEPT = 256
 WORDS_LENGTH = 4000
 #: Applications that could not take a reinflation are told again after so long, twice as long each time, at most.
 AGAIN_S = (1.0, 30.0)
+#: What applications give, and can be owed.
+GIVEN = ("memory_mib", "cpu_cores")
 
 
 @dataclass
@@ -48,6 +50,19 @@ class _Record:
     result: DeflateResult | None = None
     #: What each of those that promised can have released at most: it may say anything.
     asked: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Owed:
+    """Of a reinflation: who has not taken it on, and the components that no later request has named.
+
+    `is_wanted` says whether it is to be told still, once it is known what they offer: a reinflation that comes late
+    would call a newer deflation off.
+    """
+
+    names: Collection[str]
+    components: Collection[str]
+    is_wanted: Callable[[], bool]
 
 
 class Applications:
@@ -76,8 +91,13 @@ class Applications:
         self._hooks: dict[str, Hook] = {}
         self._problems: set[str] = set()
         self._sizes: dict[str, tuple[float, float]] = {}
-        #: Counts what the host has asked for: what an earlier reinflation still owes is not told any more.
-        self._newest = 0
+        #: Counts what the host has asked for. By component: the number of the last request that named it, and its size.
+        #: What an earlier reinflation owes of it is not told any more.
+        self._count = 0
+        self._newest: dict[str, tuple[int, float]] = {}
+        #: The guest's target memory by the last request that named it, and the number and id of the last deflation.
+        self._guest_mib = 0.0
+        self._deflation = (0, "")
 
     def sizes(self) -> list[ApplicationSize]:
         """Resident sizes, of hooks that are slow the last one known, if it is not old."""
@@ -168,13 +188,20 @@ class Applications:
         self, direction: str, request_id: str, body: dict[str, Any], mode: str, params: DeflateParams | ReinflateParams
     ) -> DeflateResult:
         body = dict(body, direction=direction)
+        total_mib = self._memory.total_mib() if "memory_mib" in params.target else 0.0
         with self._lock:
             record = self._records.get(request_id)
             is_new = record is None
             if record is None:
                 record = self._records[request_id] = _Record(body)
-                self._newest += 1
-                number = self._newest
+                self._count += 1
+                number = self._count
+                self._newest.update({name: (number, size) for name, size in params.target.items()})
+                if "memory_mib" in params.target:
+                    self._guest_mib = guest_target_mib(total_mib, params.bound_mib, params.target["memory_mib"])
+                if direction == "deflate":
+                    self._deflation = number, request_id
+                guest_mib = self._guest_mib
                 while len(self._records) > REQUESTS_KEPT:
                     self._records.popitem(last=False)
         if record.params != body:
@@ -183,9 +210,6 @@ class Applications:
             record.done.wait(CAPABILITIES_LIMITS_S[1] + TARGET_LIMITS_S[1] + 1.0)
             return record.result or _refused(request_id, "the applications are still being asked")
         try:
-            guest_mib = guest_target_mib(
-                self._memory.status().total_mib, params.bound_mib, params.target.get("memory_mib", 0.0)
-            )
             record.result, record.asked, missed = self._ask(direction, request_id, mode, params, guest_mib)
         except BaseException:
             with self._lock:
@@ -195,35 +219,54 @@ class Applications:
             record.done.set()
         if isinstance(params, ReinflateParams) and missed:
             self._log(f"{', '.join(sorted(missed))}: told again of {request_id}, since {record.result.reason}")
-            again = partial(self._tell_again, number, params, guest_mib, missed)
+            again = partial(self._tell_again, number, params, missed)
             try:
                 threading.Thread(target=again, name="reinflation owed", daemon=True).start()
             except RuntimeError:
                 self._log(f"{request_id} is not told again: no thread can be started")
         return record.result
 
-    def _tell_again(self, number: int, params: ReinflateParams, guest_mib: float, missed: Collection[str]) -> None:
+    def _tell_again(self, number: int, params: ReinflateParams, missed: set[str]) -> None:
         """Until each has taken the reinflation on, or the host asks for something else."""
-
-        def is_wanted() -> bool:
-            with self._lock:
-                return number == self._newest
-
         pause_s = AGAIN_S[0]
-        for attempt in count(2):
+        attempts = count(2)
+        while missed:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, AGAIN_S[1])
-            if not is_wanted():
+            with self._lock:
+                seen, guest_mib, (deflated, deflation) = self._count, self._guest_mib, self._deflation
+                newest = {name: self._newest[name] for name in params.target if name in GIVEN}
+            components = [name for name, (at, _) in newest.items() if at == number]
+            if not components:
                 return
-            request_id = f"{params.request_id}+{attempt}"
+            # With the sizes of later requests: what is told without a component may be taken to have all of it.
+            now = replace(params, target={name: size for name, (_, size) in newest.items()})
             try:
-                result, _, missed = self._ask("reinflate", request_id, "ask", params, guest_mib, missed, is_wanted)
+                # A reinflation would call off what they are giving of another component.
+                states = self._progress(dict.fromkeys(missed, deflation)) if deflated > number else {}
+                names = {name for name in missed if states.get(name) != "running"}
+                owed = _Owed(names, components, partial(self._is_latest, seen))
+                request_id = f"{params.request_id}+{next(attempts)}"
+                _, _, still = self._ask("reinflate", request_id, "ask", now, guest_mib, owed)
+                missed = (missed - names) | still
             except Exception as error:  # whatever it is, they are told again
                 self._log(f"telling again of {params.request_id} failed: {type(error).__name__}: {error}")
-                continue
-            if not missed:
-                self._log(f"all have been told of {params.request_id}: {result.reason}")
-                return
+        self._log(f"all have been told of {params.request_id}")
+
+    def _is_latest(self, number: int) -> bool:
+        return number == self._count
+
+    def _progress(self, requests: dict[str, str]) -> dict[str, str]:
+        """How far each of some applications is with a request: running, released or failed, as of what it forgot."""
+        hooks = self._load()
+        calls = {name: partial(hooks[name].progress, id_) for name, id_ in requests.items() if name in hooks}
+        states: dict[str, str] = {}
+        for name, answer in in_parallel(calls, PROGRESS_LIMIT_S).items():
+            if isinstance(answer, HookError):
+                states[name] = "running" if isinstance(answer, HookTimeout) else "failed"
+            else:
+                states[name] = answer[1].get("state", "failed")
+        return states
 
     def _ask(
         self,
@@ -232,15 +275,12 @@ class Applications:
         mode: str,
         params: DeflateParams | ReinflateParams,
         guest_mib: float,
-        only: Collection[str] | None = None,
-        is_wanted: Callable[[], bool] = lambda: True,
+        owed: _Owed | None = None,
     ) -> tuple[DeflateResult, dict[str, dict[str, float]], set[str]]:
         """The answer, what each that promised was asked for, and those that may take it on when they are asked again.
 
         :param guest_mib: the guest's target memory.
-        :param only: who is asked; the others keep what they were told.
-        :param is_wanted: whether they are to be told still, once it is known what they offer: a reinflation that comes
-            late would call a newer deflation off.
+        :param owed: who is asked; the others keep what they were told.
         """
         began = time.monotonic()
         hooks = self._load()
@@ -252,7 +292,7 @@ class Applications:
         missed = set(hooks) - set(offers)
         calls: dict[str, Callable[[], Told]] = {}
         for name, target in targets.items():
-            if only is not None and name not in only:
+            if owed is not None and (name not in owed.names or not set(target).intersection(owed.components)):
                 continue
             body = {
                 "request_id": request_id,
@@ -263,8 +303,8 @@ class Applications:
                 "reason": "the VM is to have " + _amounts(params.target),
             }
             calls[name] = partial(hooks[name].target, body)
-        if not is_wanted():
-            return _refused(request_id, "something else was asked since"), {}, set()
+        if owed is not None and not owed.is_wanted():
+            return _refused(request_id, "something else was asked since"), {}, set(owed.names)
         promised: dict[str, float] = {}
         asked: dict[str, dict[str, float]] = {}
         retries_s: list[float] = []
@@ -285,7 +325,7 @@ class Applications:
                 missed.add(name)
             if told.reason:
                 reasons.append(f"{name}: {told.reason}")
-        missed = missed if only is None else missed & set(only)
+        missed = missed if owed is None else missed.intersection(owed.names)
         if not asked:
             return _refused(request_id, _words(reasons), max(retries_s) if retries_s else None), {}, missed
         return DeflateResult(request_id, "promised", promised, expected_s, _words(reasons), None), asked, missed

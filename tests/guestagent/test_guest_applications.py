@@ -9,12 +9,42 @@ from typing import Any
 
 import pytest
 
-from app_adapters.adapter import Answer, Deadline, Refusal
+from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
 from guestagent import applications
 from tests.guestagent.elastic import Elastic, Serve, Workers
 from tests.guestagent.harness import Bench, Host
+
+
+class Both(Adapter):
+    """Has memory and cores, refuses its first reinflation, and gives when `go` is set."""
+
+    components = ("memory_mib", "cpu_cores")
+
+    def __init__(self) -> None:
+        self.targets: list[tuple[str, dict[str, float]]] = []
+        self.go = threading.Event()
+
+    def capabilities(self) -> Capabilities:
+        memory, cpu = SizeRange(100.0, 10.0, 350.0, 1.0), SizeRange(4.0, 0.0, 4.0, 1.0)
+        return Capabilities("both", "1", {"memory_mib": memory, "cpu_cores": cpu}, 0.5, True, ["ask", "force"])
+
+    def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
+        self.targets.append(("deflate", target))
+
+        def work() -> Release:
+            while not self.go.wait(0.01) and not deadline.passed:
+                pass
+            return Release(dict.fromkeys(target, 0.0), "itself", "done", complete=self.go.is_set())
+
+        return Promise(dict.fromkeys(target, 0.0), 0.5, work)
+
+    def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+        self.targets.append(("reinflate", target))
+        if len(self.targets) == 1:
+            return Refusal("not now", 1.0)
+        return Promise({}, 0.5, lambda: Release({}, "itself", "done"))
 
 
 def deflate(host: Host, request_id: str = "r1", target_mib: float = 800, **more: Any) -> dict[str, Any]:
@@ -264,6 +294,43 @@ def test_what_a_reinflation_owes_is_not_told_after_the_next_deflation(
     while any(thread.name == "reinflation owed" for thread in threading.enumerate()):
         time.sleep(0.01)
     assert [direction for direction, *_ in app.targets] == ["reinflate"]
+
+
+def test_what_a_reinflation_owes_of_memory_outlives_a_deflation_of_cpus(
+    guest: Bench, host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+    app, workers = Elastic(100, maximum_mib=350), Workers(4.0)
+    serve("app", app)
+    serve("workers", workers)
+    app.go.clear()
+    grow(host, "first", 900)
+    params = {"deadline_s": 10, "target": {"memory_mib": 1024, "cpu_cores": 4.0}, "bound_mib": 1024}
+    assert "under way" in host.result("application.reinflate", request_id="second", **params)["reason"]
+    deflate(host, "then", target={"cpu_cores": 2.0})
+    app.go.set()
+    while len(app.targets) < 2:
+        time.sleep(0.01)
+    assert app.targets[-1][:2] == ("reinflate", 350.0)
+    assert workers.targets[-1] == {"cpu_cores": 2.0}
+
+
+def test_what_a_reinflation_owes_calls_off_no_deflation_of_another_component(
+    host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+    both = Both()
+    serve("both", both)
+    params = {"deadline_s": 10, "target": {"memory_mib": 1024, "cpu_cores": 4.0}, "bound_mib": 1024}
+    host.result("application.reinflate", request_id="back", **params)
+    assert deflate(host, "then", target={"cpu_cores": 2.0})["state"] == "promised"
+    time.sleep(0.5)
+    assert host.result("application.status", request_id="then")["state"] == "running"
+    both.go.set()
+    assert finished(host, "then")["state"] == "released"
+    while len(both.targets) < 3:
+        time.sleep(0.01)
+    assert both.targets[2] == ("reinflate", {"memory_mib": 350.0, "cpu_cores": 2.0})
 
 
 def test_a_target_without_memory_asks_nobody(host: Host, serve: Serve) -> None:
