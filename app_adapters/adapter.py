@@ -104,7 +104,7 @@ class Adapter(ABC):
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
         """Decide, quickly, about growing to `target` again.
 
-        Raises: ApplicationError, which counts as a refusal.
+        Raises: ApplicationError, which counts as a refusal for now: it is told again.
         """
 
     def begin(self) -> None:  # noqa: B027

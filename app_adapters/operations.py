@@ -213,7 +213,7 @@ class Operations:
             else:
                 answer = self._adapter.reinflate(request.target, deadline)
         except ApplicationError as error:
-            return Refusal(str(error))
+            return _not_now(request, str(error))
         return checks.answer(answer, request.direction)
 
     def _run(self, operation: _Operation, promise: Promise) -> None:

@@ -143,6 +143,7 @@ class Agent:
             self._serve_ports()
         finally:
             self._supervision.stopping()
+            self._applications.close()
             close_requests()
 
     def _turn(self) -> None:

@@ -87,6 +87,7 @@ class Applications:
         self._log = log
         self._owner_uid = owner_uid
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._hooks: dict[str, Hook] = {}
         self._problems: set[str] = set()
@@ -98,6 +99,10 @@ class Applications:
         #: The guest's target memory by the last request that named it, and the number and id of the last deflation.
         self._guest_mib = 0.0
         self._deflation = (0, "")
+
+    def close(self) -> None:
+        """Tell nobody again of what is owed."""
+        self._closed.set()
 
     def sizes(self) -> list[ApplicationSize]:
         """Resident sizes, of hooks that are slow the last one known, if it is not old."""
@@ -217,24 +222,30 @@ class Applications:
             raise
         finally:
             record.done.set()
-        if isinstance(params, ReinflateParams) and missed:
-            self._log(f"{', '.join(sorted(missed))}: told again of {request_id}, since {record.result.reason}")
-            again = partial(self._tell_again, number, params, missed)
+        if isinstance(params, ReinflateParams) and (missed or record.asked):
+            if missed:
+                self._log(f"{', '.join(sorted(missed))}: told again of {request_id}, since {record.result.reason}")
+            again = partial(self._tell_again, number, params, missed, dict.fromkeys(record.asked, request_id))
             try:
                 threading.Thread(target=again, name="reinflation owed", daemon=True).start()
             except RuntimeError:
                 self._log(f"{request_id} is not told again: no thread can be started")
         return record.result
 
-    def _tell_again(self, number: int, params: ReinflateParams, missed: set[str]) -> None:
-        """Until each has taken the reinflation on, or the host asks for something else."""
-        pause_s = AGAIN_S[0]
+    def _tell_again(self, number: int, params: ReinflateParams, missed: set[str], at_work: dict[str, str]) -> None:
+        """Until each has taken the reinflation on and has done it, or the host asks for something else.
+
+        :param at_work: those that promised, each with the request by which it did.
+        """
+        pause_s, request_id = AGAIN_S[0], ""
         attempts = count(2)
-        while missed:
-            time.sleep(pause_s)
+        named: set[str] = set()
+        while missed or at_work:
+            if self._closed.wait(pause_s):
+                return
             pause_s = min(2 * pause_s, AGAIN_S[1])
             with self._lock:
-                seen, guest_mib, (deflated, deflation) = self._count, self._guest_mib, self._deflation
+                seen, guest_mib = self._count, self._guest_mib
                 newest = {name: self._newest[name] for name in params.target if name in GIVEN}
             components = [name for name, (at, _) in newest.items() if at == number]
             if not components:
@@ -242,26 +253,50 @@ class Applications:
             # With the sizes of later requests: what is told without a component may be taken to have all of it.
             now = replace(params, target={name: size for name, (_, size) in newest.items()})
             try:
+                states = self._progress(at_work)
+                failed = {name for name, state in states.items() if state == "failed"}
+                if failed - named:
+                    self._log(f"{', '.join(sorted(failed))}: told again of {params.request_id}, which came to nothing")
+                named |= failed
+                missed |= failed
+                at_work = {name: at_work[name] for name, state in states.items() if state == "running"}
                 # A reinflation would call off what they are giving of another component.
-                states = self._progress(dict.fromkeys(missed, deflation)) if deflated > number else {}
-                names = {name for name in missed if states.get(name) != "running"}
+                names = missed - self._giving(missed, number)
                 owed = _Owed(names, components, partial(self._is_latest, seen))
-                request_id = f"{params.request_id}+{next(attempts)}"
-                _, _, still = self._ask("reinflate", request_id, "ask", now, guest_mib, owed)
-                missed = (missed - names) | still
+                if names:
+                    request_id = f"{params.request_id}+{next(attempts)}"
+                    _, asked, still = self._ask("reinflate", request_id, "ask", now, guest_mib, owed)
+                    missed = (missed - names) | still
+                    at_work.update(dict.fromkeys(asked, request_id))
             except Exception as error:  # whatever it is, they are told again
                 self._log(f"telling again of {params.request_id} failed: {type(error).__name__}: {error}")
-        self._log(f"all have been told of {params.request_id}")
+        if request_id:
+            self._log(f"all have done {params.request_id}")
 
     def _is_latest(self, number: int) -> bool:
         return number == self._count
 
+    def _giving(self, names: set[str], number: int) -> set[str]:
+        """Of some applications those that a later deflation has at work, or may have in a moment."""
+        with self._lock:
+            later, request_id = self._deflation
+            record = self._records.get(request_id)
+        if later < number:
+            return set()
+        if record is not None and not record.done.is_set():
+            return names
+        states = self._progress(dict.fromkeys(names, request_id))
+        return {name for name, state in states.items() if state == "running"}
+
     def _progress(self, requests: dict[str, str]) -> dict[str, str]:
         """How far each of some applications is with a request: running, released or failed, as of what it forgot."""
         hooks = self._load()
-        calls = {name: partial(hooks[name].progress, id_) for name, id_ in requests.items() if name in hooks}
+        answers = in_parallel(
+            {name: partial(hooks[name].progress, id_) for name, id_ in requests.items() if name in hooks},
+            PROGRESS_LIMIT_S,
+        )
         states: dict[str, str] = {}
-        for name, answer in in_parallel(calls, PROGRESS_LIMIT_S).items():
+        for name, answer in answers.items():
             if isinstance(answer, HookError):
                 states[name] = "running" if isinstance(answer, HookTimeout) else "failed"
             else:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
+from app_adapters.errors import ApplicationError
 from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
 from guestagent import applications
@@ -253,6 +254,35 @@ def test_an_application_that_cannot_take_a_reinflation_now_is_told_again(
         time.sleep(0.01)
     assert busy.targets[-1][:2] == ("reinflate", 350.0)
     assert other.targets == targets, "who has taken it on is not told again"
+
+
+@pytest.mark.parametrize("fails", ["decision", "work"])
+def test_an_application_that_fails_in_a_reinflation_is_told_again(
+    host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+
+    class Failing(Elastic):
+        def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+            answer = super().reinflate(target, deadline)
+            if len(self.targets) > 1:
+                return answer
+            if fails == "decision":
+                raise ApplicationError("it starts just now")
+
+            def work() -> Release:
+                raise ApplicationError("it has just ended")
+
+            return Promise({}, 0.1, work)
+
+    app = Failing(100, maximum_mib=350)
+    serve("app", app)
+    grow(host, "back", 1024)
+    while app.size_mib != 350:
+        time.sleep(0.01)
+    while any(thread.name == "reinflation owed" for thread in threading.enumerate()):
+        time.sleep(0.01)
+    assert len(app.targets) == 2
 
 
 def test_what_a_reinflation_owes_is_no_more_for_being_told_later(
