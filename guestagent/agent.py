@@ -363,6 +363,7 @@ class Agent:
                 mode=choice_param(params, "mode", ("ask", "force")),
                 target=target,
                 bound_mib=_bound_mib(params, target),
+                full_cores=amount_param(params, "full_cores") if "full_cores" in params else 0.0,
             )
         )
 
@@ -374,6 +375,7 @@ class Agent:
                 deadline_s=amount_param(params, "deadline_s"),
                 target=target,
                 bound_mib=_bound_mib(params, target),
+                full_cores=amount_param(params, "full_cores") if "full_cores" in params else 0.0,
             )
         )
 

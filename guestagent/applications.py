@@ -322,7 +322,7 @@ class Applications:
         if not hooks:
             return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), {}, set()
         offers, reasons = self._capabilities(hooks, _limit_s(CAPABILITIES_LIMITS_S, params.deadline_s))
-        targets = self._targets(offers, params.target, guest_mib)
+        targets = self._targets(offers, params, guest_mib)
         reasons += [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
         missed = set(hooks) - set(offers)
         calls: dict[str, Callable[[], Told]] = {}
@@ -366,22 +366,22 @@ class Applications:
         return DeflateResult(request_id, "promised", promised, expected_s, _words(reasons), None), asked, missed
 
     def _targets(
-        self, offers: dict[str, AdapterCapabilities], target: dict[str, float], guest_mib: float
+        self, offers: dict[str, AdapterCapabilities], params: DeflateParams | ReinflateParams, guest_mib: float
     ) -> dict[str, dict[str, float]]:
         """The size that each application is to have, of those components that it gives and that are asked for."""
         targets: dict[str, dict[str, float]] = {}
         ranges = {name: offer.resources["memory_mib"] for name, offer in offers.items() if _gives(offer, "memory_mib")}
-        if ranges and "memory_mib" in target:
+        if ranges and "memory_mib" in params.target:
             resident_mib = sum(range_.current for range_ in ranges.values())
             budget_mib = application_budget_mib(self._memory.status(), resident_mib, guest_mib)
             sizes = split(budget_mib, [Share(r.current, r.minimum, max(r.minimum, r.maximum)) for r in ranges.values()])
             targets.update({name: {"memory_mib": round(size_mib, 3)} for name, size_mib in zip(ranges, sizes)})
-        if "cpu_cores" in target:
-            possible = len(self._cpus_possible())
+        if "cpu_cores" in params.target:
+            full_cores = params.full_cores or len(self._cpus_possible())
             for name, offer in offers.items():
                 if _gives(offer, "cpu_cores"):
                     range_ = offer.resources["cpu_cores"]
-                    size = cores(range_.maximum, target["cpu_cores"], possible)
+                    size = cores(range_.maximum, params.target["cpu_cores"], full_cores)
                     targets.setdefault(name, {})["cpu_cores"] = round(max(size, range_.minimum), 3)
         return targets
 

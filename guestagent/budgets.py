@@ -38,13 +38,13 @@ def application_budget_mib(memory: MemoryStatus, resident_mib: float, guest_targ
     return max(guest_target_mib - others_mib - memory.reserve_mib, 0.0)
 
 
-def cores(maximum: float, target_cores: float, possible: int) -> float:
+def cores(maximum: float, target_cores: float, full_cores: float) -> float:
     """Cores that an application is set up for once the VM has its target: in proportion to those at full size.
 
     Cores are shared, unlike memory: each of several applications may use them all, and does so also when there are
     fewer.
     """
-    return maximum * target_cores / max(possible, 1)
+    return min(maximum * target_cores / max(full_cores, 0.01), maximum)
 
 
 def split(total_mib: float, shares: list[Share]) -> list[float]:

@@ -189,13 +189,15 @@ class ApplicationCapabilitiesResult:
 
 @dataclass
 class DeflateParams:
-    """`application.deflate`: `target` is the size that the VM will have, `bound_mib` what it may hold now."""
+    """`application.deflate`: `target` is the size that the VM will have, `bound_mib` what it may hold now, and
+    `full_cores` its cores at full size; 0: the host does not say."""
 
     request_id: str
     deadline_s: float
     mode: str
     target: dict[str, float]
     bound_mib: float
+    full_cores: float
 
 
 @dataclass
@@ -229,6 +231,7 @@ class ReinflateParams:
     deadline_s: float
     target: dict[str, float]
     bound_mib: float
+    full_cores: float
 
 
 @dataclass

@@ -287,11 +287,11 @@ class Resizer:
         return moves or (online is not None and len(online) < wanted)
 
     def _executor(self, request_id: str, asks_cpus: bool) -> Executor:
-        nominal = self.record.intent.spec.nominal.vector()
+        sold = self.record.intent.spec.nominal.vector().with_component("cpu_cores", self.record.upper.cpu_cores)
         ordinary = None if self.link.has_channel else self.ordinary
         sizes = self.host.hypervisor.sizes
         observe = self.pressure.observe
-        return Executor(self.domain, sizes, self.link, request_id, nominal, observe, ordinary, asks_cpus)
+        return Executor(self.domain, sizes, self.link, request_id, sold, observe, ordinary, asks_cpus)
 
     # --- what stops a resize -------------------------------------------------------------------------------------
 

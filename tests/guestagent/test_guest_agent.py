@@ -165,6 +165,7 @@ def test_cpus_are_set_and_read_back(guest: Bench, host: Host) -> None:
         ("application.deflate", {"target": {"memory": 1}}, "target.memory"),
         ("application.deflate", {"bound_mib": None}, "bound_mib"),
         ("application.reinflate", {"bound_mib": -5}, "bound_mib"),
+        ("application.reinflate", {"full_cores": -1}, "full_cores"),
     ],
 )
 def test_bad_parameters_name_the_field_and_change_nothing(

@@ -182,6 +182,19 @@ def test_cores_are_asked_of_those_that_give_them_by_what_each_has_at_full_size(h
     assert (workers.targets[-1], single.targets[-1]) == ({"cpu_cores": 4.0}, {"cpu_cores": 1.0})
 
 
+def test_a_vm_whose_size_is_no_whole_number_of_cores_has_all_of_its_applications_again(
+    host: Host, serve: Serve
+) -> None:
+    workers = Workers(4.0)
+    serve("workers", workers)
+    deflate(host, "down", target={"cpu_cores": 1.75}, full_cores=3.5)
+    assert workers.targets[-1] == {"cpu_cores": 2.0}
+    finished(host, "down")
+    back = {"deadline_s": 10, "target": {"cpu_cores": 3.5}, "full_cores": 3.5}
+    host.result("application.reinflate", request_id="back", **back)
+    assert workers.targets[-1] == {"cpu_cores": 4.0}
+
+
 def test_where_nobody_gives_what_is_asked_it_is_refused_and_nobody_is_asked(host: Host, serve: Serve) -> None:
     cache = Elastic(300)
     serve("cache", cache)

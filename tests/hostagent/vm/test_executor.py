@@ -16,7 +16,9 @@ from ebbtide.deflation.cascade.instructions import (
     ReclaimCold,
     Unplug,
 )
-from ebbtide.messages.guest import ApplicationRelease, ColdFreed, Cpus, GuestStatus, Memory
+from ebbtide.deflation.cascade.reinflation import TellApplication, Told
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, Cpus, GuestStatus, Memory
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.vm import executor as module
@@ -230,6 +232,26 @@ async def test_a_guest_that_does_not_wait_with_its_answer_is_not_asked_the_faste
     assert isinstance(event, ApplicationReported)
     assert event.now - began_at >= 0.05
     assert link.params == [{"request_id": "request", "wait_s": 0.5, "until_released_mib": 64.0}], "within its time"
+
+
+class Telling:
+    """A guest whose application takes a reinflation on."""
+
+    def __init__(self) -> None:
+        self.params: list[dict[str, Any]] = []
+
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> ApplicationPromise:
+        self.params.append(params)
+        return ApplicationPromise(request_id="request", state="promised", reason="gladly")
+
+
+async def test_a_guest_is_told_the_cores_that_its_vm_has_at_full_size() -> None:
+    link, size = Telling(), ResourceVector(1.5, 1024.0)
+    executor = Executor("domain", Statistics((500, 1)), link, "request", size)  # type: ignore[arg-type]
+    event = await executor.carry_out(TellApplication(1, 5.0, size, 1024.0))
+    assert isinstance(event, Told)
+    assert event.reason == "gladly"
+    assert [params["full_cores"] for params in link.params] == [1.5]
 
 
 async def test_what_the_guest_is_giving_is_called_off_with_the_step() -> None:
