@@ -14,10 +14,10 @@ from app_adapters.errors import ApplicationError
 from app_adapters.jvm import plans
 from app_adapters.jvm.flags import Flags, collector, parse_flags, with_value
 from app_adapters.jvm.heap import Heap, Resident, parse_heap, read_resident
-from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.plans import Plan, Setting, Unsupported
 from app_adapters.jvm.processes import Finder, Process
 from app_adapters.jvm.transports import Transport
+from app_adapters.processes.originals import Originals
 from app_adapters.processes.process import proportional_mib
 
 READ_LIMIT_S = 1.0

@@ -6,9 +6,9 @@ import argparse
 import re
 
 from app_adapters.jvm.adapter import JVMAdapter
-from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.processes import Choice, Finder
 from app_adapters.jvm.transports import JMX, Attach, Jattach, Transport
+from app_adapters.processes.originals import Originals
 from app_adapters.registry import Ready, address, amount
 
 STATE_DIR = "/run/ebbtide/jvm"

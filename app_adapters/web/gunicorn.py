@@ -16,6 +16,7 @@ from typing import Callable
 
 from app_adapters.adapter import Deadline
 from app_adapters.errors import ApplicationError
+from app_adapters.processes.originals import Originals
 from app_adapters.processes.process import arguments, children, environment, started
 from app_adapters.processes.process_memory import read_pid
 from app_adapters.registry import Ready
@@ -30,13 +31,17 @@ SIGNAL_TAKEN_S = 2.0
 CONTROL_LIMIT_S = 5.0
 # A worker that was told to end is counted as a serving one again after this time.
 ENDING_LIMIT_S = 120.0
+STATE_DIR = "/run/ebbtide/gunicorn"
+# In the state of a master: its workers at full size.
+FULL = "workers"
 
 
 class GunicornAdapter(PoolAdapter):
     """A gunicorn on this machine. `master` tells the process id of its master, which may change (SIGUSR2).
 
     `workers` is their number at full size, by default what gunicorn is configured for. `control` False leaves the
-    control socket alone; a path names it, otherwise it is found.
+    control socket alone; a path names it, otherwise it is found. Where nothing tells the number at full size,
+    `state_dir` remembers it while workers are missing: a new adapter sees fewer.
     """
 
     name = "gunicorn"
@@ -48,12 +53,14 @@ class GunicornAdapter(PoolAdapter):
         minimum_workers: int = 1,
         workers: int | None = None,
         control: str | bool = True,
+        state_dir: str = STATE_DIR,
     ) -> None:
         super().__init__(full_cores, minimum_workers)
         self._master = master
         self._workers = workers
         self._control_option = control
-        self._identity: tuple[int, int | None] = (0, None)
+        self._originals = Originals(state_dir)
+        self._identity = (0, 0)  # process id of the master, and when it began
         self._control: GunicornControl | None = None
         self._configured = 0
         self._most_seen = 0
@@ -74,19 +81,21 @@ class GunicornAdapter(PoolAdapter):
 
     def _check_master(self) -> int:
         master = self._master()
-        identity = (master, started(master))
-        if identity[1] is None:
+        start = started(master)
+        if start is None:
             raise ApplicationError(f"gunicorn: there is no process {master}")
+        identity = (master, start)
         if not handles(master, signal.SIGTTIN, signal.SIGTTOU, signal.SIGHUP):
             raise ApplicationError(f"process {master} is no master of gunicorn: it does not handle SIGTTIN and SIGTTOU")
         with self._lock:
             if identity != self._identity:
+                full = self._originals.load(master, start).get(FULL, "")
                 if self._set is not None:
                     self._note = (
                         f"gunicorn is process {master} now, {self._identity[0]} had been set to {self._set} workers"
                     )
                 self._identity, self._set, self._ending = identity, None, {}
-                self._configured, self._most_seen = _configured_workers(master), 0
+                self._configured, self._most_seen = _configured_workers(master), _number(full)
                 self._control = None
                 self._find_control(master)
         return master
@@ -137,6 +146,16 @@ class GunicornAdapter(PoolAdapter):
     def _resize(self, workers: int, deadline: Deadline) -> str:
         master = self._check_master()
         self._find_control(master)
+        start, nominal = self._identity[1], self._nominal()
+        only_seen = not (self._workers or self._configured)
+        if only_seen and workers < nominal:
+            self._originals.remember(master, start, {FULL: str(nominal)})
+        problem = self._have(master, workers, deadline)
+        if only_seen and workers >= nominal and not problem:
+            self._originals.forget(master, start)
+        return problem
+
+    def _have(self, master: int, workers: int, deadline: Deadline) -> str:
         self._set = None
         now = time.monotonic()
         self._ending = {pid: at for pid, at in self._ending.items() if now - at < ENDING_LIMIT_S}
@@ -270,7 +289,11 @@ def _configured_workers(master: int) -> int:
     number = found.get(b"WEB_CONCURRENCY", b"").decode("utf-8", "replace")
     for words_ in (words, arguments(master)):
         number = workers_option(words_) or number
-    return int(number) if number.isascii() and number.isdigit() else 0
+    return _number(number)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def workers_option(words: list[str]) -> str:
@@ -296,6 +319,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=whole, metavar="N", help="at full size (default: what gunicorn is configured for)"
     )
+    parser.add_argument(
+        "--state-dir",
+        default=STATE_DIR,
+        metavar="DIR",
+        help="the number at full size, while there are fewer, where nothing tells it (default: %(default)s)",
+    )
     pool_options(parser)
     balancer_options(parser)
 
@@ -308,6 +337,7 @@ def _build(options: argparse.Namespace) -> GunicornAdapter:
         options.minimum_workers,
         options.workers,
         options.control_socket or not options.signals,
+        options.state_dir,
     )
 
 

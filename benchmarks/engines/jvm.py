@@ -22,9 +22,9 @@ from typing import Protocol
 
 from app_adapters.adapter import Deadline, Refusal
 from app_adapters.jvm.adapter import JVMAdapter
-from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.processes import Choice, Finder
 from app_adapters.jvm.transports import Attach
+from app_adapters.processes.originals import Originals
 from app_adapters.processes.process import proportional_mib
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import only

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app_adapters.jvm.adapter import JVMAdapter
-from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.processes import Choice, Finder
 from app_adapters.jvm.transports import Attach, Transport
+from app_adapters.processes.originals import Originals
 from app_adapters.server import HookServer
 from tests.adapters.rest import Rest
 

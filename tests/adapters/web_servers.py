@@ -128,16 +128,27 @@ class Server:
 
 class Gunicorn(Server):
     def __init__(
-        self, directory: Path, options: tuple[str, ...] = (), workers: int = 4, mib: int = 12, name: str = "gunicorn"
+        self,
+        directory: Path,
+        options: tuple[str, ...] = (),
+        workers: int = 4,
+        mib: int = 12,
+        name: str = "gunicorn",
+        in_file: bool = False,
     ) -> None:
+        """`in_file`: that its configuration file alone tells how many workers it has."""
         directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.pid_file = directory / "pid"
         (directory / "served.py").write_text(APPLICATION)
-        (directory / "gunicorn.conf.py").write_text(SETTINGS)
-        command = [sys.executable, "-m", "gunicorn", "--workers", str(workers), "--bind", f"127.0.0.1:{self.port}"]
+        (directory / "gunicorn.conf.py").write_text(SETTINGS + (f"workers = {workers}\n" if in_file else ""))
+        command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{self.port}"]
+        command += [] if in_file else ["--workers", str(workers)]
         command += ["--pid", str(self.pid_file), "--control-socket", str(directory / "control.ctl"), *options]
-        super().__init__([*command, "served:app"], directory, {"MIB": str(mib), "NAME": name, "WEB_CONCURRENCY": "1"})
+        environment = {"MIB": str(mib), "NAME": name}
+        if not in_file:
+            environment["WEB_CONCURRENCY"] = "1"
+        super().__init__([*command, "served:app"], directory, environment)
         self._workers_at_start = workers
 
     def slow_workers(self) -> list[int]:

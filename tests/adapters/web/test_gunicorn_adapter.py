@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app_adapters.adapter import Deadline
+from app_adapters.adapter import Deadline, Promise
 from app_adapters.errors import ApplicationError
 from app_adapters.processes.process_memory import read_pid
 from app_adapters.server import HookServer
@@ -188,6 +188,26 @@ def test_the_minimum_of_workers_is_kept_and_is_the_floor(tmp_path: Path) -> None
         assert (status, answer["state"], answer["floor"]["cpu_cores"]) == (409, "refused", 2)
         assert answer["floor"]["memory_mib"] == pytest.approx(gunicorn.pss_mib(), rel=0.1, abs=3)
         assert "its minimum is 2" in answer["reason"]
+
+
+def test_a_full_size_that_only_the_configuration_file_tells_outlives_the_adapter(tmp_path: Path) -> None:
+    gunicorn = Gunicorn(tmp_path / "gunicorn", ("--no-control-socket",), mib=1, in_file=True)
+    state = tmp_path / "state"
+    try:
+        gunicorn.ready()
+        down = adapter_of(gunicorn, state_dir=str(state)).deflate({"cpu_cores": 1.0}, "ask", Deadline(60))
+        assert isinstance(down, Promise)
+        assert down.work().complete
+        assert len(gunicorn.workers()) == 1
+        later = adapter_of(gunicorn, state_dir=str(state))
+        assert later.capabilities().resources["cpu_cores"].current == 1
+        up = later.reinflate({"cpu_cores": 4.0}, Deadline(60))
+        assert isinstance(up, Promise)
+        assert up.work().complete
+        assert len(gunicorn.workers()) == 4
+        assert list(state.iterdir()) == []
+    finally:
+        gunicorn.stop()
 
 
 def test_processes_that_are_no_gunicorn_are_refused_and_left_alone(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from app_adapters.errors import ApplicationError
 from app_adapters.jvm.flags import collector, parse_flags, size_mib, with_value
 from app_adapters.jvm.heap import Heap, parse_heap, resident
-from app_adapters.jvm.originals import Originals
 from app_adapters.jvm.processes import Choice, Finder, jvm_kind, main_classes
+from app_adapters.processes.originals import Originals
 from app_adapters.processes.process import started
 
 FLAGS = """[Global flags]
@@ -184,5 +184,5 @@ def test_a_state_that_cannot_be_kept_or_read_is_an_error(tmp_path: Path) -> None
     with pytest.raises(ApplicationError, match="cannot be"):
         Originals(str(tmp_path / "file")).remember(1, 1, {"a": "1"})
     (tmp_path / "1-1.json").write_text('{"a": 1}')
-    with pytest.raises(ApplicationError, match="does not hold flags"):
+    with pytest.raises(ApplicationError, match="does not hold settings"):
         Originals(str(tmp_path)).load(1, 1)

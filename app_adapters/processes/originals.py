@@ -1,4 +1,4 @@
-"""The flags' values from before the first deflation, in a file: they outlive this adapter, but not their JVM."""
+"""A process's settings from before the first deflation, in a file: they outlive the adapter, but not the process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from app_adapters.processes.state_file import StateFile
 
 
 class Originals:
-    """One file for each JVM, PID-STARTED.json in a directory; those of JVMs that are gone are removed."""
+    """One file for each process, PID-STARTED.json in a directory; those of processes that are gone are removed."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
 
     def load(self, pid: int, start: int) -> dict[str, str]:
-        """By flag, empty where nothing was changed. Raises: ApplicationError where the file cannot be understood."""
+        """By name, empty where nothing was changed. Raises: ApplicationError where the file cannot be understood."""
         try:
             with open(self._path(pid, start), encoding="utf-8") as file:
                 body = json.load(file)
@@ -28,11 +28,11 @@ class Originals:
         except (OSError, ValueError) as error:
             raise ApplicationError(f"{self._path(pid, start)} cannot be read: {error}") from None
         if not isinstance(body, dict) or not all(isinstance(value, str) for value in body.values()):
-            raise ApplicationError(f"{self._path(pid, start)} does not hold flags")
+            raise ApplicationError(f"{self._path(pid, start)} does not hold settings")
         return body
 
     def remember(self, pid: int, start: int, values: Mapping[str, str]) -> dict[str, str]:
-        """Keep these values but for flags whose original is known already; returns all that is kept.
+        """Keep these values but for those whose original is known already; returns all that is kept.
 
         Raises: ApplicationError where it cannot be written: then nothing must be changed.
         """
