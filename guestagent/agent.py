@@ -17,7 +17,7 @@ from guestagent.channel import Channel, PortNotFound, poll_events
 from guestagent.cold.pages import ColdPages
 from guestagent.cpus import Cpus
 from guestagent.errors import BadParams, GuestFailure, HelloFirst, RpcError, UnknownMethod, WrongProtocol
-from guestagent.hooks import REASON_LENGTH
+from guestagent.hooks import REASON_LENGTH, Tokens
 from guestagent.memory import Memory
 from guestagent.messages import (
     PROTOCOL,
@@ -31,7 +31,7 @@ from guestagent.messages import (
     StatusResult,
     WithdrawalParams,
 )
-from guestagent.notices import Notices, PressureTrigger, make_run_dir, memory_state
+from guestagent.notices import Notices, PressureTrigger, memory_state
 from guestagent.people import tell_people
 from guestagent.preemption import Preemption
 from guestagent.rpc import (
@@ -99,8 +99,10 @@ class Agent:
         self._cold = cold or ColdPages(memory)
         self._run_dir = run_dir
         self._procfs = procfs
-        self._token = ""
-        self._applications = Applications(adapters_dir, memory, cpus.possible, lambda: self._token, log, owner_uid)
+        self._tokens = Tokens(run_dir, log)
+        self._applications = Applications(
+            adapters_dir, memory, cpus.possible, lambda: self._tokens.token, log, owner_uid, self._tokens.copy_for
+        )
         self._notices = Notices(self._say, log, memory, self._boot_id, trigger, request_group_id, self._told_locally)
         self._preemption = Preemption(preempt_dir, run_dir, log, owner_uid, self._applications.preemption, tell_people)
         self._vm = ""
@@ -284,26 +286,13 @@ class Agent:
             protocol, text_param(params, "nonce"), text_param(params, "vm"), text_param(params, "token", 1024)
         )
         boot_id = self._boot_id()
-        if hello.token != self._token:
-            self._write_token(hello.token)
-        self._token, self._vm = hello.token, hello.vm
+        self._tokens.take(hello.token)
+        self._vm = hello.vm
         self._conversation += 1
         self._cold.ask_to_stop()  # nobody waits for it any more
         self._greeted = True
         log(f"hello for VM {hello.vm}")
         return HelloResult(PROTOCOL, hello.nonce, __version__, boot_id, list(CAPABILITIES))
-
-    def _write_token(self, token: str) -> None:
-        path = os.path.join(self._run_dir, "token")
-        try:
-            make_run_dir(self._run_dir)
-            fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
-            with os.fdopen(fd, "w") as file:
-                os.fchmod(fd, 0o640)
-                file.write(token)
-            os.rename(path + ".new", path)
-        except OSError as error:
-            raise GuestFailure(f"cannot write the token: {error}") from None
 
     def _status(self, params: Params) -> StatusResult:
         brief, wait_s = flag_param(params, "brief"), _wait_s(params)

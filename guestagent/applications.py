@@ -68,7 +68,8 @@ class _Owed:
 class Applications:
     """The registered applications of this guest. Calls may come from several threads.
 
-    `log` is given a sentence for every drop-in file that is left out, once.
+    `log` is given a sentence for every drop-in file that is left out, once. `copy_for` is given the users that hooks
+    run as, by name with their ids, before they are asked anything: they are to have the token.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Applications:
         token: Callable[[], str],
         log: Callable[[str], None],
         owner_uid: int = 0,
+        copy_for: Callable[[dict[str, int]], None] = lambda users: None,
     ) -> None:
         self._directory = directory
         self._memory = memory
@@ -86,6 +88,7 @@ class Applications:
         self._token = token
         self._log = log
         self._owner_uid = owner_uid
+        self._copy_for = copy_for
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._records: OrderedDict[str, _Record] = OrderedDict()
@@ -401,6 +404,7 @@ class Applications:
 
     def _load(self) -> dict[str, Hook]:
         drop_ins, problems = read_drop_ins(self._directory, self._owner_uid)
+        self._copy_for({drop_in.user: drop_in.uid for drop_in in drop_ins if drop_in.user})
         with self._lock:
             for problem in set(problems) - self._problems:
                 self._log("adapter left out: " + problem)

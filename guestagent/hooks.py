@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,8 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Tuple, TypeVar
 
-from guestagent.errors import DropInError, HookError, HookTimeout, ParseError
+from guestagent.errors import DropInError, GuestFailure, HookError, HookTimeout, ParseError
 from guestagent.messages import AdapterCapabilities, SizeRange
+from guestagent.notices import make_run_dir
 from guestagent.rpc import COMPONENTS, cleaned, is_amount, parse_json
 from guestagent.tracing import carried, here
 
@@ -25,6 +27,8 @@ REASON_LENGTH = 500
 VERSION_LENGTH = 100
 #: Larger amounts are no amounts: a petabyte, in MiB. Sums of them stay finite.
 AMOUNT_LIMIT = 1e9
+TOKEN_FILE = "token"
+TOKEN_COPIES = "tokens"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _UNIX = re.compile(r"unix:(/[\x21-\x7e]{1,99})")
 _URL = re.compile(r"http://(localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]):([0-9]{1,5})/?")
@@ -44,6 +48,8 @@ class DropIn:
     #: Of a hook on a Unix socket, and who must listen there.
     path: str = ""
     uid: int = 0
+    #: Whom the file names, that is not root: who has a copy of the token.
+    user: str = ""
 
 
 def read_drop_in(path: str, owner_uid: int = 0) -> DropIn:
@@ -70,25 +76,28 @@ def read_drop_in(path: str, owner_uid: int = 0) -> DropIn:
     name, url = body.get("name"), body.get("url")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise DropInError(f"{path}: name: must match {_NAME.pattern}")
+    user = body.get("user")
+    uid = owner_uid if user is None else _uid(path, user)
     socket_path = _UNIX.fullmatch(url) if isinstance(url, str) else None
     if socket_path is not None and "/../" not in socket_path.group(1):
-        return DropIn(name, path=socket_path.group(1), uid=_uid(path, body.get("user"), owner_uid))
+        return DropIn(name, path=socket_path.group(1), uid=uid, user=user or "")
     match = _URL.fullmatch(url) if isinstance(url, str) else None
     if match is None or not 0 < int(match.group(2)) < 65536:
         raise DropInError(f"{path}: url: must be unix:/PATH, or http://HOST:PORT with a loopback host")
-    return DropIn(name, match.group(1).strip("[]"), int(match.group(2)))
+    return DropIn(name, match.group(1).strip("[]"), int(match.group(2)), uid=uid if user else 0, user=user or "")
 
 
-def _uid(path: str, user: Any, owner_uid: int) -> int:
-    """Who is to listen on the socket: the owner of the drop-in, or the user that it names. Raises: DropInError."""
-    if user is None:
-        return owner_uid
+def _uid(path: str, user: Any) -> int:
+    """The id of a user whose name can be that of a file. Raises: DropInError."""
     import pwd
 
     try:
-        return pwd.getpwnam(user).pw_uid
+        uid = pwd.getpwnam(user).pw_uid
     except (KeyError, TypeError, ValueError):
         raise DropInError(f"{path}: user: there is no such user") from None
+    if "/" in user or user.startswith("."):
+        raise DropInError(f"{path}: user: cannot be the name of a file")
+    return uid
 
 
 def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], list[str]]:
@@ -113,6 +122,53 @@ def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], lis
         else:
             found[drop_in.name] = drop_in
     return list(found.values()), problems
+
+
+class Tokens:
+    """The VM's token in files of `run_dir`, which is root's: root's own, and a copy for each user that a hook runs as.
+
+    `log` is given a sentence for a copy that cannot be made.
+    """
+
+    def __init__(self, run_dir: str, log: Callable[[str], None]) -> None:
+        self._run_dir = run_dir
+        self._log = log
+        self._lock = threading.Lock()
+        self._copied: dict[str, tuple[int, str]] = {}
+        self._complaint = ""
+        #: What the host gave last, empty before its first hello.
+        self.token = ""
+
+    def take(self, token: str) -> None:
+        """Write root's. Raises: GuestFailure."""
+        if token == self.token:
+            return
+        try:
+            make_run_dir(self._run_dir)
+            _write(os.path.join(self._run_dir, TOKEN_FILE), token, 0o640)
+        except OSError as error:
+            raise GuestFailure(f"cannot write the token: {error}") from None
+        self.token = token
+
+    def copy_for(self, users: dict[str, int]) -> None:
+        """Have the token in `tokens/USER` for each of these, by name with their ids, and for nobody else."""
+        with self._lock:
+            wanted = {user: (uid, self.token) for user, uid in users.items()}
+            if not self.token or wanted == self._copied:
+                return
+            directory = os.path.join(self._run_dir, TOKEN_COPIES)
+            try:
+                make_run_dir(directory)
+                for name in set(os.listdir(directory)) - set(wanted):
+                    os.unlink(os.path.join(directory, name))
+                for user, (uid, token) in wanted.items():
+                    _write(os.path.join(directory, user), token, 0o400, uid)
+            except OSError as error:
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    self._log(f"the token cannot be written for the users of hooks: {error}")
+                return
+            self._copied, self._complaint = wanted, ""
 
 
 @dataclass(frozen=True)
@@ -238,6 +294,18 @@ def amounts(body: dict[str, Any], field: str) -> dict[str, float]:
     if not isinstance(value, dict):
         return {}
     return {str(name): float(amount) for name, amount in value.items() if is_amount(amount) and amount <= AMOUNT_LIMIT}
+
+
+def _write(path: str, token: str, mode: int, uid: int = -1) -> None:
+    """Replace a file, so that no part of one is read. Raises: OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + ".new")
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(token)
+        os.fchown(fd, uid, -1)
+        os.fchmod(fd, mode)
+    os.rename(path + ".new", path)
 
 
 def _require_id(answer: dict[str, Any], request_id: str) -> None:

@@ -18,7 +18,7 @@ from app_adapters.server import HookServer
 from guestagent.errors import DropInError, HookError, HookTimeout
 from guestagent.hooks import DropIn, Hook, in_parallel, read_drop_in, read_drop_ins
 from tests.guestagent.elastic import Elastic
-from tests.guestagent.harness import Bench, Host
+from tests.guestagent.harness import TOKEN, Bench, Host
 
 UID = os.getuid()
 
@@ -44,6 +44,39 @@ def test_a_drop_in_names_a_socket_and_who_listens_there(tmp_path: Path) -> None:
     assert found.uid == pwd.getpwnam("nobody").pw_uid
     with pytest.raises(DropInError, match="user: there is no such user"):
         read_drop_in(drop_in(tmp_path / "c.json", {**body, "user": "no-such-user"}), UID)
+
+
+@pytest.mark.parametrize("url", ["unix:/run/ours/hook.sock", "http://127.0.0.1:7070"])
+def test_the_user_of_a_hook_has_each_token_of_the_host_and_nobody_else_has(guest: Bench, url: str) -> None:
+    me = pwd.getpwuid(UID).pw_name
+    path = drop_in(guest.adapters_dir / "app.json", {"name": "app", "url": url, "user": me})
+    copy, host = guest.run_dir / "tokens" / me, guest.host()
+    for token in ("A", "B"):
+        host.hello(token=token)
+        host.result("application.capabilities")
+        info = copy.stat()
+        assert (copy.read_text(), info.st_mode & 0o777, info.st_uid) == (token, 0o400, UID)
+        assert copy.parent.stat().st_mode & 0o777 == 0o755
+    Path(path).unlink()
+    host.result("application.capabilities")
+    assert list(copy.parent.iterdir()) == []
+
+
+@pytest.mark.service  # only root can be another user
+def test_the_copy_of_the_token_is_the_users_and_follows_no_link(guest: Bench, tmp_path: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    drop_in(guest.adapters_dir / "app.json", {"name": "app", "url": "unix:/run/a.sock", "user": "nobody"})
+    directory, other = guest.run_dir / "tokens", tmp_path / "other"
+    directory.mkdir(parents=True)
+    other.write_text("untouched")
+    for name in ("nobody", "nobody.new"):
+        (directory / name).symlink_to(other)
+    host = guest.host()
+    host.hello()
+    host.result("application.capabilities")
+    assert other.read_text() == "untouched"
+    copy = directory / "nobody"
+    assert (copy.is_symlink(), copy.read_text(), copy.stat().st_uid) == (False, TOKEN, nobody.pw_uid)
 
 
 class Overheard:
