@@ -10,6 +10,7 @@ from guestagent.errors import BadParams, GuestFailure
 from guestagent.messages import CpuFailure, CpusSetResult, CpuStatus
 
 KTHREADD = 2
+IN_A_CPUSET = "a cpuset of cgroup v1 would lose it for good"
 
 
 def parse_cpu_list(text: str) -> list[int]:
@@ -78,7 +79,8 @@ class Cpus:
     def set_online(self, wanted: Iterable[int]) -> CpusSetResult:
         """Make exactly these CPUs on line, first adding, then taking away, and read back what the kernel did.
 
-        A CPU that a task is pinned to is not taken: the kernel would silently undo the pinning for good.
+        A CPU that a task is pinned to is not taken: the kernel would silently undo the pinning for good. Nor is one in
+        a cpuset of cgroup v1.
 
         Raises: BadParams where CPU 0 is left out or a CPU is not present.
         """
@@ -96,10 +98,13 @@ class Cpus:
                 self._switch(cpu, True, failed)
             surplus = sorted(online - set(target), reverse=True)
             pinned = self._affinities(online | set(target)) if surplus else {}
+            kept = self._in_cpusets() if surplus else set()
             remaining = {cpu for cpu in present if self._is_online(cpu)}
             for cpu in surplus:
                 task = _pinned_task(cpu, remaining, pinned)
-                if task:
+                if cpu in kept:
+                    failed.append(CpuFailure(cpu, IN_A_CPUSET))
+                elif task:
                     failed.append(CpuFailure(cpu, f"{task} is pinned to it"))
                 elif self._switch(cpu, False, failed):
                     remaining.discard(cpu)
@@ -138,13 +143,51 @@ class Cpus:
         # In tenths: what is about equally idle goes by number, so that the order does not flicker.
         order = sorted(online, key=lambda cpu: (-round(idle.get(cpu, 0.0), 1), -cpu))
         affinities = self._affinities(set(online))
+        kept = {0, *self._in_cpusets()}
         remaining = set(online)
         taken: list[int] = []
         for cpu in order:
-            if cpu != 0 and os.path.exists(self._online_file(cpu)) and not _pinned_task(cpu, remaining, affinities):
+            if (
+                cpu not in kept
+                and os.path.exists(self._online_file(cpu))
+                and not _pinned_task(cpu, remaining, affinities)
+            ):
                 taken.append(cpu)
                 remaining.discard(cpu)
         return taken
+
+    def _in_cpusets(self) -> set[int]:
+        """CPUs that a cpuset of cgroup v1 names: the kernel takes one that goes off line out of it, and does not put it
+        back when that comes on line (Linux: hotplug_update_tasks_legacy). cgroup v2, and v1 in its mode, remember it.
+        """
+        found: set[int] = set()
+        for mount, file_name in self._cpuset_mounts():
+            try:
+                groups = [entry.path for entry in os.scandir(mount) if entry.is_dir(follow_symlinks=False)]
+            except OSError:
+                continue
+            # What is deeper names none that these do not.
+            for group in groups:
+                try:
+                    with open(os.path.join(group, file_name)) as file:
+                        found.update(parse_cpu_list(file.read()))
+                except (OSError, ValueError):  # it has just gone
+                    continue
+        return found
+
+    def _cpuset_mounts(self) -> list[tuple[str, str]]:
+        """Where cgroup v1 has its cpusets, and the name of their files with CPUs."""
+        try:
+            with open(os.path.join(self._procfs, "mounts"), errors="replace") as file:
+                mounts = [line.split() for line in file]
+        except OSError:
+            return []
+        found = []
+        for _, mount, kind, options, *_ in (fields for fields in mounts if len(fields) > 3):
+            words = options.split(",")
+            if kind == "cgroup" and "cpuset" in words and "cpuset_v2_mode" not in words:
+                found.append((mount, "cpus" if "noprefix" in words else "cpuset.cpus"))
+        return found
 
     def _idle_shares(self) -> dict[int, float]:
         """Idle share of each CPU since the last reading, since boot at the first (proc(5): /proc/stat)."""

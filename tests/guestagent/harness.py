@@ -73,6 +73,13 @@ class GuestTree:
             )
             self.write(self.procfs / f"{pid}/task/{tid}/status", text)
 
+    def cpuset(self, name: str, cpus: str, options: str = "rw,nosuid,cpuset") -> None:
+        """A cpuset of cgroup v1, which is mounted with these options."""
+        root = self.sysfs / "fs/cgroup/cpuset"
+        self.write(self.procfs / "mounts", f"proc /proc proc rw 0 0\ncgroup {root} cgroup {options} 0 0\n")
+        self.write(root / "cpuset.cpus", "0-3\n")
+        self.write(root / name / "cpuset.cpus", f"{cpus}\n")
+
     def affinity(self, tid: int) -> list[int]:
         """As the kernel says it: of a task that is there, without CPUs that are off line."""
         found = list(self.procfs.glob(f"*/task/{tid}/status"))

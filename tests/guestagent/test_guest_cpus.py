@@ -136,6 +136,23 @@ def test_a_cpu_that_a_task_is_pinned_to_stays(tree: GuestTree, cpus: Cpus) -> No
     assert [(failure.cpu, failure.reason) for failure in result.failed] == [(2, "task 100 (worker) is pinned to it")]
 
 
+def test_a_cpu_that_a_cpuset_of_cgroup_v1_would_lose_for_good_stays(tree: GuestTree, cpus: Cpus) -> None:
+    tree.cpuset("docker", "0-1,3")
+    tree.cpuset("empty", "")
+    assert cpus.status().unpluggable == [2]
+    result = cpus.set_online([0])
+    assert (result.online, tree.online()) == ([0, 1, 3], [0, 1, 3])
+    reason = "a cpuset of cgroup v1 would lose it for good"
+    assert [(failure.cpu, failure.reason) for failure in result.failed] == [(3, reason), (1, reason)]
+
+
+def test_cpusets_that_remember_their_cpus_keep_none(tree: GuestTree, cpus: Cpus) -> None:
+    tree.cpuset("docker", "0-3", "rw,cpuset,cpuset_v2_mode")
+    assert cpus.status().unpluggable == [3, 2, 1]
+    tree.cpuset("docker", "0-3", "rw,memory")
+    assert cpus.set_online([0]).online == [0]
+
+
 def test_the_last_cpu_of_a_bound_task_stays(tree: GuestTree, cpus: Cpus) -> None:
     tree.task(100, "pair", "2-3")
     assert cpus.set_online([0]).online == [0, 2]
