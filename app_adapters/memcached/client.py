@@ -14,6 +14,8 @@ from app_adapters.errors import ApplicationError
 MIB = 1024 * 1024
 CHUNK_BYTES = 262144
 STOP_LOOK_S = 0.1
+#: The rest of a dump is read for so long at most.
+REST_LIMIT_S = 5.0
 # The key is percent-encoded; la = a time of access, fetch = whether it was ever read, size = bytes with header.
 _DUMPED = re.compile(rb"key=(\S+) exp=\S+ la=(\d+) cas=\S+ fetch=(\S+) cls=(\d+) size=(\d+)")
 _READ = re.compile(rb" type=item_get key=(\S+) status=found ")
@@ -59,12 +61,13 @@ class MemcachedClient:
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._buffer = b""
+        self._dumping = False
 
     def close(self) -> None:
         """Close the connection; the next call makes a new one."""
         if self._socket is not None:
             self._socket.close()
-        self._socket, self._buffer = None, b""
+        self._socket, self._buffer, self._dumping = None, b"", False
 
     def stats(self, what: str = "") -> dict[str, str]:
         """Names and values of `stats` or one of its parts (`settings`, `slabs`)."""
@@ -159,16 +162,24 @@ class MemcachedClient:
                 raise Busy(self._line().decode("utf-8", "replace"))
             if first and data and not data.startswith((b"key=", b"END")) and b"\n" in data:
                 raise self._unexpected("lru_crawler metadump", self._line())
-            # END comes at the start of a line, which an item's line never is.
-            ended = data.endswith(b"END\r\n") and (len(data) == 5 or data[-6:-5] == b"\n")
             cut = data.rfind(b"\n") + 1
             if cut:
-                first = False
+                first, self._dumping = False, not _is_end(data)
                 self._buffer = data[cut:]
                 yield _DUMPED.findall(data[:cut])
-            if ended:
-                return
+                if not self._dumping:
+                    return
             self._receive()
+
+    def leave_dump(self, read_rest: bool) -> None:
+        """End a dump that is not read to its end: the connection is closed, or the rest read from it for a while."""
+        end = time.monotonic() + REST_LIMIT_S
+        while self._dumping and read_rest and time.monotonic() < end:
+            self._receive()
+            self._dumping = not _is_end(self._buffer)
+            self._buffer = self._buffer[self._buffer.rfind(b"\n") + 1 :]
+        if self._dumping:
+            self.close()
 
     def delete_quietly(self, keys: list[bytes]) -> None:
         """Delete items by percent-encoded key, without an answer."""
@@ -219,3 +230,8 @@ class MemcachedClient:
     def _lost(self, error: OSError) -> ApplicationError:
         self.close()
         return ApplicationError(f"memcached at {self._address[0]}:{self._address[1]} cannot be reached: {error}")
+
+
+def _is_end(dumped: bytes) -> bool:
+    """Whether a part of a dump is its last: END comes at the start of a line, which an item's line never is."""
+    return dumped.endswith(b"END\r\n") and (len(dumped) == 5 or dumped[-6:-5] == b"\n")

@@ -10,9 +10,10 @@ Three sources tell how warm an item is, since none does alone (memcached: items.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
-from typing import Dict, Iterable, Iterator
+from typing import Dict, Generator, Iterable
 
 from app_adapters.adapter import Deadline
 from app_adapters.errors import ApplicationError
@@ -32,6 +33,9 @@ FREE_SHARE = 0.01
 #: Each class may have one page that is not full; where classes are many, no more than this part of the limit.
 HALF_FILLED_SHARE = 0.05
 BUSY_PAUSE_S = 0.01
+#: A memcached before 1.6.26 may crash where its client hangs up while it ends a dump (memcached #1119). The rest of so
+#: many items is read instead: they are more than lie in the sockets' buffers, so that it is not at the end yet.
+READ_OUT = 200_000
 
 #: How often a key was seen to be read.
 Seen = Dict[bytes, int]
@@ -114,14 +118,14 @@ def delete_coldest(
         if not seen or share <= _cold_share(client):
             break
     taken, at_border = _taken(slabs), cold.at_rank_bytes * max(used / found, 1.0)
-    for items in everything or _dump(client, in_any_order, deadline):
-        keys, surplus, at_border = _cold_keys(items, seen, taken, cold.rank, surplus, at_border)
-        if keys:
-            deleter.delete_quietly(keys)
-        if surplus <= 0:
-            if not everything:
-                client.close()  # ends the dump
-            break
+    again = (items for items in everything) if everything else _dump(client, in_any_order, deadline)
+    with contextlib.closing(again):
+        for items in again:
+            keys, surplus, at_border = _cold_keys(items, seen, taken, cold.rank, surplus, at_border)
+            if keys:
+                deleter.delete_quietly(keys)
+            if surplus <= 0:
+                break
     deleter.settle()
 
 
@@ -136,16 +140,16 @@ def _ranks(
     by_rank: dict[int, float] = {}
     everything: list[list[Item]] = []
     looked_at = 0
-    for items in _dump(client, in_any_order, deadline):
-        for item in items:
-            at = rank(item, seen)
-            by_rank[at] = by_rank.get(at, 0) + item_bytes(item, taken)
-        looked_at += len(items)
-        if looked_at < SAMPLE:
-            everything.append(items)
-        elif in_any_order:
-            client.close()
-            break
+    with contextlib.closing(_dump(client, in_any_order, deadline)) as dump:
+        for items in dump:
+            for item in items:
+                at = rank(item, seen)
+                by_rank[at] = by_rank.get(at, 0) + item_bytes(item, taken)
+            looked_at += len(items)
+            if looked_at < SAMPLE:
+                everything.append(items)
+            elif in_any_order:
+                break
     return by_rank, everything if looked_at < SAMPLE else []
 
 
@@ -178,10 +182,13 @@ def _cold_keys(
     return keys, surplus, at_border
 
 
-def _dump(client: MemcachedClient, in_any_order: bool, deadline: Deadline) -> Iterator[list[Item]]:
+def _dump(client: MemcachedClient, in_any_order: bool, deadline: Deadline) -> Generator[list[Item], None, None]:
+    """All items, many at a time. Close it where not all are wanted."""
+    left = int(client.stats().get("curr_items", "0"))
     while True:
         try:
             for items in client.metadump("hash" if in_any_order else "all"):
+                left -= len(items)
                 if deadline.passed:
                     raise ApplicationError("the deadline passed while the items were listed")
                 yield items
@@ -189,3 +196,6 @@ def _dump(client: MemcachedClient, in_any_order: bool, deadline: Deadline) -> It
         except Busy:
             if deadline.wait(BUSY_PAUSE_S):
                 raise ApplicationError("the deadline passed while memcached's crawler was busy") from None
+        finally:
+            with contextlib.suppress(ApplicationError):
+                client.leave_dump(left <= READ_OUT)
