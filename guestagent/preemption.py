@@ -9,6 +9,7 @@ import signal
 import stat
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
 from guestagent.errors import GuestFailure
@@ -30,6 +31,40 @@ WITHDRAWN = "withdrawn"
 WITHDRAWN_S = 30.0
 #: What becomes of the VM, for people.
 SAID = {"stop": "it powers off", "suspend": "it is suspended", "delete": "it is deleted"}
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A program that was started for a notice, with the time of its start: another process may get its number. `child`
+    is None where an earlier life of this agent started it.
+    """
+
+    path: str
+    pid: int
+    start: int | None
+    child: subprocess.Popen[bytes] | None = None
+
+    def has_ended(self) -> bool:
+        """A child is not reaped by this, so that no other process, or group of them, gets its number."""
+        if self.child is None:
+            return self.start is None or _start_of(self.pid) != self.start
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def end(self) -> str:
+        """Kill what is left, with all that it has started; returns what became of it. Of an earlier life's program that
+        has ended nothing is killed: the number of its group may be another's.
+        """
+        late = not self.has_ended()
+        if late or self.child is not None:
+            with contextlib.suppress(OSError):  # none of them is left
+                os.killpg(self.pid, signal.SIGKILL)
+        if self.child is None:
+            return "was killed at the deadline" if late else "ended"
+        self.child.wait()
+        return "was killed at the deadline" if late else f"ended with {self.child.returncode}"
 
 
 def read_programs(directory: str, owner_uid: int = 0) -> tuple[list[str], list[str]]:
@@ -90,7 +125,7 @@ class Preemption:
         self._request_id = ""
         self._until = 0.0  # of this notice, by the monotonic clock
         self._programs = 0
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[_Program] = []
 
     def tell(self, params: PreemptionParams) -> PreemptionResult:
         """Take a notice; the same one again only tells how far the programs are.
@@ -100,14 +135,21 @@ class Preemption:
         with self._lock:
             if params.request_id != self._request_id:
                 # An agent that was started again has run the programs of this one already.
-                known = (self._written() or {}).get("request_id") == params.request_id
-                self._write(params)
-                self._request_id, self._programs = params.request_id, 0
-                if not known:
+                written = self._written() or {}
+                if written.get("request_id") == params.request_id:
+                    programs = _programs_of(written)
+                    self._write(params, programs)
+                    self._follow(programs, params.seconds_left)
+                else:
+                    self._write(params, [])
                     self._start(params.kind, params.seconds_left, params.reason)
                     self._spread(params.request_id, params.kind, params.seconds_left, params.reason)
+                    with contextlib.suppress(GuestFailure):  # then they are not known after a restart
+                        self._write(params, self._running)
+                self._request_id = params.request_id
+                self._log(f"this VM is preempted ({params.reason}): {params.kind} in {params.seconds_left:g} s")
             self._until = time.monotonic() + params.seconds_left
-            self._running = [program for program in self._running if not _has_ended(program.pid)]
+            self._running = [program for program in self._running if not program.has_ended()]
             return PreemptionResult(self._programs, len(self._running))
 
     def withdraw(self, params: WithdrawalParams) -> WithdrawalResult:
@@ -144,7 +186,7 @@ class Preemption:
             return None
         return found if isinstance(found, dict) else None
 
-    def _write(self, params: PreemptionParams) -> None:
+    def _write(self, params: PreemptionParams, programs: list[_Program]) -> None:
         path = os.path.join(self._run_dir, FILE_NAME)
         told: dict[str, Any] = {
             "request_id": params.request_id,
@@ -152,6 +194,7 @@ class Preemption:
             "reason": params.reason,
             "seconds_left": params.seconds_left,
             "until": round(time.time() + params.seconds_left, 3),
+            "programs": [[program.path, program.pid, program.start] for program in programs],
         }
         try:
             make_run_dir(self._run_dir)
@@ -162,7 +205,6 @@ class Preemption:
             os.rename(path + ".new", path)
         except OSError as error:
             raise GuestFailure(f"cannot write the notice: {error}") from None
-        self._log(f"this VM is preempted ({params.reason}): {params.kind} in {params.seconds_left:g} s")
 
     def _spread(self, request_id: str, kind: str, seconds_left: float | None, reason: str) -> None:
         """Tell applications and people, each in a thread: none holds up the answer to the host."""
@@ -194,31 +236,40 @@ class Preemption:
             except OSError as error:
                 self._log(f"{path}: could not be started: {error.strerror}")
                 continue
-            started.append(program)
-        self._programs, self._running = len(started), started
-        if started:
-            until = time.monotonic() + seconds
-            threading.Thread(target=self._watch, args=(list(started), until), name="preemption", daemon=True).start()
+            started.append(_Program(path, program.pid, _start_of(program.pid), program))
+        self._follow(started, seconds)
 
-    def _watch(self, programs: list[subprocess.Popen[bytes]], until: float) -> None:
+    def _follow(self, programs: list[_Program], seconds: float) -> None:
+        self._programs, self._running = len(programs), programs
+        if programs:
+            until = time.monotonic() + seconds
+            threading.Thread(target=self._watch, args=(list(programs), until), name="preemption", daemon=True).start()
+
+    def _watch(self, programs: list[_Program], until: float) -> None:
         """End what runs at the deadline, with all that it has started."""
         while time.monotonic() < until:
             with self._lock:
-                if all(_has_ended(program.pid) for program in programs):
+                if all(program.has_ended() for program in programs):
                     break
             time.sleep(LOOK_S)
         for program in programs:
-            late = not _has_ended(program.pid)
-            with contextlib.suppress(OSError):  # none of them is left
-                os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
-            how = "was killed at the deadline" if late else f"ended with {program.returncode}"
-            self._log(f"{program.args[0]!r} {how}")  # type: ignore[index]
+            self._log(f"{program.path!r} {program.end()}")
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether a child of ours has; it is not reaped, so that no other process, or group of them, gets its number."""
+def _programs_of(written: dict[str, Any]) -> list[_Program]:
+    """Those that an earlier life of this agent has started for a notice."""
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
+        rows = [(str(path), int(pid), start) for path, pid, start in written.get("programs", [])]
+    except (TypeError, ValueError):  # none of ours
+        return []
+    return [_Program(path, pid, start if isinstance(start, int) else None) for path, pid, start in rows]
+
+
+def _start_of(pid: int) -> int | None:
+    """When a process began, in ticks since boot; None: it has ended (proc(5): /proc/PID/stat)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[19]) if fields[0] not in (b"Z", b"X") else None

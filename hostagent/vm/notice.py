@@ -16,6 +16,8 @@ from hostagent.vm.guest_link import GuestLink
 POLLED_S, POLLED_SHARE = 5.0, 1 / 6
 LOOK_S: Final = 0.5
 CALL_LIMITS_S: Final = (1.0, 5.0)
+#: For so long a guest agent is waited for that has gone while programs were at work: it may be started again.
+BACK_S: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -58,14 +60,22 @@ async def _tell(
     until, seen = began + max(notice_s - kept_s, 0.0), began + min(POLLED_S, notice_s * POLLED_SHARE)
     said = "its guest was not told: it has no agent that answers"
     first: float | None = None
-    while link.connected and not running.withdrawn and (left_s := until - loop.time()) > 0:
-        params = {**told, "seconds_left": round(left_s, 3)}
-        limit_s = min(max(left_s, CALL_LIMITS_S[0]), CALL_LIMITS_S[1])
-        try:
-            programs = await link.call("preemption", params, PreemptionTold, limit_s)
-        except (GuestUnreachable, GuestRefused) as error:
-            said = f"its guest was not told: {error}" if first is None else said
-            break
+    back_until = began
+    while not running.withdrawn and (left_s := until - loop.time()) > 0:
+        programs: PreemptionTold | None = None
+        if link.connected:
+            params = {**told, "seconds_left": round(left_s, 3)}
+            limit_s = min(max(left_s, CALL_LIMITS_S[0]), CALL_LIMITS_S[1])
+            try:
+                programs = await link.call("preemption", params, PreemptionTold, limit_s)
+            except (GuestUnreachable, GuestRefused) as error:
+                said = f"its guest was not told: {error}" if first is None else said
+        if programs is None:
+            if loop.time() >= back_until:
+                break
+            await asyncio.sleep(min(LOOK_S, max(until - loop.time(), 0.0)))
+            continue
+        back_until = loop.time() + BACK_S if programs.running else began
         first = left_s if first is None else first
         said = f"its guest was told {first:.0f} s before"
         if programs.programs:

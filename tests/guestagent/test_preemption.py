@@ -114,6 +114,35 @@ def test_an_agent_that_was_started_again_does_not_run_the_programs_again(tmp_pat
     assert record.read_text() == "told\n"
 
 
+@pytest.mark.parametrize("ends", ["by itself", "at the deadline"])
+def test_programs_go_on_while_the_agent_is_started_again_and_are_counted(tmp_path: Path, ends: str) -> None:
+    gate, pid = tmp_path / "gate", tmp_path / "pid"
+    os.mkfifo(gate)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second" / "run").mkdir(parents=True)
+    with bench(tmp_path / "first") as guest:
+        # As a child of somebody else: the agent of the second life is another process.
+        program(guest, "save", f"echo $$ > {pid}; read line < {gate}")
+        host = guest.host()
+        host.hello()
+        assert host.result("preemption", **NOTICE) == {"programs": 1, "running": 1}
+        _until(lambda: pid.exists() and pid.read_text() != "")
+        written = json.loads((guest.run_dir / "preemption.json").read_text())
+        assert [row[1] for row in written["programs"]] == [int(pid.read_text())]
+        with bench(tmp_path / "second") as again:
+            (again.run_dir / "preemption.json").write_text(json.dumps(written))
+            host = again.host()
+            host.hello()
+            seconds_left = 20.0 if ends == "by itself" else 1.0
+            assert host.result("preemption", **{**NOTICE, "seconds_left": seconds_left}) == {
+                "programs": 1,
+                "running": 1,
+            }
+            if ends == "by itself":
+                gate.write_text("go on\n")
+            assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
+
+
 def test_only_executable_files_of_root_that_none_else_may_write_are_run(guest: Bench) -> None:
     good = program(guest, "good", "true")
     writable, plain = program(guest, "writable", "true", 0o777), program(guest, "plain", "true", 0o644)

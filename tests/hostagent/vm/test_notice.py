@@ -81,6 +81,20 @@ def test_a_guest_that_cannot_be_told_is_powered_off_at_once(error: HostAgentErro
     assert notice_to(silent) == (30.0, "its guest was not told: it has no agent that answers")
 
 
+@pytest.mark.parametrize(("away_s", "left_s"), [(5.0, 15.0), (1000.0, 19.5)])
+def test_a_guest_agent_that_is_started_again_takes_no_time_from_its_programs(away_s: float, left_s: float) -> None:
+    class StartedAgain(Link):
+        async def call(self, method: str, params: Mapping[str, Any], answer: type, limit_s: float) -> PreemptionTold:
+            now = asyncio.get_running_loop().time()
+            if self.began is not None and 1.0 <= now - self.began < 1.0 + away_s:
+                raise GuestUnreachable("it is started again")
+            return await super().call(method, params, answer, limit_s)
+
+    found_s, said = notice_to(StartedAgain(1, 15.0))
+    assert found_s == pytest.approx(left_s, abs=1.0)
+    assert said.startswith("its guest was told 20 s before")
+
+
 def test_without_any_time_the_power_is_cut_at_once() -> None:
     assert notice_to(Link(1, 1.0), 0.0)[0] == 0.0
 
