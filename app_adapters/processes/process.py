@@ -50,6 +50,20 @@ def lives(pid: int, began: int, procfs: str = "/proc") -> bool:
     return len(fields) > 19 and int(fields[19]) == began and fields[0] not in ("Z", "X")
 
 
+def signals(pid: int, *fields: str, procfs: str = "/proc") -> int:
+    """Signals that stand in these fields of the process (proc(5): SigCgt, SigIgn), as a mask; 0 where there is none."""
+    found = 0
+    try:
+        with open(f"{procfs}/{pid}/status", errors="replace") as file:
+            for line in file:
+                name, _, mask = line.partition(":")
+                if name in fields:
+                    found |= int(mask, 16)
+    except OSError:
+        return 0
+    return found
+
+
 def children(pid: int, procfs: str = "/proc") -> list[int]:
     """Child processes that live, without zombies, by pid."""
     return families(procfs).get(pid, [])

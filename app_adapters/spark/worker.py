@@ -101,12 +101,16 @@ class SparkWorkerAdapter(Adapter):
     def _shrink(self, left: int, target: dict[str, float], mode: str, deadline: Deadline, reason: str) -> Release:
         before, before_mib = self._workers.cores, self._workers.resident_mib()
         self._workers.fit({**self._workers.sizes, **target})
-        notes = []
+        notes: list[str] = []
         if mode == "force":
             self._workers.kill(before - left)
         else:
-            self._workers.decommission(before - left)
+            notes += filter(None, [self._workers.decommission(before - left)])
             notes += self._drain(deadline)
+            if deadline.called_off:
+                self._workers.take_deaf_back()
+            else:
+                self._workers.end_deaf()
         registered, by, more_notes = self._registered(left, target, deadline)
         notes += more_notes + self._told(self._size(left))
         after_mib = self._workers.resident_mib()

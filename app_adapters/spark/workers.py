@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, Sequence
 
 from app_adapters.errors import ApplicationError
-from app_adapters.processes.process import arguments, families, lives, proportional_mib, started
+from app_adapters.processes.process import arguments, families, lives, proportional_mib, signals, started
 from app_adapters.processes.state_file import StateFile
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -96,19 +96,19 @@ class Workers:
             self._slots[child.pid] = started(child.pid) or 0
         self._remember()
 
-    def decommission(self, count: int) -> None:
+    def decommission(self, count: int) -> str:
         """Give the youngest slots up: their executors end when their tasks have and their blocks have moved.
 
         The executors hear of it before their Workers: of a Worker that is decommissioned with executors Spark believes
-        that its whole host goes, and forgets the shuffle files of the other slots. Raises: ApplicationError.
+        that its whole host goes, and forgets the shuffle files of the other slots. Who would be ended by the signal is
+        spared it; returns a note of that, or nothing. Raises: ApplicationError.
         """
         self._give_up(count)
-        for pid, began in self.executors().items():
-            if EXECUTOR in arguments(pid):
-                _signal(pid, began, signal.SIGPWR)
+        spared = _tell({pid: began for pid, began in self.executors().items() if EXECUTOR in arguments(pid)})
         time.sleep(SIGNAL_GAP_S)
-        for pid, began in self._living(self._idle).items():
-            _signal(pid, began, signal.SIGPWR)
+        spared += _tell(self._living(self._idle))
+        note = f"{spared} processes do not handle SIGPWR (spark.decommission.enabled) and were not told"
+        return note if spared else ""
 
     def executors(self) -> Processes:
         """Processes of given-up slots that live, also those that outlive the executor that began them."""
@@ -120,6 +120,17 @@ class Workers:
         """End the executors of given-up slots with their tasks. Raises: ApplicationError where a process stays."""
         self._end(self.executors(), self._executors)
 
+    def end_deaf(self) -> None:
+        """End idle Workers that could not be told, so that they begin no more executors. Raises: ApplicationError."""
+        self._end_workers(_deaf(self._living(self._idle)))
+
+    def take_deaf_back(self) -> None:
+        """Have the slots of Workers again that could not be told. Raises: ApplicationError."""
+        deaf = _deaf(self._living(self._idle))
+        self._idle = {pid: began for pid, began in self._idle.items() if pid not in deaf}
+        self._slots = {**self._slots, **deaf}
+        self._remember()
+
     def kill(self, count: int) -> None:
         """End the Workers of the youngest slots, executors and all, at once. Raises: ApplicationError."""
         self._give_up(count)
@@ -128,7 +139,9 @@ class Workers:
     def end_idle(self, keep: int = 0) -> None:
         """End the Workers of given-up slots but the youngest `keep`. Raises: ApplicationError."""
         self._idle = self._living(self._idle)
-        ended = dict(list(self._idle.items())[: max(len(self._idle) - keep, 0)])
+        self._end_workers(dict(list(self._idle.items())[: max(len(self._idle) - keep, 0)]))
+
+    def _end_workers(self, ended: Processes) -> None:
         self._end(ended, {**self._tree(ended), **self.executors()} if ended else {})
         self._idle = self._living(self._idle)
         self._remember()
@@ -180,6 +193,24 @@ class Workers:
 
 def _processes(rows: Any) -> Processes:
     return {int(pid): int(began) for pid, began in rows}
+
+
+def _tell(processes: Processes) -> int:
+    """SIGPWR to those that handle it; returns how many do not."""
+    deaf = _deaf(processes)
+    for pid, began in processes.items():
+        if pid not in deaf:
+            _signal(pid, began, signal.SIGPWR)
+    return len(deaf)
+
+
+def _deaf(processes: Processes) -> Processes:
+    """Those that SIGPWR would end: nobody handles or ignores it there."""
+    return {
+        pid: began
+        for pid, began in processes.items()
+        if not signals(pid, "SigCgt", "SigIgn") >> (signal.SIGPWR - 1) & 1
+    }
 
 
 def _signal(pid: int, began: int, number: int) -> None:

@@ -17,7 +17,7 @@ from typing import Callable
 from app_adapters.adapter import Deadline
 from app_adapters.errors import ApplicationError
 from app_adapters.processes.originals import Originals
-from app_adapters.processes.process import arguments, children, environment, started
+from app_adapters.processes.process import arguments, children, environment, signals, started
 from app_adapters.processes.process_memory import read_pid
 from app_adapters.registry import Ready
 from app_adapters.web.balancer import balanced, balancer_options
@@ -235,11 +235,7 @@ class GunicornAdapter(PoolAdapter):
 
 def handles(pid: int, *numbers: signal.Signals, procfs: str = "/proc") -> bool:
     """Whether the process has handlers of its own for all these signals: to others they would be the end, or a stop."""
-    try:
-        with open(f"{procfs}/{pid}/status", errors="replace") as file:
-            caught = next((int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")), 0)
-    except OSError:
-        return False
+    caught = signals(pid, "SigCgt", procfs=procfs)
     return all(caught >> (number - 1) & 1 for number in numbers)
 
 

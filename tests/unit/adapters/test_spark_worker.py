@@ -18,7 +18,7 @@ from app_adapters.spark.policy import Deflation
 from app_adapters.spark.relay import Relay
 from app_adapters.spark.slots import Nominal
 from app_adapters.spark.worker import SparkWorkerAdapter
-from app_adapters.spark.workers import Workers
+from app_adapters.spark.workers import EXECUTOR, Workers
 from ebbtide.deflation.cascade.asking import Refusal, mode_of_asking
 from ebbtide.deflation.cascade.instructions import Mode
 from tests.unit.adapters.test_spark_window import Stage, relay, serving
@@ -30,6 +30,14 @@ import signal, subprocess, sys
 signal.signal(signal.SIGPWR, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, lambda *_: (child.kill(), sys.exit()))
 child = subprocess.Popen(["sleep", "400"])
+while True:
+    signal.pause()
+"""
+#: As without spark.decommission.enabled: the signal would end both.
+DEAF = f"""
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(400)", "{EXECUTOR}"])
 while True:
     signal.pause()
 """
@@ -48,9 +56,16 @@ class Made:
     def start(self, count: int) -> None:
         self.cores = max(self.cores, count)
 
-    def decommission(self, count: int) -> None:
+    def decommission(self, count: int) -> str:
         self.cores -= count
         self.idle += count
+        return ""
+
+    def end_deaf(self) -> None:
+        pass
+
+    def take_deaf_back(self) -> None:
+        pass
 
     def executors(self) -> dict[int, int]:
         return self.at_work
@@ -182,6 +197,26 @@ def test_a_new_adapter_finds_the_slots_and_those_that_were_given_up(tmp_path: Pa
     finally:
         first.kill(3)
     assert Workers(["true"], path).pids() == {}
+
+
+def test_processes_that_sigpwr_would_end_are_spared_it(tmp_path: Path) -> None:
+    workers = Workers([sys.executable, "-c", DEAF], str(tmp_path / "state"))
+    try:
+        workers.start(1)
+        end = time.monotonic() + 30
+        while len(workers.pids()) < 2:
+            assert time.monotonic() < end
+        assert workers.decommission(1).startswith("2 processes do not handle SIGPWR")
+        assert (len(workers.executors()), workers.cores, workers.idle) == (1, 0, 1)
+        workers.take_deaf_back()
+        assert (workers.cores, workers.idle) == (1, 0)
+        workers.decommission(1)
+        workers.end_executors()
+        assert workers.executors() == {}
+        workers.end_deaf()
+        assert workers.pids() == {}
+    finally:
+        workers.kill(1)
 
 
 @pytest.mark.parametrize("text", ['{"slots": 3}', '{"slots": [], "sizes": []}', '{"idle": [["a", 1]]}', "[]", "{"])
