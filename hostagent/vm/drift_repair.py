@@ -127,6 +127,8 @@ class DriftRepair:
             self.pace.held()
             self.contention.looked(now)
             self._was_right = True
+            if status is not None and not leave:
+                await resizer.tell()
         elif leave:
             self._note(f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}")
         elif self.pace.due(now):

@@ -118,6 +118,8 @@ class Executor:
         self.taking = False
         #: The application's refusal, where there was one.
         self.refusal: Refusal | None = None
+        #: Whether the guest has heard of what its VM was given.
+        self.told = False
 
     async def carry_out(self, instruction: Instruction) -> Event:
         """Do what is instructed and say what came of it; never raises for a failing guest or hypervisor."""
@@ -282,6 +284,7 @@ class Executor:
             )
         except (GuestUnreachable, GuestRefused) as error:
             return Told(_now(), instruction.step, reason=str(error))
+        self.told = True
         return Told(_now(), instruction.step, reason=answer.reason)
 
     def _application_params(self, target: dict[str, float], bound_mib: float, deadline_s: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, M
 from ebbtide.deflation.cascade.ordinary import OrdinaryGuest
 from ebbtide.deflation.cascade.readiness import BootTimes
 from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, quota_of
-from ebbtide.deflation.cascade.reinflation import Reinflation
+from ebbtide.deflation.cascade.reinflation import Reinflation, TellApplication
 from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
@@ -48,6 +48,8 @@ OWN_MEANS = (Mechanism.BALLOON, Mechanism.CPU_OFFLINE)
 WANTED = "an operation waits for the VM"
 #: Time for plugging what a VM was started without, in seconds.
 PLUG_DEADLINE_S = 30.0
+#: For a guest that is told later what its VM was given, in seconds.
+TELL_LIMIT_S = 10.0
 
 log = structlog.get_logger()
 
@@ -109,6 +111,8 @@ class Resizer:
         self.bound: Bound | None = None
         #: What the VM was started without.
         self.late = LateMemory()
+        #: Whether the guest could not be told what its VM was given.
+        self.untold = False
         #: Why the VM will have no more resizes; empty as long as it may.
         self.terminating = ""
         #: Whether something is being taken from it now.
@@ -163,6 +167,14 @@ class Resizer:
             )
         self.late.plugged()
 
+    async def tell(self) -> None:
+        """Tell the guest of the VM's size, where that could not be done when it was given. Under the VM's lock."""
+        if self.untold and self.link.connected and self.bound is not None:
+            executor = self._executor(self._attempt(), asks_cpus=False)
+            size = self.record.intent.committed.vector()
+            await executor.carry_out(TellApplication(0, TELL_LIMIT_S, size, self.bound.memory_mib))
+            self.untold = not executor.told
+
     async def undone(self) -> ResourceVector:
         """The size of a VM whose operation is given up: what was taken is given back, what was given stays as it is.
 
@@ -176,9 +188,7 @@ class Resizer:
 
     async def _reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
         self._clear_interrupt()
-        cause = self.record.intent.cause
-        name = cause.request_id if cause is not None else "repair"
-        executor = self._executor(f"{name}{self.host.attempt()}", self._moves_cpus(target))
+        executor = self._executor(self._attempt(), self._moves_cpus(target))
         if self._unsure:
             await self.host.hypervisor.sizes.call_off(self.domain)
         self._unsure = True
@@ -198,7 +208,7 @@ class Resizer:
         # Down in one component and up in another: the second half, once what was taken has been taken.
         self._clear_interrupt()
         # By a name of its own: applications take a name they know for the same request.
-        upwards = self._executor(f"{name}{self.host.attempt()}", self._moves_cpus(target))
+        upwards = self._executor(self._attempt(), self._moves_cpus(target))
         return joined(down, await self._run(await self._reinflation(down.after, target, deadline_s, to_give), upwards))
 
     async def _take(
@@ -274,6 +284,8 @@ class Resizer:
         name, kind = self.record.intent.spec.name, type(machine).__name__.lower()
         with structlog.contextvars.bound_contextvars(vm=name), span(f"vm {kind}", vm=name) as one:
             outcome = await run(machine, executor, self._interrupt)
+            if isinstance(machine, Reinflation):
+                self.untold = not executor.told
             if not one.is_recorded:
                 return outcome
             one.set(before=str(outcome.before.size), target=str(outcome.target), after=str(outcome.after.size))
@@ -285,6 +297,11 @@ class Resizer:
         online, wanted = self.link.online, math.ceil(target.cpu_cores - SLACK.cpu_cores)
         moves = abs(target.cpu_cores - self.record.intent.committed.cpu_cores) > SLACK.cpu_cores
         return moves or (online is not None and len(online) < wanted)
+
+    def _attempt(self) -> str:
+        """The id under which applications are asked now."""
+        cause = self.record.intent.cause
+        return f"{cause.request_id if cause is not None else 'repair'}{self.host.attempt()}"
 
     def _executor(self, request_id: str, asks_cpus: bool) -> Executor:
         sold = self.record.intent.spec.nominal.vector().with_component("cpu_cores", self.record.upper.cpu_cores)

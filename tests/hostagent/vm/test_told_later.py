@@ -1,0 +1,33 @@
+"""Guests hear of what their VMs were given, also where they do not answer just then."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostagent.conftest import Command
+from tests.hostagent.doing import reclaim
+from tests.hostagent.waiting import until
+from tests.hostagent.world import Domain, Reply, World
+
+
+def times_told(world: World) -> int:
+    return sum(method == "application.reinflate" for method, _ in world.guest_calls)
+
+
+async def test_a_guest_agent_that_was_started_again_just_then_is_told_after_its_hello(
+    command: Command, two_vms: list[Domain], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, refused = world._guest_call, 0
+
+    async def started_again(d: Domain, method: str, params: Reply) -> Reply:
+        nonlocal refused
+        if method == "application.reinflate" and refused < len(two_vms):
+            refused += 1
+            return {"error": {"code": -32002, "message": "hello first"}}
+        return await answer(d, method, params)
+
+    monkeypatch.setattr(world, "_guest_call", started_again)
+    await reclaim(command, cpu_cores=3.0, memory_mib=1100.0)
+    operation = await command("POST", "/v1/reinflations", {"request_id": "back", "deadline_s": 30.0})
+    assert operation.state == "done", operation.sentence
+    await until(lambda: times_told(world) == len(two_vms))
