@@ -118,8 +118,8 @@ class Executor:
         self.taking = False
         #: The application's refusal, where there was one.
         self.refusal: Refusal | None = None
-        #: Whether the guest has heard of what its VM was given.
-        self.told = False
+        #: Whether an application has promised something, and whether the guest has heard of what its VM was given.
+        self.promised = self.told = False
 
     async def carry_out(self, instruction: Instruction) -> Event:
         """Do what is instructed and say what came of it; never raises for a failing guest or hypervisor."""
@@ -240,6 +240,7 @@ class Executor:
             return ApplicationAnswered(_now(), instruction.step, reason=str(error))
         if answer.state == "none":
             return ApplicationAnswered(_now(), instruction.step, reason="no application is registered in the guest")
+        self.promised = self.promised or answer.state == "promised"
         if answer.state == "refused":
             self.refusal = Refusal(_now(), answer.retry_after_s, instruction.mode)
         promised = _vector(answer.promised) if answer.state == "promised" else ResourceVector()

@@ -111,8 +111,9 @@ class Resizer:
         self.bound: Bound | None = None
         #: What the VM was started without.
         self.late = LateMemory()
-        #: Whether the guest could not be told what its VM was given.
-        self.untold = False
+        #: Whether an application may be smaller than it was, and whether the guest could not be told what its VM was
+        #: given.
+        self._gave = self.untold = False
         #: Why the VM will have no more resizes; empty as long as it may.
         self.terminating = ""
         #: Whether something is being taken from it now.
@@ -195,7 +196,7 @@ class Resizer:
         before, _ = await executor.measure()
         found = await self.host.hypervisor.sizes.findings(self.domain)
         to_give = Mechanisms.of(self._without_silent_guest(found, NEED_THE_GUEST))
-        if before.size.fits_in(target) and not target.fits_in(before.size):
+        if before.size.fits_in(target) and (self._gave or not target.fits_in(before.size)):
             return await self._run(await self._reinflation(before, target, deadline_s, to_give), executor)
         to_take = Mechanisms.of(self._without_silent_guest(found, NEED_THE_GUEST_TO_TAKE))
         if (was := self.record.intent.adopted) is not None and was.quota_per_cpu is not None:
@@ -242,6 +243,7 @@ class Resizer:
         finally:
             self._taking = executor.taking = False
         self._refusal = executor.refusal or self._refusal
+        self._gave = self._gave or executor.promised
         if not before.size.fits_in(down.after.size):
             self.pressure.deflated()
         return down
@@ -253,7 +255,7 @@ class Resizer:
         intent = self.record.intent
         # What ACPI unplug took can be plugged again: a VM starts with all that its nominal size asks for.
         present = max(plugged, math.ceil(intent.spec.nominal.cpu_cores))
-        return Reinflation(before, target, intent.boot_mib, present, deadline_s, mechanisms, plugged)
+        return Reinflation(before, target, intent.boot_mib, present, deadline_s, mechanisms, plugged, self._gave)
 
     async def commit(self, outcome: Outcome, previous: ResourceVector, reached: ResourceVector, cause: str) -> None:
         """Write down the size that was measured and hold the VM to it from outside."""
@@ -286,6 +288,8 @@ class Resizer:
             outcome = await run(machine, executor, self._interrupt)
             if isinstance(machine, Reinflation):
                 self.untold = not executor.told
+                if executor.told and self.record.upper.fits_in(machine.target):
+                    self._gave = False
             if not one.is_recorded:
                 return outcome
             one.set(before=str(outcome.before.size), target=str(outcome.target), after=str(outcome.after.size))

@@ -64,6 +64,8 @@ class Reinflation:
     :param boot_mib: the VM's boot memory: up to there the balloon can give back, the rest has to be plugged.
     :param cpus_present: vCPUs that the guest could put on line, if need be after they were plugged again.
     :param cpus_plugged: of these, how many are plugged now; None: all.
+    :param owed: whether the application is told also where nothing is given: it may have shrunk for a deflation that
+        took nothing.
     :param deadline_s: time for the whole operation, in seconds.
     :raises InvalidField: a negative or non-finite deadline.
     """
@@ -77,6 +79,7 @@ class Reinflation:
         deadline_s: float,
         mechanisms: Mechanisms | None = None,
         cpus_plugged: int | None = None,
+        owed: bool = False,
     ) -> None:
         if not math.isfinite(deadline_s) or deadline_s < 0:
             raise InvalidField("deadline_s", f"must be finite and not negative, but is {deadline_s!r}")
@@ -87,6 +90,7 @@ class Reinflation:
         self.cpus_plugged = cpus_present if cpus_plugged is None else cpus_plugged
         self.deadline_s = deadline_s
         self.mechanisms = mechanisms or Mechanisms()
+        self.owed = owed
         self.phase = Phase.NEW
         self.bound = before
         self.outcome: Outcome | None = None
@@ -114,7 +118,7 @@ class Reinflation:
             raise ProtocolViolation(f"the phase is {self.phase.value}: a reinflation starts once")
         self._started = self._entered = now
         if self.need.is_zero():
-            return self._finish(now)
+            return self._tell(now) if self.owed else self._finish(now)
         # Spread over CPUs that are still off line it could be less than the VM has now.
         return self._raise_limits(Phase.RAISING, self.bound.cpus_online, now)
 

@@ -60,6 +60,13 @@ def test_layers_come_back_in_reverse_order() -> None:
     assert sum(given) == 2.5
 
 
+def test_an_application_that_shrank_for_nothing_is_told_where_nothing_is_given() -> None:
+    machine = Reinflation(FULL, NOMINAL, boot_mib=512, cpus_present=4, deadline_s=60.0, owed=True)
+    outcome = play(machine, [Row(TellApplication, {"target": NOMINAL, "bound_mib": 1024}, Told)])
+    assert outcome.reached
+    assert play(reinflation(FULL), []).reached, "one that is owed nothing is not"
+
+
 def test_a_balloon_that_is_slow_to_give_back_is_not_made_up_for_by_plugging() -> None:
     """450 of 512 so far: with 450 + 512 plugged the VM would end above its target once the balloon has followed."""
     before, slow = Bound(1, None, 400, 300), Bound(1, None, 450, 300)
