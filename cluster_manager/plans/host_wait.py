@@ -118,10 +118,13 @@ def wait(state: MovePlan, why: str, stage: Stage, host: str, elapsed_s: float) -
     state = state.having(stage=stage, waits_until_s=until_s)
     if until_s is not None and elapsed_s >= until_s:
         return hand_over(state, why)
-    said = f"{why}: waiting for {host}"
-    if said in state.progress[-8:]:
-        said = ""  # said already: a host may be away for long
-    return instruct(state, AwaitHost(host=host, until_s=until_s), said)
+    progress = once(state.progress, f"{why}: waiting for {host}")
+    return instruct(state, AwaitHost(host=host, until_s=until_s), progress=progress)
+
+
+def once(said: tuple[str, ...], more: str) -> tuple[str, ...]:
+    """Sentences with one more at the end, which is there once: a host may be away, and asked again, for long."""
+    return (*(sentence for sentence in said if sentence != more), more)
 
 
 def hand_over(state: MovePlan, why: str) -> Step:

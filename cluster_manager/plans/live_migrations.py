@@ -2,8 +2,8 @@
 
 The VM's size is fixed while it moves. Its hosts' hypervisors let it run on the one only once it does not run on the
 other; this plan never has anything started, and has nothing removed on the new host before the old one has said that
-the VM runs there. What is not known is asked: the old host, and if that says that it is off or does not answer, the new
-one. A move that is called off leaves the VM where it runs.
+the VM runs there. What is not known is asked: the old host, and if that says that it is off or does not answer, also
+where it only does not say how the move ended, the new one. A move that is called off leaves the VM where it runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
-from cluster_manager.plans.host_wait import CLEARING, MovePlan
+from cluster_manager.plans.host_wait import CLEARING, MovePlan, once
 from cluster_manager.plans.migration_cleanup import UP, advance_clearing, arrived
 from cluster_manager.plans.plans import (
     GONE_S,
@@ -336,12 +336,17 @@ def _moving(state: LiveMigrationPlan, event: Event) -> Step:
             failures = (*state.failures, why)
             return instruct(state, ReadHost(host=state.home), why, failures=failures, stage="doubt", answered=True)
         case HostFailed():
-            return _await(state, event.sentence, state.home, event.elapsed_s)
+            # The command may never be answered, although the old host reports.
+            assert state.host is not None, "at a host"
+            progress = once(state.progress, event.sentence)
+            return instruct(state, ReadHost(host=state.host), progress=progress, stage="doubt")
     raise unexpected(state, event)
 
 
 def _in_doubt(state: LiveMigrationPlan, event: Event) -> Step:
-    """Where is it? Its old host is asked first; as long as that has not answered the command, by the command itself."""
+    """Where is it? Its old host is asked first; as long as that has not answered the command, by the command itself,
+    and after each time the new one.
+    """
     assert state.host is not None, "at a host"
     vm, host, home = state.vm, state.host, state.home
     match state.instruction, event:
@@ -375,9 +380,8 @@ def _await(state: LiveMigrationPlan, why: str, host: str, elapsed_s: float) -> S
 
     For as long as it takes: the VM is on one of the two, and only they can say on which.
     """
-    said = f"{why}: waiting for {host}"
     wait = AwaitHost(host=host, until_s=elapsed_s + LOOK_S)
-    return instruct(state, wait, "" if said in state.progress[-8:] else said, stage="doubt")
+    return instruct(state, wait, progress=once(state.progress, f"{why}: waiting for {host}"), stage="doubt")
 
 
 # --- called off ------------------------------------------------------------------------------------------------------

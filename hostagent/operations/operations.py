@@ -25,6 +25,8 @@ from hostagent.errors import HostAgentError, RequestRefused
 
 #: Ended operations that are remembered.
 REMEMBERED: Final = 1000
+#: Sentences of one operation's progress that are kept, the latest: a move says one a second, however long it takes.
+TOLD: Final = 500
 
 Kind = Literal[
     "create",
@@ -151,7 +153,7 @@ class Operations:
     def progress(self, request_id: str, sentence: str) -> None:
         """Say what an operation has come to so far."""
         record = self._records[request_id]
-        said = (*record.operation.progress, sentence)
+        said = (*record.operation.progress, sentence)[-TOLD:]
         record.operation = record.operation.model_copy(update={"progress": said})
 
     async def _run(self, record: _Record, run: Run, spanned: Span) -> None:
