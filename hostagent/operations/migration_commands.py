@@ -196,14 +196,15 @@ class MigrationCommands:
             self._host.note(vm.name, DecisionKind.REFUSED, sentence, {})
             return failed(operation, sentence)
         if where == "off":
-            return failed(operation, f"{vm.name} is off on {here}, and {to} has to say whether it moved: {how}")
+            return failed(operation, f"{_is_off(vm, here, to)}: {how}")
         self._host.note(vm.name, DecisionKind.REMOVE, f"it has moved to {to}: {how}", {"size": sizes(size)})
         return done(operation, f"{vm.name} runs on {to}: {how}")
 
     async def _resume_departure(self, operation: Operation, vm: ManagedVM) -> Operation:
         vm.start()
         if vm.intent.phase is Phase.STOPPED:
-            return done(operation, f"{vm.name} is off here")
+            # It may have ended here as well: what was known of that went with the earlier agent.
+            return failed(operation, _is_off(vm, self._host.slice.host_id, cause_of(vm).body["to"]))
         if vm.intent.phase is not Phase.LEAVING:
             return failed(operation, f"{vm.name} stays on {self._host.slice.host_id}")
         async with vm.lock:
@@ -213,3 +214,7 @@ class MigrationCommands:
             if where == "here" and time.time() > cause.started_at + deadline_s:
                 how = f"it had not converged after {deadline_s:g} s, {how}"
             return await self._ended(operation, vm, how, where)
+
+
+def _is_off(vm: ManagedVM, here: str, to: str) -> str:
+    return f"{vm.name} is off on {here}, and {to} has to say whether it moved"

@@ -194,7 +194,7 @@ class FakeLifecycle:
         def work() -> dict[str, Any]:
             here, there = self.vms[name], self.peers[command.to].vms.get(name)
             if here.state is VMState.STOPPED:
-                return {"sentence": f"{name} is off here"}
+                return {"state": OperationState.FAILED, "sentence": f"{name} is off here"}
             assert here.state is VMState.RUNNING, "it moves from where it runs"
             if self.sticks or there is None or there.state is not VMState.MIGRATING:
                 why = self.sticks or f"{command.to} does not expect it"

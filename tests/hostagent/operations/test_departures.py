@@ -1,11 +1,18 @@
-"""Departures at the agent: what is told of a long one."""
+"""Departures at the agent: what is told of a long one, and what a later agent says of one that has ended."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from pathlib import Path
 
-from ebbtide.messages.operations import Operation
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import Operation, OperationState
+from hostagent.operations.agent import Agent
 from hostagent.operations.operations import TOLD, Operations, done
+from hostagent.state.intents import Cause, Intent, Phase
+from tests.hostagent.conftest import Command, low_vm, make_agent
+from tests.hostagent.world import World
 
 
 async def test_the_end_of_a_move_that_took_long_can_be_read() -> None:
@@ -23,3 +30,24 @@ async def test_the_end_of_a_move_that_took_long_can_be_read() -> None:
     assert ended is not None
     read = Operation.model_validate_json(ended.model_dump_json())
     assert (read.sentence, len(read.progress), read.progress[-1]) == ("it moved", TOLD, "1000 s")
+
+
+async def test_an_agent_that_finds_a_vm_off_does_not_say_that_it_has_moved(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await agent.close()
+    # As an agent leaves it that found the domain off when the move had ended.
+    (domain,) = world.domains.values()
+    cause = Cause(request_id="d", kind="depart", body={"to": "host-b"}, started_at=time.time(), before=Vector())
+    off = Intent.model_validate_json(domain.intent).changed(phase=Phase.STOPPED, cause=cause)
+    domain.state, domain.intent = "stopped", off.model_dump_json()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        operation = await successor.requests.operations.get("d", 10)
+        assert operation is not None
+        assert operation.state is OperationState.FAILED
+        assert operation.sentence == "low-1 is off on host-a, and host-b has to say whether it moved"
+    finally:
+        await successor.close()

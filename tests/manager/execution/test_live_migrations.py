@@ -140,6 +140,38 @@ async def test_whoever_is_killed_at_whichever_step_one_copy_runs(tmp_path: Path,
         assert moved >= 2
 
 
+async def test_a_vm_that_ended_while_it_moved_keeps_its_only_disk_however_often_its_agent_is_killed(
+    tmp_path: Path,
+) -> None:
+    async with two_hosts(tmp_path) as two:
+        cluster, world = two.cluster, two.world
+        here = (await cluster.create(vm("low-1"))).host
+        assert here is not None
+        await surveyed(two, "low-1")
+        assert (await send(cluster, "low-1", "migrate", **LIVE, request_id="ends"))[0] == 202
+        await cluster.until(lambda: moving(two))
+        await two.kill("manager")
+        await two.kill(here)
+        name = f"ebb-{here}.low-1"
+        world.domains[name].state = "stopped"
+        world.moving[name].set()
+
+        async def known_to_be_off() -> bool:
+            agent = two.hosts[here].agent
+            return agent is not None and agent.host.vm("low-1").intent.phase is Phase.STOPPED
+
+        await two.start(here)
+        await cluster.until(known_to_be_off)
+        await two.kill(here)
+        await two.start(here)
+        await two.start("manager")
+        ended = await cluster.ended("ends")
+        assert (ended.state, two.running("low-1")) == (OperationState.FAILED, []), ended.sentence
+        assert list(world.domains) == [name], ended.progress
+        row = await cluster.get("/v1/vms/low-1")
+        assert (row["state"], row["host"]) == ("stopped", here)
+
+
 def kill_at(two: TwoHosts, victim: str, step: int, carried_out: bool) -> asyncio.Event:
     """Set when the call is there at which the victim is to die; it waits until then, if it is carried out at all."""
     reached, count = asyncio.Event(), 0
