@@ -78,13 +78,13 @@ def arrival_of(state: Plan, started_at: float) -> Arrival | None:
     :param started_at: seconds since the epoch.
     """
     size = state.reserved
-    if size is None or not isinstance(state, RoomPlan):
+    if size is None or not isinstance(state, RoomPlan) or state.vm is None:
         return None
     if not isinstance(state, PlacementPlan):
-        return Arrival(size, size, started_at + state.deadline_s)
+        return Arrival(state.vm, size, size, started_at + state.deadline_s)
     fixed = state.spec.priority is Priority.FIXED
     keeps = size if fixed else state.spec.allocation(ZERO).minimum.smaller(size)
-    return Arrival(size, keeps, started_at + state.clock_from_s + state.deadline_s)
+    return Arrival(state.vm, size, keeps, started_at + state.clock_from_s + state.deadline_s)
 
 
 def may_be_on(state: Plan) -> str | None:

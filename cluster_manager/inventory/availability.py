@@ -1,15 +1,17 @@
-"""Room that placement may count on at each host that takes VMs: by its last report, less what running plans chose."""
+"""Room that placement may count on at each host that takes VMs: by its last report, less what running plans chose and
+is not charged there yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
 from cluster_manager.plans.plans import Arrival, Purpose
-from cluster_manager.plans.report_queries import coming_mib, low_priority, not_yet
+from cluster_manager.plans.report_queries import coming_mib, low_priority, not_yet, to_come
 from ebbtide.deflation.kernels import fits
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.fitness import HostTable, HostView, available
@@ -39,6 +41,7 @@ class _Offer:
     overhead_mib: float
     #: What can be deflated once guests answer that do not yet; None: there are none.
     coming: _Amounts | None
+    report: HostReport
 
 
 class Availability:
@@ -72,6 +75,7 @@ class Availability:
             above,
             report.vm_overhead_mib,
             _plus(_amounts(report.deflatable), _memory(coming_at)) if coming_at > 0 else None,
+            report,
         )
         self._renew(report.id)
 
@@ -97,8 +101,10 @@ class Availability:
             self._renew(host)
 
     def reserved(self, host: str) -> ResourceVector:
-        """The room that running placements have chosen on a host, without their overheads."""
-        return sum((arrival.size for arrival in self._arrivals.get(host, {}).values()), ResourceVector())
+        """The room that running placements have chosen on a host, and that is not charged there yet; without their
+        overheads.
+        """
+        return sum((arrival.size for arrival in self._coming(host)), ResourceVector())
 
     def chosen_by(self, plan: str) -> str | None:
         """The host on which a running placement has chosen room."""
@@ -167,10 +173,15 @@ class Availability:
         :param later: when low-priority VMs that are to come can be deflated.
         """
         taken = _memory(offer.overhead_mib)
-        for arrival in self._arrivals.get(host, {}).values():
+        for arrival in self._coming(host):
             size = arrival.keeps if later else arrival.size
             taken = _plus(taken, _plus(tuple(size), _memory(offer.overhead_mib)))
         return taken
+
+    def _coming(self, host: str) -> Collection[Arrival]:
+        """What running placements have chosen on a host and is not charged there by its last report."""
+        arrivals, offer = self._arrivals.get(host, {}).values(), self._offers.get(host)
+        return to_come(offer.report, arrivals) if offer is not None else arrivals
 
     def _renew(self, host: str) -> None:
         offer = self._offers.get(host)

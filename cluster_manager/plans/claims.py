@@ -68,10 +68,11 @@ class SetGeneration:
 class Arrival:
     """A VM that is to come to a host.
 
-    ``size``: the room that it has chosen there, without the overhead; ``keeps``: what it keeps of that once its guest
-    answers and others need room; ``until_s``: until when it looks for room, seconds since the epoch.
+    ``size``: the room that its plan has chosen there, without the overhead; ``keeps``: what it keeps of that once its
+    guest answers and others need room; ``until_s``: until when it looks for room, seconds since the epoch.
     """
 
+    vm: str
     size: ResourceVector
     keeps: ResourceVector
     until_s: float

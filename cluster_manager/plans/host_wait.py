@@ -82,7 +82,8 @@ class MovePlan(LifecyclePlan):
 
     @property
     def reserved(self) -> ResourceVector | None:
-        return asked_of_hosts(self.spec, "place") if self.stage in ("room", "unsure", "clean") else None
+        looks = self.stage in ("room", "unsure", "clean") and self.conclusion is None
+        return asked_of_hosts(self.spec, "place") if looks else None
 
     @property
     def only_clears(self) -> bool:

@@ -93,7 +93,7 @@ class LiveMigrationPlan(MovePlan):
 
     @property
     def reserved(self) -> ResourceVector | None:
-        return self.size.vector() if self.stage == "room" else None
+        return self.size.vector() if self.stage == "room" and self.conclusion is None else None
 
     def left_there(self) -> Self:
         """The plan that removes what was kept for it on its new host, when its old one is gone for good."""

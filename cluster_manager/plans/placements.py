@@ -136,8 +136,9 @@ class PlacementPlan(WaitingPlan):
         return AddVM(None, self.spec, "looking for a host", self.labels)
 
     @property
-    def reserved(self) -> ResourceVector:
-        return asked_of_hosts(self.spec, self.purpose)
+    def reserved(self) -> ResourceVector | None:
+        # What is shared at the end is not for it: it is there, or does not come.
+        return asked_of_hosts(self.spec, self.purpose) if self.conclusion is None else None
 
     def next_step(self, event: Event) -> Step:
         return advance_placement(self, event)

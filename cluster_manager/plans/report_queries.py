@@ -76,6 +76,14 @@ def reclaim_need(missing: ResourceVector, deflatable: ResourceVector) -> Resourc
     return ResourceVector(*need)
 
 
+def to_come(report: HostReport, arrivals: Iterable[Arrival]) -> list[Arrival]:
+    """Those that a host does not charge yet: from its agent's taking a start on, what is free is without that VM."""
+    if not (arrivals := list(arrivals)):
+        return []
+    charged = {vm.name for vm in report.vms if vm.start_size is None}
+    return [arrival for arrival in arrivals if arrival.vm not in charged]
+
+
 def need_together(
     report: HostReport,
     demand: ResourceVector,
@@ -95,7 +103,7 @@ def need_together(
     :returns: the need, the time of the one that can wait least, and how many others it is for.
     """
     others = 0
-    for arrival in queue:
+    for arrival in to_come(report, queue):
         both = demand + arrival.size + ResourceVector(memory_mib=report.vm_overhead_mib)
         if arrival.until_s > now and missing_on(report, both).fits_in(deflatable):
             demand, left_s, others = both, min(left_s, arrival.until_s - now), others + 1
@@ -107,11 +115,11 @@ def room_to_share(report: HostReport, queue: Sequence[Arrival], room: Vector | N
 
     :param room: what was meant for them; None: all that is free.
     """
-    kept = kept_free(report)
-    if not queue and kept.is_zero():
+    kept, coming = kept_free(report), to_come(report, queue)
+    if not coming and kept.is_zero():
         return room
     free = report.free.vector().less(kept)
-    for arrival in queue:
+    for arrival in coming:
         free = free.less(arrival.size + ResourceVector(memory_mib=report.vm_overhead_mib))
     return Vector.of(free if room is None else free.smaller(room.vector()))
 

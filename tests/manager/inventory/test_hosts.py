@@ -229,9 +229,9 @@ async def test_hosts_of_an_earlier_run_are_known_and_not_open_until_they_report(
 # --- what is promised ------------------------------------------------------------------------------------------------
 
 
-def arrival(cores: float) -> Arrival:
+def arrival(cores: float, name: str = "new") -> Arrival:
     """Of a fixed VM."""
-    return Arrival(size := ResourceVector(cores, 1000.0), size, 60.0)
+    return Arrival(name, size := ResourceVector(cores, 1000.0), size, 60.0)
 
 
 def test_the_room_that_a_plan_has_chosen_is_no_others_until_it_ends() -> None:
@@ -250,11 +250,28 @@ def test_the_room_that_a_plan_has_chosen_is_no_others_until_it_ends() -> None:
     assert ranked(availability, 9.0) == ["host-b"]
 
 
+def test_the_room_of_a_vm_that_its_host_charges_by_now_counts_once() -> None:
+    availability = Availability()
+    large = report(free_cores=16.0).model_copy(update={"capacity": Vector(cpu_cores=16.0, memory_mib=16_000.0)})
+    availability.open(large)
+    availability.reserve("plan-1", "host-a", arrival(8.0, "high-1"))
+    assert (availability.reserved("host-a").cpu_cores, ranked(availability, 9.1)) == (8.0, [])
+    starting = status("high-1", "fixed", 8.0, 1000.0).model_copy(update={"state": VMState.STARTING})
+    charged = {"vms": (starting,), "free": Vector(cpu_cores=8.0, memory_mib=7000.0)}
+    availability.open(large.model_copy(update=charged))
+    assert (availability.reserved("host-a").cpu_cores, ranked(availability, 8.0)) == (0.0, ["host-a"])
+    # One that is off holds nothing there.
+    off = starting.model_copy(update={"state": VMState.STOPPED, "start_size": Vector(), "current": Vector()})
+    availability.open(large.model_copy(update={"vms": (off,)}))
+    assert ranked(availability, 9.1) == []
+
+
 def test_of_low_priority_vms_that_are_to_come_their_minimums_count_where_guests_would_be_waited_for() -> None:
     availability = Availability()
     availability.open(report(free_cores=4.0))
     assert ranked(availability, 1.0, "wait") == []
-    availability.reserve("plan-1", "host-a", Arrival(ResourceVector(4.0, 1000.0), ResourceVector(1.0, 300.0), 60.0))
+    size, keeps = ResourceVector(4.0, 1000.0), ResourceVector(1.0, 300.0)
+    availability.reserve("plan-1", "host-a", Arrival("low-1", size, keeps, 60.0))
     assert (ranked(availability, 2.0), ranked(availability, 2.0, "preempt")) == ([], [])
     assert (ranked(availability, 4.0, "wait"), ranked(availability, 4.1, "wait")) == (["host-a"], [])
     availability.reserve("plan-1", None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_manager.plans.plans import Arrival, Create, Reclaim
+from cluster_manager.plans.plans import Arrival, Create, HostFailed, Plan, Reclaim
 from cluster_manager.plans.report_queries import need_together, room_to_share
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
@@ -26,7 +26,7 @@ DEFLATABLE = FULL.deflatable.vector()
 
 
 def arrival(cores: float, mib: float = 100.0, until_s: float = 60.0) -> Arrival:
-    return Arrival(size := ResourceVector(cores, mib), size, until_s)
+    return Arrival("new", size := ResourceVector(cores, mib), size, until_s)
 
 
 def together(*queue: Arrival, cores: float = 1.0) -> tuple[ResourceVector, float, int]:
@@ -56,6 +56,23 @@ def test_vms_do_not_grow_into_what_waiting_arrivals_would_take_again() -> None:
     assert room_to_share(free, (arrival(1.0, 400.0), arrival(2.0)), None) == Vector(cpu_cores=1.0, memory_mib=600.0)
     assert room_to_share(free, (arrival(1.0),), Vector(cpu_cores=0.5)) == Vector(cpu_cores=0.5)
     assert room_to_share(free, (arrival(6.0, 2000.0),), None) == Vector()
+
+
+def test_who_is_charged_by_now_waits_no_more() -> None:
+    there = report_of("a", status_of(LOW, "a", Vector(cpu_cores=2.0, memory_mib=1000.0)))
+    came = replace(arrival(4.0, 1000.0), vm="low-1")
+    assert room_to_share(there, (came,), None) is None
+    assert need_together(FULL, ResourceVector(1.0), DEFLATABLE, 30.0, (came,), now=40.0)[2] == 0
+
+
+def test_what_is_shared_at_the_end_is_not_kept_for_a_vm_that_is_there_or_does_not_come() -> None:
+    at_its_minimum = status_of(spec_of("low-1", "deflatable"), "a", Vector(cpu_cores=0.5, memory_mib=300.0))
+    state: Plan = placement(spec_of("high-1"))
+    for event in (chosen(), chosen("a"), read("a", at_its_minimum, cpu_cores=3.2)):
+        state = state.next_step(event).state
+    assert (state.instruction.do, state.reserved) == ("preempt", ResourceVector(3.0, 800.0))
+    state = state.next_step(HostFailed(5.0, "a refused", uncertain=False)).state
+    assert (state.instruction.do, state.reserved) == ("reinflate", None)
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------
