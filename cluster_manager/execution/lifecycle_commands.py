@@ -85,16 +85,17 @@ def lifecycle_command(instruction: Commanding, request_id: str, epoch: int, orde
                 uuid=uuid,
             )
             return Sending("POST", f"/v1/vms/{spec.name}/arrival", arrive, limits.start_stop_s)
-        case Depart(vm=vm, to=to, address=address, copy_storage=copies, bandwidth_mib_s=rate, deadline_s=deadline_s):
+        case Depart(vm=vm, deadline_s=deadline_s):
             depart = DepartureCommand(
                 request_id=request_id,
                 epoch=epoch,
                 order=order,
-                to=to,
-                address=address,
-                copy_storage=copies,
-                bandwidth_mib_s=rate,
+                to=instruction.to,
+                address=instruction.address,
+                copy_storage=instruction.copy_storage,
+                bandwidth_mib_s=instruction.bandwidth_mib_s,
                 deadline_s=deadline_s,
+                size=instruction.size,
             )
             return Sending("POST", f"/v1/vms/{vm}/departure", depart, deadline_s + limits.start_stop_s)
     raise TypeError(f"{type(instruction).__name__} sends no command")

@@ -48,8 +48,8 @@ B = TypeVar("B", bound=BaseModel)
 #: No answer of an agent is larger; more is not read.
 ANSWER_LIMIT: Final = 4 * 1024 * 1024
 #: What an agent of an earlier version does not know, and does without: that a VM is preempted, so that its guest is
-#: told first, or its memory saved. It is stopped all the same.
-CAN_DO_WITHOUT: Final = frozenset({"reason", "suspend", "notice_s"})
+#: told first, or its memory saved; it is stopped all the same. And for which size a VM that departs has room.
+CAN_DO_WITHOUT: Final = frozenset({"reason", "suspend", "notice_s", "size"})
 _LONGEST_PAUSE_S: Final = 2.0
 #: How often it is asked how far an operation is whose progress is shown, seconds.
 TOLD_S: Final = 1.0

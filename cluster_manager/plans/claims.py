@@ -1,4 +1,4 @@
-"""Rows of VMs in the store: their phases, what is stored with a plan's first action and its others, and room."""
+"""Rows of VMs and hosts in the store: phases, what is stored with a plan's first action and its others, and room."""
 
 from __future__ import annotations
 
@@ -108,6 +108,14 @@ class SetSpec:
 
     name: str
     spec: VMSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ReinflationPending:
+    """Whether VMs of this host may be smaller than they need be, so that they are still to be reinflated."""
+
+    host: str
+    owed: bool
 
 
 Claim = AddVM | ClaimVM | ClaimRemoval | SetGeneration

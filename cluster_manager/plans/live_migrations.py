@@ -301,6 +301,7 @@ def _depart(state: LiveMigrationPlan, said: str) -> Step:
         copy_storage=state.copy_storage,
         bandwidth_mib_s=state.bandwidth_mib_s,
         deadline_s=state.deadline_s,
+        size=state.size,
     )
     return instruct(state, depart, said, stage="moving", sent=step)
 

@@ -21,6 +21,7 @@ from cluster_manager.plans.claims import Arrival as Arrival
 from cluster_manager.plans.claims import Claim as Claim
 from cluster_manager.plans.claims import ClaimRemoval as ClaimRemoval
 from cluster_manager.plans.claims import ClaimVM as ClaimVM
+from cluster_manager.plans.claims import ReinflationPending as ReinflationPending
 from cluster_manager.plans.claims import SetGeneration as SetGeneration
 from cluster_manager.plans.claims import SetPreempted as SetPreempted
 from cluster_manager.plans.claims import SetSpec as SetSpec
@@ -255,6 +256,8 @@ class Depart(Commanding):
     copy_storage: bool
     bandwidth_mib_s: float
     deadline_s: float
+    #: The size for which its next host has room; None: in plans that an earlier version has stored.
+    size: Vector | None = None
 
 
 class AwaitHost(Record):
@@ -463,14 +466,6 @@ class Note:
     vm: str | None
     host: str | None
     sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReinflationPending:
-    """Whether VMs of this host may be smaller than they need be, so that they are still to be reinflated."""
-
-    host: str
-    owed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
@@ -50,3 +50,10 @@ class DepartureCommand(Command):
     copy_storage: bool = Field(False, strict=True, description="its disk is not shared, and is copied")
     bandwidth_mib_s: float = Field(0.0, ge=0, le=MOST, allow_inf_nan=False, description="at most; 0: no limit")
     deadline_s: Seconds = Field(120.0, description="what has not moved by then is called off")
+    size: Size | None = Field(
+        None, description="what that host has room for: a VM that has grown beyond it stays; left out: not looked at"
+    )
+
+    def comparable(self) -> dict[str, Any]:
+        # Earlier versions did not know it: their commands are repeated as they were.
+        return {key: value for key, value in super().comparable().items() if key != "size"}

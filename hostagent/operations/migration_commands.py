@@ -139,6 +139,14 @@ class MigrationCommands:
                     "name",
                     code=ProblemCode.BUSY,
                 )
+            has = vm.allocation().current
+            if command.size is not None and not has.fits_in(room := command.size.vector()):
+                raise RequestRefused(
+                    409,
+                    f"{vm.name} cannot move now: it has grown to {has}, and {command.to} has room for {room}",
+                    "size",
+                    code=ProblemCode.NO_ROOM,
+                )
             if (await host.hypervisor.sizes.read(vm.domain)).limit_mib is not None:
                 # The limit is this host's, and what it pushed out is in this host's swap.
                 raise RequestRefused(

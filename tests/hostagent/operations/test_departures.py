@@ -1,4 +1,4 @@
-"""Departures at the agent: what is told of a long one, and what a later agent says of one that has ended."""
+"""Departures at the agent: what is told of a long one, what a later agent says of one that has ended, and who stays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ebbtide.messages.operations import Operation, OperationState
 from hostagent.operations.agent import Agent
 from hostagent.operations.operations import TOLD, Operations, done
 from hostagent.state.intents import Cause, Intent, Phase
+from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, low_vm, make_agent
+from tests.hostagent.fake_moves import ADDRESS
 from tests.hostagent.world import World
 
 
@@ -30,6 +32,16 @@ async def test_the_end_of_a_move_that_took_long_can_be_read() -> None:
     assert ended is not None
     read = Operation.model_validate_json(ended.model_dump_json())
     assert (read.sentence, len(read.progress), read.progress[-1]) == ("it moved", TOLD, "1000 s")
+
+
+async def test_a_vm_that_has_grown_since_room_was_made_for_it_stays(command: Command, host: Host) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    address = ADDRESS.model_dump(mode="json")
+    body = {"request_id": "d", "to": "host-b", "address": address, "size": {"cpu_cores": 2.0, "memory_mib": 1024.0}}
+    operation = await command("POST", "/v1/vms/low-1/departure", body)
+    assert operation.state is OperationState.FAILED
+    assert "it has grown to 3 cores, 1024 MiB, and host-b has room for 2 cores, 1024 MiB" in operation.sentence
+    assert host.vm("low-1").intent.phase is Phase.SETTLED
 
 
 async def test_an_agent_that_finds_a_vm_off_does_not_say_that_it_has_moved(

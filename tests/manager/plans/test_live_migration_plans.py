@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from cluster_manager.execution.lifecycle_commands import lifecycle_command
 from cluster_manager.plans.live_migrations import LiveMigrationPlan, start_live_migration
 from cluster_manager.plans.plans import Depart, Event, HostBack, HostFailed, HostRead, ReadHost, SetVM, VMPhase
+from cluster_manager.settings import AgentLimits
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.migrations import DepartureCommand
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMState, VMStatus
 from tests.hostagent.fake_moves import ADDRESS
@@ -42,6 +45,16 @@ def sent() -> LiveMigrationPlan:
     state = heard(begun(), read("home", HERE), read("away"), ended("arrive"))
     assert isinstance(state.instruction, Depart)
     return state
+
+
+def test_its_old_host_hears_for_which_size_there_is_room() -> None:
+    state = sent()
+    assert isinstance(state.instruction, Depart)
+    command = lifecycle_command(state.instruction, "d", 1, 1, AgentLimits()).body
+    assert isinstance(command, DepartureCommand)
+    assert command.size == HERE.current
+    earlier = DepartureCommand(request_id="d", to="away", address=ADDRESS, deadline_s=60.0)
+    assert command.comparable() == earlier.comparable()
 
 
 def test_a_move_of_whose_end_the_old_host_tells_nothing_is_seen_on_the_new_one() -> None:
