@@ -20,7 +20,7 @@ from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.host_wait import MovePlan
-from cluster_manager.plans.live_migrations import cannot_take
+from cluster_manager.plans.live_migrations import LiveMigrationPlan, cannot_take
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     Arrival,
@@ -47,6 +47,7 @@ from cluster_manager.plans.plans import (
     PlanEnded,
     Preempt,
     PreemptTogether,
+    Purpose,
     ReadHost,
     Reclaim,
     Reinflate,
@@ -71,6 +72,7 @@ from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.fitness import HostView
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.placement.rebalancing import Rooms
+from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.commands import (
     Budget,
     Command,
@@ -318,7 +320,7 @@ class InstructionExecutor:
     def choices(self, state: Plan, instruction: ChooseHosts) -> tuple[HostsChosen, list[tuple[HostView, float]]]:
         """The hosts that a placement would try now, and each as it is seen, with its fitness."""
         assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"
-        chosen, demand = self._choose(state, instruction, 0.0), asked_of_hosts(state.spec, instruction.purpose)
+        chosen, demand = self._choose(state, instruction, 0.0), _demand(state, instruction.purpose)
         seen = self._hosts.availability
         return chosen, [seen.view(host, instruction.purpose, demand) for host in chosen.hosts]
 
@@ -335,7 +337,7 @@ class InstructionExecutor:
     def _choose(self, state: Plan, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
         assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"
         began = time.perf_counter()
-        demand, purpose = asked_of_hosts(state.spec, instruction.purpose), instruction.purpose
+        demand, purpose = _demand(state, instruction.purpose), instruction.purpose
         open_hosts = self._hosts.availability
         spec, offered = state.spec, self._with_template(state.spec)
         chosen: list[str] = []
@@ -539,6 +541,11 @@ class InstructionExecutor:
             await self._hosts.take(await self._agents.host(host, retry=False))
         except AgentError as error:
             log.info("host not read after a command", host=host, why=str(error))
+
+
+def _demand(state: PlacementPlan | MovePlan, purpose: Purpose) -> ResourceVector:
+    """The size that a host must be able to hold to be tried: a VM that runs keeps its own."""
+    return state.size.vector() if isinstance(state, LiveMigrationPlan) else asked_of_hosts(state.spec, purpose)
 
 
 def _gone(request_id: str, instruction: Remove | Release) -> Operation:
