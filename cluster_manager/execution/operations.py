@@ -29,6 +29,7 @@ from cluster_manager.execution.running_plans import (
     operation_of,
     places,
     plan_id,
+    stopwatch,
 )
 from cluster_manager.execution.waiting_vms import WaitingVMs
 from cluster_manager.inventory.hosts import Host, Hosts
@@ -467,13 +468,13 @@ class Operations:
         self._tasks[plan_id] = task
 
     async def _drive(self, running: StoredPlan, resumed: bool) -> None:
-        plan_id = running.state.id
+        plan_id, elapsed_s = running.state.id, stopwatch(running.started_at, self._clock)
         try:
             while not running.state.finished:
                 if not isinstance(running.state, ReinflationPlan):  # nobody waits for one
                     self._hosts.intake.begin(plan_id)
                 try:
-                    step = await self._turn(running, resumed)
+                    step = await self._turn(running, resumed, elapsed_s)
                 except StoreError:
                     raise
                 except Exception as error:
@@ -509,14 +510,13 @@ class Operations:
             self._tasks.pop(plan_id, None)
             running.news.set()
 
-    async def _turn(self, running: StoredPlan, resumed: bool) -> Step:
+    async def _turn(self, running: StoredPlan, resumed: bool, elapsed_s: Callable[[], float]) -> Step:
         """Carry out the plan's instruction and decide the next one."""
         assert self._executor is not None, "started"
-        state, started_at = running.state, running.started_at
-        with of_step(state, resumed) as one:
-            event = await self._executor.perform(state, resumed, lambda: max(self._clock() - started_at, 0.0))
+        with of_step(running.state, resumed) as one:
+            event = await self._executor.perform(running.state, resumed, elapsed_s)
             tell(one, event)
-        return state.next_step(event)
+        return running.state.next_step(event)
 
     async def _save(self, running: StoredPlan, step: Step) -> None:
         """Store the next state with its effects; only then does the plan go on."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Callable
 from typing import Literal, TypeGuard
 
 from cluster_manager.execution.plan_spans import place_of
@@ -44,6 +46,16 @@ from ebbtide.messages.problem_codes import ReasonCode
 def plan_id(kind: PlanKind | Literal["rebalance"], subject: str) -> str:
     """Readable, since it stands in the agents' logs and as the cause of core changes."""
     return f"{kind}-{subject}-{uuid.uuid4().hex[:12]}"
+
+
+def stopwatch(started_at: float, clock: Callable[[], float]) -> Callable[[], float]:
+    """How long a plan has been running. The clock, which may be set at any time, is read only now: it alone knows of
+    an earlier run of the manager.
+
+    :param started_at: seconds since the epoch, as ``clock``.
+    """
+    earlier_s, taken_up = max(clock() - started_at, 0.0), time.monotonic()
+    return lambda: earlier_s + time.monotonic() - taken_up
 
 
 def clears(state: Plan) -> bool:
