@@ -7,11 +7,12 @@ VMs may have in `deflation.sharing.harvest`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cluster_manager.plans.report_queries import allocations_of, kept_free, pressed_on
-from ebbtide.deflation.allocations import Allocation, Priority
+from ebbtide.deflation.allocations import Allocation, Priority, shareable
 from ebbtide.deflation.modes import HostEvent, Reaction, reaction
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.harvest import grant, is_worth_granting
@@ -69,12 +70,13 @@ class Growth:
             self._watches.pop(report.id, None)
             self._rows.pop(report.id, None)
             return None
-        reserved += kept_free(report)
-        rows, room = self._rows_of(report), report.free.vector().less(reserved)
+        rows = self._rows_of(report)
+        room = _room(report, reserved, rows)
         watch = self._watches.setdefault(report.id, RoomWatch(self._pace))
         if idle is not None:
             # What was taken since then was taken just now.
-            watch.observe(now, allocations_of(idle), idle.free.vector().less(reserved))
+            had = allocations_of(idle)
+            watch.observe(now, had, _room(idle, reserved, had))
         watch.observe(now, rows, room)
         if not decide or reaction(report.mode, HostEvent.REINFLATE) is not Reaction.DONE:
             return None
@@ -124,6 +126,12 @@ def may_begin(growing: int, commanded: bool) -> bool:
     return growing < (MOST_BESIDE if commanded else MOST_GROWING)
 
 
+def _room(report: HostReport, reserved: ResourceVector, rows: Sequence[Allocation]) -> ResourceVector:
+    """What there is to share."""
+    free = report.free.vector().less(reserved + kept_free(report))
+    return shareable(free, report.capacity.vector(), rows)
+
+
 def _is_any_deflated(report: HostReport) -> bool:
     return any(
         vm.priority is Priority.DEFLATABLE
@@ -165,7 +173,7 @@ def budget_for(report: HostReport, reserved: ResourceVector, epoch: int) -> Budg
     if reaction(report.mode, HostEvent.HARVEST) is not Reaction.DONE:
         return None
     held = [vm.name for vm in report.vms if vm.held]
-    wanted = grant(rows, report.free.vector().less(reserved + kept_free(report)), report.capacity.vector(), held)
+    wanted = grant(rows, _room(report, reserved, rows), report.capacity.vector(), held)
     if not is_worth_granting(report.budget.vector(), wanted):
         return None
     return Budget(epoch=epoch, number=report.budget_number + 1, room=Vector.of(wanted))

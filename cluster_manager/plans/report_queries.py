@@ -121,6 +121,8 @@ def room_to_share(report: HostReport, queue: Sequence[Arrival], room: Vector | N
     free = report.free.vector().less(kept)
     for arrival in coming:
         free = free.less(arrival.size + ResourceVector(memory_mib=report.vm_overhead_mib))
+    lacking = sum(((vm.ceiling or vm.nominal).vector().less(vm.current.vector()) for vm in report.vms), ZERO)
+    free = free.larger(undeclared(report.capacity.vector(), lacking))
     return Vector.of(free if room is None else free.smaller(room.vector()))
 
 

@@ -136,6 +136,14 @@ def undeclared(capacity: ResourceVector, size: ResourceVector) -> ResourceVector
     )
 
 
+def shareable(free: ResourceVector, capacity: ResourceVector, allocations: Iterable[Allocation]) -> ResourceVector:
+    """What VMs can grow into: of what their host does not declare, all that they lack.
+
+    :param free: what the host has free.
+    """
+    return free.larger(undeclared(capacity, sum((a.upper.less(a.current) for a in allocations), ZERO)))
+
+
 def deflatable_capacity(allocations: Iterable[Allocation]) -> ResourceVector:
     """What could still be reclaimed on a host by deflation (Sharma et al. 2019, Eq. 4)."""
     return sum((allocation.deflatable for allocation in allocations), ZERO)

@@ -11,7 +11,7 @@ import pytest
 from cluster_manager.execution import operations
 from cluster_manager.plans.growth import FIRST_PAUSE_S, Growth, budget_for
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import Create, Finish, HostRead, Preempt, Reclaim
+from cluster_manager.plans.plans import Arrival, Create, Finish, HostRead, Preempt, Reclaim
 from cluster_manager.plans.report_queries import room_to_share
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.hysteresis import Pace
@@ -252,6 +252,31 @@ def test_a_host_on_which_nobody_lacks_anything_is_passed_over_but_not_forgotten(
     assert growth.due(report_of("a", small), ZERO, 60.0) is None
     assert growth.due(report_of("a", small), ZERO, 70.0) is None
     assert growth.due(report_of("a", small), ZERO, 80.0) is not None
+
+
+def test_disk_that_was_taken_is_given_back_on_a_host_that_declares_none() -> None:
+    size = LOW.nominal.model_copy(update={"disk_mib_s": 100.0})
+    small = status_of(LOW.model_copy(update={"nominal": size}), "a", size.model_copy(update={"disk_mib_s": 20.0}))
+    report = report_of("a", small)
+    due = Growth().due(report, ZERO, 0.0)
+    assert due is not None
+    assert (due.vms, due.room) == (("low-1",), ResourceVector(disk_mib_s=80.0))
+    arrival = Arrival("new", ResourceVector(1.0), ResourceVector(1.0), 60.0)
+    room = room_to_share(report, (arrival,), None)
+    assert room is not None
+    assert room.disk_mib_s == 80.0
+    assert Growth().due(report.model_copy(update={"capacity": Vector(disk_mib_s=200.0)}), ZERO, 0.0) is None
+
+
+def test_a_budget_has_the_disk_that_harvest_vms_lack_where_their_host_declares_none() -> None:
+    sizes = {
+        "nominal": {"cpu_cores": 1.0, "memory_mib": 500.0, "disk_mib_s": 10.0},
+        "ceiling": {"cpu_cores": 8.0, "memory_mib": 800.0, "disk_mib_s": 50.0},
+    }
+    spare = VMSpec.model_validate(HARVEST | sizes)
+    budget = budget_for(report_of("a", status_of(spare, "a").model_copy(update={"ceiling": spare.ceiling})), ZERO, 1)
+    assert budget is not None
+    assert budget.room.disk_mib_s == 49.0, "all above its minimum"
 
 
 def test_room_that_a_plan_has_chosen_is_not_shared() -> None:
