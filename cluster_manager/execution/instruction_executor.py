@@ -531,9 +531,10 @@ class InstructionExecutor:
             await self.refresh(instruction.host)
         if not event.operation.vms:
             return event
-        recorded = await self._store.recorded(instruction.host) | {state.vm}
-        told = tuple(outcome for outcome in event.operation.vms if outcome.name in recorded)
-        return replace(event, operation=event.operation.model_copy(update={"vms": told}))
+        recorded, vms = await self._store.recorded(instruction.host) | {state.vm}, event.operation.vms
+        told = tuple(outcome for outcome in vms if outcome.name in recorded)
+        failed = tuple((one.name, one.errors[0]) for one in vms if one.errors and one.name not in recorded)
+        return replace(event, operation=event.operation.model_copy(update={"vms": told}), failed=failed)
 
     async def refresh(self, host: str) -> None:
         """See what a command changed before a client asks; the next report comes anyway."""

@@ -417,9 +417,14 @@ class Moved(Event):
 
 @dataclass(frozen=True, slots=True)
 class OperationEnded(Event):
-    """A command's operation has come to its end, whichever."""
+    """A command's operation has come to its end, whichever.
+
+    ``failed``: VMs that the manager's record does not have on this host, and for which calls failed, with the first
+    error of each: nothing else that is said of them counts, but for an error nobody is preempted.
+    """
 
     operation: Operation
+    failed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

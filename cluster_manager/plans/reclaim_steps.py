@@ -141,8 +141,8 @@ def reclaimed(state: RoomPlan, event: OperationEnded | Forgotten) -> Step:
     alone = isinstance(state.instruction, Reclaim) and state.instruction.others > 0
     alone = alone and operation.state is OperationState.PARTIAL
     layer = failed_layer(operation) if operation.state is not OperationState.DONE and not alone else None
-    failed = [outcome for outcome in operation.vms if outcome.errors]
-    errors = tuple(f"{outcome.name} could not be deflated ({outcome.errors[0]})" for outcome in failed)
+    failed = [(outcome.name, outcome.errors[0]) for outcome in operation.vms if outcome.errors] + [*event.failed]
+    errors = tuple(f"{name} could not be deflated ({error})" for name, error in failed)
     if operation.state is OperationState.FAILED:
         errors = (operation.sentence,)
     return again(
@@ -156,7 +156,7 @@ def reclaimed(state: RoomPlan, event: OperationEnded | Forgotten) -> Step:
         failed_layer=layer or state.failed_layer,
         alone=state.alone or alone,
         errors=tuple(dict.fromkeys((*state.errors, *errors))),
-        left_out=tuple(dict.fromkeys((*state.left_out, *(outcome.name for outcome in failed)))),
+        left_out=tuple(dict.fromkeys((*state.left_out, *(name for name, _ in failed)))),
     ).also(*resize_notes("deflated", state, operation))
 
 

@@ -12,13 +12,17 @@ import pytest
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.live_migrations import start_live_migration
-from cluster_manager.plans.plans import ChooseHosts
+from cluster_manager.plans.plans import ChooseHosts, Reclaim
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
+from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
-from tests.manager.plan_events import report_of
+from tests.manager.outcomes import outcome_of
+from tests.manager.plan_events import ended, placement, report_of, spec_of
 from tests.manager.plans.test_live_migration_plans import HERE, SPEC, read
 
 
@@ -52,3 +56,13 @@ async def test_a_vm_that_runs_goes_where_all_of_it_fits_not_only_what_it_could_s
     assert isinstance(state.instruction, ChooseHosts)
     chosen, seen = executor.choices(state, state.instruction)
     assert (chosen.hosts, len(seen)) == (("e",), 1)
+
+
+async def test_of_a_vm_that_is_not_on_record_only_counts_that_a_call_failed(executor: InstructionExecutor) -> None:
+    state = placement(spec_of("high-1"))
+    reclaim = Reclaim(host="a", step=1, need=Vector(cpu_cores=1.0), deadline_s=1.0)
+    size = ResourceVector(3.0, 1000.0)
+    broken = outcome_of("theirs", 2, size, size, size).model_copy(update={"errors": ("no", "again no")})
+    fine = broken.model_copy(update={"name": "other", "errors": ()})
+    event = await executor._ended(state, reclaim, ended("reclaim", OperationState.PARTIAL, vms=(broken, fine)))
+    assert (event.operation.vms, event.failed) == ((), (("theirs", "no"),))

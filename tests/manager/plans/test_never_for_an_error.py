@@ -135,6 +135,17 @@ def test_what_a_failed_call_left_missing_preempts_no_other_vm() -> None:
     assert state.victims == ()
 
 
+def test_a_failed_call_for_a_vm_that_is_not_on_record_preempts_no_other_vm_either() -> None:
+    first = replace(ended("reclaim", PARTIAL, vms=(outcome("low-1"),)), failed=(("low-2", BROKEN),))
+    state = run(first, FULL)
+    assert state.instruction.do == "reinflate"
+    assert (state.victims, state.left_out) == ((), ("low-2",))
+    assert [told.name for told in state.outcomes] == ["low-1"], "its figures do not count"
+    alone = run(replace(ended("reclaim", PARTIAL), failed=(("low-2", BROKEN),)), FULL)
+    assert isinstance(alone.instruction, Reclaim), "the other one is asked"
+    assert alone.instruction.exclude == ("low-2",)
+
+
 @pytest.mark.parametrize(
     "trouble",
     [
