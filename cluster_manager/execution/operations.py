@@ -592,9 +592,5 @@ class Operations:
 
     def view(self, plan: StoredPlan) -> Operation:
         """A plan as clients see it."""
-        operation = operation_of(plan, self._clock())
-        at, told = self._executor.told.get(plan.state.id, (0, ())) if self._executor is not None else (0, ())
-        if not told:
-            return operation
-        said = operation.progress
-        return operation.model_copy(update={"progress": (*said[:at], *told, *said[at:])})
+        told = self._executor.told if self._executor is not None else {}
+        return operation_of(plan, self._clock(), *told.get(plan.state.id, (0, ())))

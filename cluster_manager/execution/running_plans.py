@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeGuard
 
 from cluster_manager.execution.plan_spans import place_of
@@ -38,7 +38,7 @@ from cluster_manager.plans.victims import notices_of
 from cluster_manager.store.rows import StoredPlan
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ZERO
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import MOST_VMS, Vector
 from ebbtide.messages.operations import Operation, OperationState, Reason
 from ebbtide.messages.problem_codes import ReasonCode
 
@@ -173,12 +173,14 @@ def _settled(state: Plan) -> Finish | None:
     return state.conclusion if isinstance(state, RoomPlan) else None
 
 
-def operation_of(plan: StoredPlan, now: float) -> Operation:
-    """A plan as clients see it.
+def operation_of(plan: StoredPlan, now: float, at: int = 0, told: Sequence[str] = ()) -> Operation:
+    """A plan as clients see it, with the last of its sentences.
 
     :param now: seconds since the epoch.
+    :param at: after how many of its own sentences those come which its host has ``told``.
     """
     state = plan.state
+    progress = (*state.progress[:at], *told, *state.progress[at:])
     end = state.instruction if isinstance(state.instruction, Finish) else None
     last = state.progress[-1] if state.progress else "not begun yet"
     return Operation(
@@ -192,7 +194,7 @@ def operation_of(plan: StoredPlan, now: float) -> Operation:
         shortfall=state.shortfall,
         started_at=plan.started_at,
         seconds=round((plan.updated_at if end is not None else now) - plan.started_at, 3),
-        progress=state.progress,
+        progress=progress[-MOST_VMS:],
         reason=_reason(state),
         trace_id=trace.trace if (trace := place_of(state)) is not None and trace.sampled else None,
     )

@@ -303,7 +303,7 @@ def _depart(state: LiveMigrationPlan, said: str) -> Step:
         deadline_s=state.deadline_s,
         size=state.size,
     )
-    return instruct(state, depart, said, stage="moving", sent=step)
+    return instruct(state, depart, progress=once(state.progress, said), stage="moving", sent=step)
 
 
 def _leave(state: LiveMigrationPlan, failure: str, reachable: bool = True) -> Step:
@@ -334,7 +334,7 @@ def _moving(state: LiveMigrationPlan, event: Event) -> Step:
         case OperationEnded() | HostFailed(uncertain=False):
             # Where it is now its host says itself.
             why = event.operation.sentence if isinstance(event, OperationEnded) else event.sentence
-            failures = (*state.failures, why)
+            failures = once(state.failures, why)
             return instruct(state, ReadHost(host=state.home), why, failures=failures, stage="doubt", answered=True)
         case HostFailed():
             # The command may never be answered, although the old host reports.
@@ -363,7 +363,8 @@ def _in_doubt(state: LiveMigrationPlan, event: Event) -> Step:
                 return _await(state, f"{vm} is still moving", home, event.elapsed_s)
             if found is not None and found.state is not VMState.STOPPED:
                 return _abort(state, f"{vm} runs on {home}")
-            return instruct(state, ReadHost(host=host), f"{vm} is off on {home}", off_at_home=True)
+            progress = once(state.progress, f"{vm} is off on {home}")
+            return instruct(state, ReadHost(host=host), progress=progress, off_at_home=True)
         case ReadHost(), HostRead(report=report):
             found = status_in(report, vm)
             if found is not None and found.state in UP:
@@ -392,7 +393,8 @@ def _abort(state: LiveMigrationPlan, why: str) -> Step:
     """It does not move to this host: what was kept for it there goes."""
     assert state.host is not None, "at a host"
     remove = Remove(host=state.host, step=state.step, vm=state.vm, reason="delete")
-    return instruct(state, remove, why, failures=(*state.failures, why), stage="abort")
+    progress, failures = once(state.progress, why), once(state.failures, why)
+    return instruct(state, remove, progress=progress, failures=failures, stage="abort")
 
 
 def _aborting(state: LiveMigrationPlan, event: Event) -> Step:

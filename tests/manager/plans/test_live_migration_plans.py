@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
+from cluster_manager.execution.running_plans import operation_of
 from cluster_manager.plans.live_migrations import LiveMigrationPlan, start_live_migration
 from cluster_manager.plans.plans import Depart, Event, HostBack, HostFailed, HostRead, ReadHost, SetVM, VMPhase
 from cluster_manager.settings import AgentLimits
+from cluster_manager.store.rows import StoredPlan
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.common import Vector
 from ebbtide.messages.migrations import DepartureCommand
+from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMState, VMStatus
 from tests.hostagent.fake_moves import ADDRESS
@@ -69,3 +73,22 @@ def test_a_move_of_whose_end_the_old_host_tells_nothing_is_seen_on_the_new_one()
     assert isinstance(step.state, LiveMigrationPlan)
     assert step.state.stage == "clear"
     assert [(row.phase, row.host) for row in step.effects if isinstance(row, SetVM)] == [(VMPhase.RUNNING, "away")]
+
+
+def test_what_is_asked_again_for_days_is_said_and_kept_once() -> None:
+    off = HERE.model_copy(update={"state": VMState.STOPPED, "start_size": SPEC.nominal, "current": Vector()})
+    nobody_says = heard(sent(), *(LOST, read("away", COMING), HostBack(0.0)) * 200)
+    assert len(nobody_says.progress) < 10, nobody_says.progress
+    # It has ended on the one host, and the other one does not give up what was kept for it.
+    state = heard(sent(), ended("depart", OperationState.FAILED), read("home", off))
+    state = heard(state, *(read("away", COMING), HostFailed(0.0, "away is away", uncertain=True), HostBack(0.0)) * 200)
+    assert len(state.progress) < 10, state.progress
+    assert len(state.failures) == 2, state.failures
+
+
+def test_the_operation_of_a_plan_with_many_sentences_tells_the_last_of_them() -> None:
+    said = tuple(f"{number}" for number in range(1001))
+    plan = StoredPlan(begun().having(progress=said), "", 0.0, 0.0)
+    assert operation_of(plan, 1.0).progress == said[1:]
+    told = operation_of(plan, 1.0, 1000, ("half of it is there",)).progress
+    assert (len(told), told[-2:]) == (1000, ("half of it is there", "1000"))
