@@ -26,6 +26,7 @@ from cluster_manager.plans.plans import (
     unexpected,
 )
 from cluster_manager.plans.report_queries import (
+    STANDS,
     closed,
     deflatable_beside,
     failed_layer,
@@ -41,7 +42,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
-from ebbtide.messages.vms import VMState, VMStatus
+from ebbtide.messages.vms import VMStatus
 
 R = TypeVar("R", bound=RoomPlan)
 _PAST: Final[Mapping[str, EventKind]] = {
@@ -161,11 +162,14 @@ def reclaimed(state: RoomPlan, event: OperationEnded | Forgotten) -> Step:
 
 
 def without_paused(state: R, report: HostReport) -> R:
-    """The plan, which does not count on low-priority VMs that are paused or moving: charged in full, given nothing."""
+    """The plan, which does not count on low-priority VMs whose size cannot be changed now: charged in full, given
+    nothing. One that was stopped on command is not charged.
+    """
     still = {
-        vm.name: "is paused" if vm.state is VMState.PAUSED else "is moving"
+        vm.name: STANDS[vm.state]
         for vm in report.vms
-        if vm.state in (VMState.PAUSED, VMState.MIGRATING)
+        if vm.state in STANDS
+        and vm.start_size is None
         and vm.priority is not Priority.FIXED
         and vm.name not in state.left_out
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from cluster_manager.plans.plans import Arrival, Purpose
@@ -18,6 +18,14 @@ from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 _MEMORY: Final = COMPONENTS.index("memory_mib")
+#: What keeps the agent of a VM in each of these states from taking anything from it.
+STANDS: Final[Mapping[VMState, str]] = {
+    VMState.STARTING: "is being started",
+    VMState.STOPPING: "is being stopped",
+    VMState.PAUSED: "is paused",
+    VMState.STOPPED: "is off",
+    VMState.MIGRATING: "is moving",
+}
 
 
 def demand_of(spec: VMSpec, report: HostReport, size: ResourceVector | None = None) -> ResourceVector:
@@ -166,8 +174,8 @@ def allocations_of(report: HostReport) -> list[Allocation]:
 
 
 def gives_nothing(vm: VMStatus) -> bool:
-    """Whether a VM's agent takes nothing from it: it is under pressure, paused, or moving."""
-    return bool(vm.pressure) or vm.state in (VMState.PAUSED, VMState.MIGRATING)
+    """Whether a VM's agent takes nothing from it: it is under pressure, or its size cannot be changed now."""
+    return bool(vm.pressure) or vm.state in STANDS
 
 
 def not_yet(report: HostReport, left_out: Collection[str] = ()) -> list[VMStatus]:

@@ -198,7 +198,7 @@ class Host:
 
     def resizable(self) -> list[ManagedVM]:
         """VMs whose size may be changed now, those included whose last resize is still to be tried again."""
-        return [vm for vm in self.vms.values() if vm.running and vm.intent.phase in (Phase.SETTLED, *RESIZING)]
+        return [vm for vm in self.vms.values() if vm.resizable]
 
     def check_resizable(self, vm: ManagedVM) -> None:
         """:raises RequestRefused: the VM's size cannot be changed now (409)."""

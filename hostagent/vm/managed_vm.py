@@ -126,9 +126,14 @@ class ManagedVM:
         return self._less[1]
 
     @property
+    def resizable(self) -> bool:
+        """Whether its size may be changed now, also where its last resize is still to be tried again."""
+        return self.running and self.intent.phase in (Phase.SETTLED, Phase.DEFLATING, Phase.REINFLATING)
+
+    @property
     def _gives_nothing(self) -> bool:
-        """A VM under pressure gives nothing (rule 6), nor does one that is paused or moving."""
-        return self.paused or bool(self.pressure.sentence) or self.intent.phase in MOVING
+        """A VM under pressure gives nothing (rule 6), nor does one that is paused, moves, comes up or goes."""
+        return not self.resizable or bool(self.pressure.sentence or self.resizer.terminating)
 
     def row(self) -> Allocation:
         """The row by which a need is split: as its minimum counts what cannot be taken now."""

@@ -47,7 +47,7 @@ def status_of(spec: VMSpec, host: str, current: Vector | None = None, state: VMS
 
 def gives(vm: VMStatus) -> bool:
     """Whether what a VM has above its minimum is deflatable by its agent's word (`ManagedVM.row`)."""
-    return vm.state is not VMState.PAUSED and not vm.pressure
+    return vm.state in (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING) and not vm.pressure
 
 
 def row_of(vm: VMStatus) -> Allocation:

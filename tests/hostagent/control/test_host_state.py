@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.control import overcommitment
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.errors import HypervisorError
+from hostagent.state.intents import Phase
 from hostagent.vm import executor
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Client, Command
+from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.doing import report
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -177,3 +179,22 @@ async def test_what_has_not_changed_is_not_reckoned_again_and_what_has_is(
     assert told_now.vms[0].current == committed
     host.slice = replace(host.slice, capacity=ResourceVector(cpu_cores=0.5, memory_mib=100.0))
     assert host.overcommitted().memory_mib == sum(vm.allocation().charge.memory_mib for vm in (first, second)) - 100
+
+
+@pytest.mark.parametrize("phase", [Phase.DELETING, Phase.CREATING, Phase.ADMITTING, Phase.STARTING, Phase.STOPPING])
+async def test_a_vm_whose_size_cannot_be_changed_is_not_deflatable(command: Command, host: Host, phase: Phase) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    assert host.report().deflatable.cpu_cores == 2.5
+    vm = host.vm("low-1")
+    # Nobody else has a turn before it is as it was.
+    vm.record.intent, settled = vm.intent.changed(phase=phase), vm.intent
+    said = host.report()
+    vm.record.intent = settled
+    assert said.deflatable == Vector()
+    assert said.vms[0].not_yet is None
+
+
+async def test_a_vm_that_is_told_that_it_goes_is_not_deflatable(command: Command, host: Host) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    host.vm("low-1").resizer.mark_terminating("it is being removed")
+    assert host.report().deflatable == Vector()

@@ -172,8 +172,20 @@ def test_a_deflation_that_was_not_carried_out_preempts_none(trouble: Event) -> N
     assert state.instruction.state is FAILED
 
 
-def test_a_paused_vm_gives_nothing_and_no_vm_is_preempted_for_it() -> None:
-    paused = status_of(LOW_2, "a", state=VMState.PAUSED)
+@pytest.mark.parametrize(
+    ("standing", "why"),
+    [
+        (VMState.PAUSED, "is paused"),
+        (VMState.MIGRATING, "is moving"),
+        (VMState.STARTING, "is being started"),
+        (VMState.STOPPING, "is being stopped"),
+        (VMState.STOPPED, "is off"),
+    ],
+)
+def test_a_vm_whose_size_cannot_be_changed_gives_nothing_and_no_vm_is_preempted_for_it(
+    standing: VMState, why: str
+) -> None:
+    paused = status_of(LOW_2, "a", state=standing)
     there = read("a", status_of(LOW_1, "a"), paused)
     state = after(placement(HIGH), chosen(), chosen("a"), there)
     assert isinstance(state.instruction, Reclaim)
@@ -181,7 +193,14 @@ def test_a_paused_vm_gives_nothing_and_no_vm_is_preempted_for_it() -> None:
     shrunk = read("a", status_of(LOW_1, "a", Vector(cpu_cores=0.5, memory_mib=300.0)), paused)
     state = after(state, ended("reclaim"), shrunk, ended("reinflate"))
     assert isinstance(state.instruction, Finish)
-    assert "low-2 could not be deflated (it is paused)" in state.instruction.sentence
+    assert f"low-2 could not be deflated (it {why})" in state.instruction.sentence
+
+
+def test_one_that_was_stopped_on_command_holds_nothing_and_is_no_error() -> None:
+    off = {"state": VMState.STOPPED, "start_size": LOW_2.nominal, "current": Vector()}
+    there = read("a", status_of(LOW_1, "a"), status_of(LOW_2, "a").model_copy(update=off), cpu_cores=3.2)
+    state = after(placement(HIGH), chosen(), chosen("a"), there)
+    assert state.errors == ()
 
 
 def test_a_paused_vm_hides_nothing_of_what_the_others_give() -> None:
