@@ -148,7 +148,9 @@ def defect(state: Plan, error: Exception) -> Step:
     sentence = f"the manager failed at {state.instruction.do}: {type(error).__name__}"
     if state.host is not None and (end := _settled(state)) is not None:
         owed = ReinflationPending(state.host, True)
-        return finish(state, end.state, end.sentence).also(owed, Note("failed", state.vm, state.host, sentence))
+        return finish(state, end.state, end.sentence, reason=end.reason).also(
+            owed, Note("failed", state.vm, state.host, sentence)
+        )
     step = finish(state, OperationState.FAILED, sentence, reason=ReasonCode.INTERNAL)
     if isinstance(state, LifecyclePlan):
         # Its host's reports say what became of it; what it has is never removed for a defect of ours.

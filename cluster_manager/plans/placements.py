@@ -572,7 +572,8 @@ def _after_undo(state: PlacementPlan, said: str, elapsed_s: float) -> Step:
     note = Note("reinflated" if state.conclusion else "undone", state.vm, state.host, said)
     state = state.having(**{"progress": (*state.progress, said)})
     if state.conclusion is not None:
-        return finish(state, state.conclusion.state, state.conclusion.sentence).also(note)
+        end = state.conclusion
+        return finish(state, end.state, end.sentence, reason=end.reason).also(note)
     return _next_host(state.having(host=None), elapsed_s).also(note)
 
 

@@ -257,7 +257,7 @@ def concluded(state: RoomPlan, event: Event) -> Step:
     assert conclusion is not None, "a reinflation at the end"
     said, owed = shared(state, event)
     state = state.having(progress=(*state.progress, said))
-    return finish(state, conclusion.state, conclusion.sentence).also(owed)
+    return finish(state, conclusion.state, conclusion.sentence, reason=conclusion.reason).also(owed)
 
 
 def growth(wanted: ResourceVector, has: ResourceVector, overhead_mib: float = 0.0) -> ResourceVector:

@@ -8,12 +8,14 @@ from typing import get_args
 
 import pytest
 
+from cluster_manager.execution.running_plans import defect
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     Event,
     Finish,
     Forgotten,
     HostFailed,
+    Plan,
     Preempt,
     PreemptTogether,
     ReadHost,
@@ -104,6 +106,16 @@ def test_one_whose_preemption_never_left_the_manager_stays_what_it_was() -> None
     assert {getattr(effect, "name", HIGH.name) for effect in step.effects} == {HIGH.name}
     assert isinstance(step.state.instruction, Finish)
     assert (step.state.instruction.state, step.state.instruction.reason) == (FAILED, ReasonCode.HOST_UNAVAILABLE)
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["reinflated", "by a defect"])
+def test_the_reason_of_a_refusal_stays_when_what_was_taken_has_been_given_back(broken: bool) -> None:
+    state: Plan = run(ended("reclaim", PARTIAL, vms=(outcome("low-1"),)), FULL)
+    state = state.next_step(HostFailed(5.0, "a refused", uncertain=False)).state
+    assert state.instruction.do == "reinflate"
+    state = defect(state, KeyError()).state if broken else state.next_step(ended("reinflate")).state
+    assert isinstance(state.instruction, Finish)
+    assert (state.instruction.state, state.instruction.reason) == (FAILED, ReasonCode.NO_ROOM)
 
 
 def test_of_a_vm_whose_call_failed_nothing_is_asked_again_and_the_others_give() -> None:
