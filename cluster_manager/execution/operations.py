@@ -560,7 +560,7 @@ class Operations:
         if any(
             isinstance(effect, SetPreempted)
             or (isinstance(effect, SetVM | SetSpec) and effect.name in self.waiting.names)
-            or (isinstance(effect, SetVM) and effect.phase is VMPhase.PREEMPTED)
+            or (isinstance(effect, SetVM) and (effect.unless_preempted or effect.phase is VMPhase.PREEMPTED))
             for effect in effects
         ):
             await self.waiting.read()

@@ -83,6 +83,7 @@ class SetVM:
     """What became of a VM.
 
     ``owed``: it may still be on the host, and is to be removed there as soon as the host answers again.
+    ``unless_preempted``: one that was preempted on its way waits for room instead.
     """
 
     name: str
@@ -90,11 +91,14 @@ class SetVM:
     host: str | None
     sentence: str
     owed: bool = False
+    unless_preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SetPreempted:
-    """A VM was stopped for lack of room. One that a plan is at work on stays that plan's."""
+    """A VM was stopped for lack of room. One that a plan is at work on stays that plan's; where it looks for room on
+    another host, it is kept for its end (``SetVM.unless_preempted``).
+    """
 
     name: str
     host: str

@@ -321,7 +321,8 @@ def _leave(state: LiveMigrationPlan, failure: str, reachable: bool = True) -> St
 def _stays(state: LiveMigrationPlan, why: str) -> Step:
     """It never began to move."""
     sentence = f"{state.vm} stays on {state.home}: {why}"
-    return end(state, FAILED, sentence, SetVM(state.vm, VMPhase.RUNNING, state.home, sentence), share=False)
+    row = SetVM(state.vm, VMPhase.RUNNING, state.home, sentence, unless_preempted=True)
+    return end(state, FAILED, sentence, row, share=False)
 
 
 # --- while it moves --------------------------------------------------------------------------------------------------
@@ -420,4 +421,4 @@ def _called_off(state: LiveMigrationPlan) -> Step:
     stands = f"{vm} {'is off' if state.off_at_home else 'stays'} on {home}"
     why = "; ".join(dict.fromkeys(failure.removeprefix(f"{stands}: ") for failure in state.failures))
     sentence = f"{stands}: {why}"
-    return end(state, FAILED, sentence, SetVM(vm, phase, home, sentence))
+    return end(state, FAILED, sentence, SetVM(vm, phase, home, sentence, unless_preempted=True))

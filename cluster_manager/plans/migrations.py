@@ -229,7 +229,8 @@ def _give_up(state: MovePlan, why: str) -> Step:
     """Nowhere to go: it stays on its host, off if it has been stopped for this."""
     phase = VMPhase.RUNNING if state.was_running and not state.off else state.off_phase
     sentence = f"{state.vm} stays {'off ' if state.off else ''}on {state.home}: {why}"
-    return end(state, FAILED, sentence, SetVM(state.vm, phase, state.home, sentence), share=False)
+    row = SetVM(state.vm, phase, state.home, sentence, unless_preempted=not state.off)
+    return end(state, FAILED, sentence, row, share=False)
 
 
 # --- unsure, or to be cleaned ----------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
             case Note(kind, vm, host, sentence):
                 row = {"at": now, "plan": state.id, "vm": vm, "host": host, "kind": kind, "sentence": sentence}
                 await connection.execute(insert(schema.events).values(**row))
-            case SetVM(name, phase, host, sentence, owed):
+            case SetVM(name, phase, host, sentence, owed, unless_preempted):
                 row = _living(name)
                 if name == state.vm:
                     # While it waited its VM may have been preempted and the name given to another VM.
@@ -125,13 +125,19 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                     # A preempted VM whose deletion waits: its name is free when that plan has ended, not before. And
                     # what was found on this host by that name may be none of ours: ours is where its row says.
                     row = row.where(schema.vms.c.phase != VMPhase.DELETING.value, schema.vms.c.host == host)
+                if unless_preempted:
+                    preempted = row.where(schema.vms.c.preempted_at.is_not(None))
+                    await connection.execute(preempted.values(phase=VMPhase.PREEMPTED.value))
+                    row = row.where(schema.vms.c.preempted_at.is_(None))
                 await connection.execute(
                     row.values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
                 )
             case SetPreempted(name, host, reason, sentence):
-                row = _living(name).where(schema.vms.c.host == host, schema.vms.c.phase.not_in(_CLAIMED))
-                waits = {"phase": VMPhase.PREEMPTED.value, "preempted_at": now, "preemption_reason": reason.value}
-                await connection.execute(row.values(**waits, sentence=sentence))
+                row = _living(name).where(schema.vms.c.host == host)
+                waits = {"preempted_at": now, "preemption_reason": reason.value, "sentence": sentence}
+                free = row.where(schema.vms.c.phase.not_in(_CLAIMED))
+                await connection.execute(free.values(phase=VMPhase.PREEMPTED.value, **waits))
+                await connection.execute(row.where(schema.vms.c.phase == VMPhase.MIGRATING.value).values(**waits))
             case SetSpec(name, spec):
                 row = _living(name).where(schema.vms.c.request_id == state.request_id)
                 await connection.execute(row.values(**_sold(spec)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.plans import (
     ClaimVM,
     Effect,
@@ -23,9 +24,11 @@ from cluster_manager.plans.reading import read_plan
 from cluster_manager.plans.returns import Returns, start_return
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMState, VMStatus
 from tests.manager.plan_events import ended, read, record, report_of, spec_of, status_of
 
@@ -107,6 +110,35 @@ def test_one_that_runs_all_the_same_is_written_down_without_any_room() -> None:
     assert queue.due(38.0) == LOW.name
     _, effects = run(read("a", status_of(LOW, "a")))
     assert rows(effects) == [(VMPhase.RUNNING, "a")]
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["it stays", "it moves"])
+async def test_a_vm_that_is_preempted_while_a_move_looks_for_room_keeps_its_place(
+    database: Database, moved: bool
+) -> None:
+    now = 5.0
+    store = Store(database, lambda: now)
+    await store.open()
+    await record(store, "low-1", "a")
+    request = MigrateRequest(request_id="move", live=True)
+    move = start_live_migration("move", request, LOW, "a", policy=PlacementPolicy.FIRST_FIT)
+    await store.add_plan(move, "")
+    other = start_return("return-x", spec_of("x", "deflatable"), "a")
+    await store.save_step(other, [SetPreempted("low-1", "a", PreemptionReason.MINIMUM, "preempted low-1")])
+    (row,) = await store.vms("low-1")
+    assert row.phase is VMPhase.MIGRATING, "it is its move's"
+    now = 9.0
+    if moved:
+        # That it was preempted was not certain.
+        await store.save_step(move, [SetVM("low-1", VMPhase.RUNNING, "b", "moved low-1")])
+        (row,) = await store.vms("low-1")
+        assert (row.phase, row.host, row.preempted_at) == (VMPhase.RUNNING, "b", None)
+    else:
+        step = move.next_step(HostFailed(0.0, "a does not answer", uncertain=True))
+        await store.save_step(step.state, step.effects)
+        (row,) = await store.preempted()
+        assert (row.name, row.host, row.preempted_at, row.sentence) == ("low-1", "a", 5.0, "preempted low-1")
+    await store.close()
 
 
 async def test_a_vm_that_a_plan_is_at_work_on_stays_that_plans(database: Database) -> None:
