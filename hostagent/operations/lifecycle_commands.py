@@ -334,6 +334,7 @@ class LifecycleCommands:
     async def _resume_start(self, operation: Operation, vm: ManagedVM) -> Operation:
         async with vm.lock:
             if vm.intent.phase is Phase.STARTING and operation.request_id in self._host.journal.deleted:
+                vm.start()  # however it is started again, its guest is heard
                 vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
                 vm.request_check()
                 return failed(operation, f"{vm.name} could not be started, as was answered before this agent started")

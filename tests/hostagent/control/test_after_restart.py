@@ -145,3 +145,24 @@ async def test_a_vm_that_is_off_keeps_its_disk_when_the_agent_is_started_again(
         assert list(world.domains) == ["ebb-host-a.low-1"]
     finally:
         await successor.close()
+
+
+async def test_a_vm_whose_start_had_failed_is_heard_when_another_program_starts_it(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
+    await command("POST", "/v1/vms/low-1/stop", {"request_id": "s"})
+    await command("POST", "/v1/vms/low-1/start", {"request_id": "up"})
+    await asyncio.to_thread(agent.host.journal.add_deleted, "up")
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
+    successor = make_agent(world, tmp_path)
+    try:
+        await successor.start()
+        vm = successor.host.vm("low-1")
+        await until(lambda: vm.intent.phase is Phase.STOPPED)
+        domain.state = "running"
+        await until(lambda: vm.running and vm.link.connected)
+    finally:
+        await successor.close()
