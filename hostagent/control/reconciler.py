@@ -337,7 +337,8 @@ class Reconciler:
                 phase is Phase.ARRIVING and domain.state == "stopped"
             )
             before, cause = domain.intent.adopted, domain.intent.cause
-            if before is not None and cause is not None and cause.request_id in self._host.journal.deleted:
+            adoption = cause.request_id if cause is not None and cause.kind == "adopt" else ""
+            if before is not None and adoption in self._host.journal.deleted:
                 await self._host.hypervisor.adoption.give_back(domain.name, before)
             elif given_up and before is None:
                 log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)

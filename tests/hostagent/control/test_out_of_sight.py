@@ -123,3 +123,24 @@ async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_was_a
     await asyncio.sleep(2 * reconciler.OWNERS_S)
     assert set(host.vms) == {"low-1", "web"}
     assert set(world.domains) == {NAME, "web", "late"}
+
+
+async def test_an_adopted_domain_whose_last_command_failed_is_looked_after_again(
+    command: Command, host: Host, world: World
+) -> None:
+    body = {"request_id": "a", "domain": "web", "name": "web", "minimum": {"cpu_cores": 0.5, "memory_mib": 128.0}}
+    await world.create("web", "")
+    world.domains["web"].state = "running"
+    assert (await command("POST", "/v1/adoptions", body)).state == "done"
+    world.failures["read"] = "libvirt did not answer within 15 s"
+    target = {"request_id": "t", "generation": 7, "target": {"cpu_cores": 0.5}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/web/target", target)).state == "partial"
+    assert "t" in host.journal.deleted
+    world.failures.clear()
+    await until(lambda: host.vms["web"].intent.phase is Phase.SETTLED)
+    web = world.domains.pop("web")
+    await until(lambda: not host.vms)
+    world.domains["web"] = web
+    await until(lambda: "web" in host.vms)
+    assert web.intent
+    assert ("give_back", "web") not in world.calls
