@@ -142,7 +142,8 @@ def _as_answered(intent: Intent) -> Intent:
     if intent.phase is Phase.STARTING:
         return intent.changed(phase=Phase.STOPPING)  # the reconciler turns it off
     if intent.phase is Phase.LEAVING or (intent.phase is Phase.STOPPING and kind != "start"):
-        return intent.changed(phase=Phase.SETTLED)
+        # What it was to come up with, had it been saved, is no target any more.
+        return intent.changed(phase=Phase.SETTLED, target=committed)
     return intent.changed(given_up=intent.phase in RESIZING and kind in ANSWERED)
 
 

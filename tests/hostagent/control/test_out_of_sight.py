@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.messages.common import Vector
 from hostagent.control import reconciler
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
@@ -69,8 +70,10 @@ async def test_an_operation_that_has_ended_is_not_carried_out_when_the_domain_is
     cause = Intent.model_validate_json(created.intent).cause
     assert cause is not None
     stopping = cause.model_copy(update={"request_id": "s", "kind": "stop"})
-    await gone_and_back(host, world, phase=Phase.STOPPING, cause=stopping)
+    smaller = Vector(cpu_cores=3.0, memory_mib=700.0)
+    await gone_and_back(host, world, phase=Phase.STOPPING, cause=stopping, target=smaller)
     await until(lambda: host.vms["low-1"].intent.phase is Phase.SETTLED)
+    assert host.vms["low-1"].intent.target == host.vms["low-1"].intent.committed
     assert created.state == "running"
     await gone_and_back(host, world, phase=Phase.STARTING, cause=cause)
     await until(lambda: host.vms["low-1"].intent.phase is Phase.STOPPED)
