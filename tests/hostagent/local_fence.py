@@ -53,6 +53,16 @@ class FencedJournal(Journal):
         super().add(machine, host, at, before, after, cause)
         self._fence.after()
 
+    def add_deleted(self, request_id: str) -> None:
+        self._fence.before()
+        super().add_deleted(request_id)
+        self._fence.after()
+
+    def add_failed_deletion(self, request_id: str) -> None:
+        self._fence.before()
+        super().add_failed_deletion(request_id)
+        self._fence.after()
+
     def grant(self, number: int, room: ResourceVector) -> None:
         self._fence.before()
         super().grant(number, room)
