@@ -216,7 +216,10 @@ class Manager:
         chooser.move_first = self.settings.move_first
         self.dry_runs = DryRuns(self.hosts, self.operations, self.store, chooser, self.settings.policy)
         if settings_ := self.settings.engine.acquirer:
-            await self.acquirer.recall(HarvestMachines(settings_, self.operations, self.store, self.epoch))
+            provider = HarvestMachines(
+                settings_, self.operations, self.store, self.epoch, in_use=lambda: self.acquirer.elsewhere
+            )
+            await self.acquirer.recall(provider)
         await self.tasks.recall()
         # The last that waits: what is under way goes on from this moment. Tasks are to know whom it preempts.
         await self.operations.start(executor)

@@ -178,14 +178,14 @@ class Operations:
             await self.waiting.read()
         return operation
 
-    async def create(self, request: VMRequest) -> Operation:
-        """Place a VM. Raises `RequestError`: 409 where its name is taken or the request id is another's."""
+    async def create(self, request: VMRequest, acquired: bool = False) -> Operation:
+        """Place a VM, for the acquirer if that asks. Raises `RequestError`: 409 its name or request id is taken."""
 
         async def prepare() -> Plan:
             vm, request_id = request.vm, request.request_id
             await self.check_name(vm.name)
             policy = request.policy or self._policy
-            return start_placement(plan_id("create", vm.name), request_id, vm, request.deadline_s, policy)
+            return start_placement(plan_id("create", vm.name), request_id, vm, request.deadline_s, policy, acquired)
 
         # What earlier versions did not know is no part of it, so that their requests can be repeated.
         younger = {"on_preemption", "preemption_notice_s", "steady", "labels"} - request.vm.model_fields_set

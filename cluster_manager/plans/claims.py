@@ -41,6 +41,8 @@ class AddVM:
     spec: VMSpec
     sentence: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    #: Whether the acquirer asks for it.
+    acquired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

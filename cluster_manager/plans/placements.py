@@ -124,6 +124,8 @@ class PlacementPlan(WaitingPlan):
     called_off: bool = False
     #: Of the VM's record; hosts get none.
     labels: dict[str, str] = Field(default_factory=dict)
+    #: Whether the acquirer asks for it.
+    acquired: bool = False
 
     @property
     def changed(self) -> bool:
@@ -133,7 +135,7 @@ class PlacementPlan(WaitingPlan):
 
     @property
     def claim(self) -> AddVM:
-        return AddVM(None, self.spec, "looking for a host", self.labels)
+        return AddVM(None, self.spec, "looking for a host", self.labels, self.acquired)
 
     @property
     def reserved(self) -> ResourceVector | None:
@@ -145,12 +147,13 @@ class PlacementPlan(WaitingPlan):
 
 
 def start_placement(
-    plan_id: str, request_id: str, spec: VMSpec, deadline_s: float, policy: PlacementPolicy
+    plan_id: str, request_id: str, spec: VMSpec, deadline_s: float, policy: PlacementPolicy, acquired: bool = False
 ) -> PlacementPlan:
     """A placement before its first instruction is carried out.
 
     :param deadline_s: for finding a place for the nominal size without preemption; a fixed VM that has to preempt, and
         one that may start deflated, gets it once more.
+    :param acquired: whether the acquirer asks for it.
     """
     return PlacementPlan(
         id=plan_id,
@@ -161,6 +164,7 @@ def start_placement(
         labels=spec.labels,
         deadline_s=deadline_s,
         policy=policy,
+        acquired=acquired,
     )
 
 

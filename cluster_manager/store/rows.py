@@ -43,6 +43,8 @@ class StoredVM:
     preempted_at: float | None = None
     preemption_reason: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    #: Whether this manager's acquirer had it placed.
+    acquired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ def stored_vm(row: Any) -> StoredVM:
         row.preempted_at,
         row.preemption_reason,
         labels_in(row.labels),
+        bool(row.acquired),
     )
 
 

@@ -109,6 +109,8 @@ vms: Final = Table(
     Column("preemption_reason", String, nullable=True),
     # A JSON object.
     Column("labels", Text, nullable=False, server_default="{}"),
+    # 1: the acquirer of this store's manager had it placed, and may have it deleted.
+    Column("acquired", Integer, nullable=False, server_default="0"),
 )
 
 
@@ -340,6 +342,13 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
     (
         "CREATE INDEX plans_started ON plans (started_at, number)",
         "CREATE INDEX events_kind ON events (kind, id)",
+    ),
+    # Which VMs the acquirer had placed: by the request that made the row, else by the last one of the row.
+    (
+        "ALTER TABLE vms ADD COLUMN acquired INTEGER NOT NULL DEFAULT 0",
+        "UPDATE vms SET acquired = 1 WHERE priority = 'harvest' AND substr(coalesce((SELECT made.request_id "
+        "FROM plans AS made WHERE made.vm = vms.name AND made.kind IN ('create', 'adopt') "
+        "ORDER BY made.number DESC LIMIT 1), vms.request_id), 1, 9) = 'acquirer-'",
     ),
 )
 

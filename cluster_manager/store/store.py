@@ -435,7 +435,7 @@ def _phase(phase: VMPhase, now: float) -> dict[str, Any]:
 def _claiming(state: Plan, vm: str, claim: Claim, now: float) -> list[Any]:
     """The statements by which a new plan claims its VM's row."""
     match claim:
-        case AddVM(host, spec, sentence, labels):
+        case AddVM(host, spec, sentence, labels, acquired):
             row = insert(schema.vms).values(
                 name=vm,
                 host=host,
@@ -447,6 +447,7 @@ def _claiming(state: Plan, vm: str, claim: Claim, now: float) -> list[Any]:
                 generation=0,
                 deleted_by_owner=0,
                 labels=stored_labels(labels),
+                acquired=int(acquired),
             )
             return [_living(vm).values(**_phase(VMPhase.ENDED, now)), row]
         case ClaimVM(phase):

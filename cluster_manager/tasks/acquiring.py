@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Final
 
@@ -35,8 +35,9 @@ from ebbtide.matcher.acquire.acquirer import (
     advance_all,
 )
 from ebbtide.matcher.acquire.net_changes import View
-from ebbtide.matcher.acquire.provision import Provider, calls, news, unfinished
+from ebbtide.matcher.acquire.provision import Provider, Provision, calls, news, unfinished
 from ebbtide.matcher.acquire.settings import AcquirerSettings
+from ebbtide.matcher.match.attempts import EngineMachine
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.tasks import AcquirerMachineStatus, AcquirerRequestStatus, AcquirerStatus, Standing
 
@@ -48,6 +49,10 @@ STOP_S: Final = 1.0
 _LOOKED: Final[EventKind] = "acquirer-looked"
 #: Of those that say that a machine leaves.
 _DECOMMISSIONED: Final[EventKind] = "acquirer-decommissioned"
+#: Of those that say that a machine is only called as ours are.
+_NOT_OURS: Final[EventKind] = "acquirer-not-ours"
+#: For how long after its end a machine of an earlier term may still be up for the engine, seconds.
+_LINGERS_S: Final = 3600.0
 
 
 class AcquirerService:
@@ -80,6 +85,15 @@ class AcquirerService:
         self._told: dict[str, float] = {}
         self._views: dict[str, View] = {}
         self._first = True
+        #: Names that VMs of ours hold, and that VMs of others in the same store do, by the last look.
+        self._opened: Set[str] = frozenset()
+        self._others: Set[str] = frozenset()
+        #: Names that VMs of ours held, while the engine still shows their machines up.
+        self._lingering: set[str] = set()
+        #: Names like ours of machines that are up for the engine and are of no VM of this manager.
+        self.elsewhere: frozenset[str] = frozenset()
+        #: Those of which it was said that they are somebody else's.
+        self._said: set[str | None] = set()
         self.state = Acquirer()
         #: Held during a look, from one state to the next.
         self.looking = asyncio.Lock()
@@ -97,12 +111,21 @@ class AcquirerService:
         query = select(table.c.at).where(table.c.kind == _LOOKED).order_by(table.c.id.desc()).limit(1)
         last = next((float(row.at) for row in await self._store.rows(query)), -math.inf)
         provision = await provider.look()
+        vms, at = schema.vms.c, now - _LINGERS_S
+        ended = select(vms.name).where(vms.acquired == 1, vms.phase == schema.constant("ended"), vms.ended_at > at)
+        self._lingering = {row.name for row in await self._store.rows(ended)}
+        self._know(provision)
         leaving = await self._left(settings, provision.machines | provision.silent)
         state = Acquirer(leaving, next_at=min(last + settings.period_s, now + settings.period_s))
         self.state, _ = advance_all(state, news(state, provision, now), settings.options())
         self._provider = provider
         self._tasks.closed = self._closed
         self._tell()
+
+    def _know(self, provision: Provision) -> None:
+        """Whose names are whose by now."""
+        self._lingering = (self._lingering | (self._opened - provision.opened)) - provision.opened
+        self._opened, self._others = provision.opened, provision.others
 
     async def _left(self, settings: AcquirerSettings, names: Set[str]) -> dict[str, Machine]:
         """Of VMs that are there, those that were decommissioned since they were placed."""
@@ -152,6 +175,7 @@ class AcquirerService:
     async def _look(self, settings: AcquirerSettings, provider: Provider) -> None:
         self._check()
         provision = await provider.look()
+        self._know(provision)
         events: list[Event] = news(self.state, provision, self._clock())
         options = settings.options()
         found, instructions = advance_all(self.state, events, options)
@@ -166,7 +190,9 @@ class AcquirerService:
         after, more = advance_all(found, events, options)
         instructions += more
         # Written down first: a period that was looked at is not looked at again after a crash.
-        await self._store.save_tasks([], self._notes(after, instructions))
+        warnings = self._warnings(settings)
+        await self._store.save_tasks([], [*self._notes(after, instructions), *warnings])
+        self._said |= {note.machine for note in warnings}
         self._first = False
         self.state = after
         self._tell()
@@ -199,7 +225,8 @@ class AcquirerService:
         return sum(
             task.order.cores
             for task in self._tasks.unfinished.values()
-            if task.occupies is None or settings.number_of(task.occupies) is not None
+            if task.occupies is None
+            or (settings.number_of(task.occupies) is not None and task.occupies not in self._others | self.elsewhere)
         )
 
     def _is_empty(self, name: str) -> bool:
@@ -211,16 +238,39 @@ class AcquirerService:
         foreign = machine.foreign_cores if machine is not None else 0
         return not foreign and not any(task.occupies == name for task in self._tasks.unfinished.values())
 
-    def _closed(self, names: Iterable[str]) -> frozenset[str]:
-        """Of an engine's machines, those of ours that we do not hold: the engine may know names that no VM has now."""
+    def _closed(self, machines: Mapping[str, EngineMachine]) -> tuple[frozenset[str], frozenset[str]]:
+        """Of an engine's machines, those of ours that we do not hold; and those that are only called as ours are.
+
+        The engine may know names that no VM has now, and those that another manager's machines have.
+        """
         assert self._settings is not None, "recalled"
-        ours = {name for name in names if self._settings.number_of(name) is not None}
-        return frozenset(ours - {one.name for one in self.state.kept})
+        called_so = {name for name in machines if self._settings.number_of(name) is not None}
+        self._lingering &= {name for name in called_so if machines[name].up}
+        ours = called_so & (self._opened | self.state.machines.keys() | self._lingering)
+        foreign = called_so - ours - self._others
+        self.elsewhere = frozenset(name for name in foreign if machines[name].up)
+        return frozenset(ours - {one.name for one in self.state.kept}), frozenset(foreign)
+
+    def _warnings(self, settings: AcquirerSettings) -> list[TaskNote]:
+        """That machines with names like ours are somebody else's, once a term for each."""
+        notes = []
+        for names, of_whom in (
+            (self._others, "this manager has a VM {0}, which"),
+            (self.elsewhere - self._opened - self._others, "the engine has a machine {0} of no VM of this manager: it"),
+        ):
+            for name in sorted(names - self._said):
+                said = (
+                    f"{of_whom.format(name)} is called as the acquirer calls its machines ({settings.prefix}N), which "
+                    "has not opened it: it is left alone. Give the acquirer another prefix, or whoever opened it"
+                )
+                log.warning("a machine is called as ours are, and is somebody else's", machine=name, why=said)
+                notes.append(TaskNote(_NOT_OURS, name, said))
+        return notes
 
     def _tell(self) -> None:
         """Note since when machines take no new task."""
-        now = self._clock()
-        self._told = {name: self._told.get(name, now) for name in self._closed(self.state.machines)}
+        now, kept = self._clock(), {one.name for one in self.state.kept}
+        self._told = {name: self._told.get(name, now) for name in self.state.machines if name not in kept}
 
     def _notes(self, after: Acquirer, instructions: Iterable[Instruction]) -> list[TaskNote]:
         notes = []

@@ -1,9 +1,13 @@
-"""Provider of machines for the acquirer: a machine is a harvest VM, placed and deleted as a client's would be."""
+"""Provider of machines for the acquirer: a machine is a harvest VM, placed and deleted as a client's would be.
+
+Its machines are those that the acquirer of this store's managers has opened, by the record of the store. A name says
+nothing: clients, and the acquirers of other managers, may give the same ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +18,7 @@ from cluster_manager.errors import RequestError
 from cluster_manager.execution.operations import Operations
 from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.store import schema
+from cluster_manager.store.rows import StoredVM
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
 from ebbtide.matcher.acquire.provision import Provision
@@ -55,6 +60,18 @@ class _Row:
     priority: Priority
     #: Whether we are deleting it, or have tried to.
     returned: bool
+    #: Whether it was placed for the acquirer.
+    acquired: bool
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a machine of ours: one that was resized to another priority is its owner's."""
+        return self.acquired and self.priority is Priority.HARVEST
+
+    @property
+    def nowhere(self) -> bool:
+        """Whether it has failed and is on no host: it only holds its name, until that is given again."""
+        return self.phase is VMPhase.FAILED and self.host is None
 
     @property
     def unclear(self) -> bool:
@@ -68,6 +85,7 @@ class HarvestMachines:
     """Asks of the manager what any client may ask.
 
     :param term: of this manager, in the ids of requests: what an earlier term asked for is found, not asked for again.
+    :param in_use: names that somebody else's machines have: none of ours is called so.
     """
 
     def __init__(
@@ -77,12 +95,14 @@ class HarvestMachines:
         store: Store,
         term: int,
         again_s: float = AGAIN_S,
+        in_use: Callable[[], Set[str]] = frozenset,
     ) -> None:
         self._settings = settings
         self._operations = operations
         self._store = store
         self._term = term
         self._again_s = again_s
+        self._in_use = in_use
         self._asked: dict[int, _Asked] = {}
         #: When a VM may be deleted again, by the loop's time.
         self._again_at: dict[str, float] = {}
@@ -96,8 +116,9 @@ class HarvestMachines:
         # In this order: when a placement is over, the rows are those after it.
         for asked in self._asked.values():
             await self._follow(asked)
-        # One of another priority was made by a client, or resized by one: it only holds its name, and is never deleted.
-        rows = {name: row for name, row in (await self._rows()).items() if row.priority is Priority.HARVEST}
+        called_so = {name: row for name, row in (await self._rows()).items() if not row.nowhere}
+        # What somebody else has opened, or resized, only holds its name, and is never deleted.
+        rows = {name: row for name, row in called_so.items() if row.ours}
         machines = {name for name, row in rows.items() if row.phase in _THERE}
         offers, refusals = {}, {}
         for number, asked in list(self._asked.items()):
@@ -120,7 +141,16 @@ class HarvestMachines:
         ours = {one.name for one in self._asked.values()}
         under_way = sum(row.phase is VMPhase.PLACING and name not in ours for name, row in rows.items())
         wanted = frozenset(number for number, one in self._asked.items() if not one.cancelled)
-        return Provision(frozenset(machines), offers, refusals, unclear, under_way, wanted)
+        return Provision(
+            frozenset(machines),
+            offers,
+            refusals,
+            unclear,
+            under_way,
+            wanted,
+            opened=frozenset(rows),
+            others=frozenset(called_so.keys() - rows.keys()),
+        )
 
     async def _follow(self, asked: _Asked) -> None:
         """How far a placement is. What has ended is not asked for again: the store forgets it one day."""
@@ -159,7 +189,8 @@ class HarvestMachines:
         assert place is not None, "named by us"
         try:
             await self._operations.create(
-                VMRequest(request_id=asked.id, vm=self._settings.spec(place), deadline_s=self._settings.deadline_s)
+                VMRequest(request_id=asked.id, vm=self._settings.spec(place), deadline_s=self._settings.deadline_s),
+                acquired=True,
             )
         except RequestError:
             # Another id the next time: one that was refused would stay so.
@@ -173,19 +204,20 @@ class HarvestMachines:
             self._asked[number].cancelled = True
 
     async def deallocate(self, machine: str) -> None:
-        """Delete a VM; harmless where that is under way, or done. What failed is tried again after a while.
+        """Delete a VM that we have opened; harmless where that is under way, or done. What failed is tried again after
+        a while.
 
         :raises RequestError: it was not taken on.
         """
         for row in await self._store.vms(machine):
             now = asyncio.get_running_loop().time()
-            if row.spec.priority is not Priority.HARVEST:
+            if row.spec.priority is not Priority.HARVEST or not row.acquired:
                 return
             if row.phase is VMPhase.DELETING or row.owes_removal or now < self._again_at.get(machine, now):
                 # What it owes the manager removes by itself, when the host is back.
                 return
             self._again_at[machine] = now + self._again_s
-            await self._operations.delete(machine, self._new_id("delete"))
+            await self._operations.delete(machine, self._new_id("delete"), _if_ours)
 
     def _new_id(self, what: str) -> str:
         """Another one each time."""
@@ -194,8 +226,8 @@ class HarvestMachines:
 
     def _free_name(self, rows: Mapping[str, _Row]) -> str:
         """What has failed and is nowhere has left its name free."""
-        taken = {name for name, row in rows.items() if row.phase is not VMPhase.FAILED or row.host is not None}
-        taken |= {one.name for one in self._asked.values()}
+        taken = {name for name, row in rows.items() if not row.nowhere}
+        taken |= {one.name for one in self._asked.values()} | self._in_use()
         place = 1
         while self._name(place) in taken:
             place += 1
@@ -207,14 +239,25 @@ class HarvestMachines:
     async def _rows(self) -> dict[str, _Row]:
         """Of all VMs that are called as ours are."""
         table = schema.vms
-        query = select(table.c.name, table.c.phase, table.c.host, table.c.priority, table.c.request_id).where(
-            table.c.name.startswith(self._settings.prefix, autoescape=True), schema.LIVING
-        )
+        columns = (table.c.name, table.c.phase, table.c.host, table.c.priority, table.c.request_id, table.c.acquired)
+        query = select(*columns).where(table.c.name.startswith(self._settings.prefix, autoescape=True), schema.LIVING)
         return {
-            row.name: _Row(VMPhase(row.phase), row.host, Priority(row.priority), _is_deletion(row.request_id))
+            row.name: _Row(
+                VMPhase(row.phase),
+                row.host,
+                Priority(row.priority),
+                _is_deletion(row.request_id),
+                bool(row.acquired),
+            )
             for row in await self._store.rows(query)
             if self._settings.number_of(row.name) is not None
         }
+
+
+def _if_ours(row: StoredVM) -> None:
+    """:raises RequestError: the name is another VM's by now."""
+    if not row.acquired:
+        raise RequestError(412, f"{row.name} was not opened by this manager's acquirer", "name")
 
 
 def _is_deletion(request_id: str) -> bool:

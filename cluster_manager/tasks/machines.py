@@ -44,9 +44,10 @@ class TaskMachines:
     async def cores(self, names: Collection[str]) -> dict[str, int]:
         """Whole cores of those that are VMs of this manager; 0 where one does not run.
 
-        A host that is silent counts with its last report, and a VM that no report tells of is left out: unknown is not
-        zero. One that moves counts with what its host says; where it moves while it runs, and has just left, with what
-        the other host says.
+        One that has failed and is on no host only holds its name: a machine of that name is another one. A host that is
+        silent counts with its last report, and a VM that no report tells of is left out: unknown is not zero. One that
+        moves counts with what its host says; where it moves while it runs, and has just left, with what the other host
+        says.
         """
         table, plans = schema.vms, schema.plans
         found = {}
@@ -65,6 +66,8 @@ class TaskMachines:
                 live = moves and row.plan_kind == "live-migrate"
                 if moves and not live:
                     moving.add(row.name)
+                if row.phase == VMPhase.FAILED.value and row.host is None:
+                    continue
                 if not moves and row.phase != VMPhase.RUNNING.value:
                     found[row.name] = 0
                 elif (reported := self._reported(row, live)) is not None:

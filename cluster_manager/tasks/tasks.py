@@ -118,8 +118,12 @@ class TaskService:
         self.machines: Mapping[str, EngineMachine] = {}
         #: Machines of this manager among them.
         self.known: frozenset[str] = frozenset()
-        #: Of machines, those that take no new task: the acquirer's, as long as it does not hold them.
-        self.closed: Callable[[Iterable[str]], frozenset[str]] = lambda names: frozenset()
+        #: Of machines, those that take no new task: the acquirer's, as long as it does not hold them; and those that
+        #: are only called so, and are somebody else's.
+        self.closed: Callable[[Mapping[str, EngineMachine]], tuple[frozenset[str], frozenset[str]]] = lambda machines: (
+            frozenset(),
+            frozenset(),
+        )
         #: Machines whose VMs are being preempted now.
         self.notices: Callable[[], Mapping[str, Notice]] = dict
         self.looked_at: float | None = None
@@ -300,11 +304,11 @@ class TaskService:
         # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant. Clients go on
         # meanwhile: what they submit gets its turn after this one, as does what they change.
         tasks, pool = dict(self._tasks), self._known.pool()
-        closed, moving = self.closed(look.machines), self._known.moving
+        (closed, foreign), moving = self.closed(look.machines), self._known.moving
         now = self._clock()
         paused = self._stood_still(self._known.paused, now)
         made = await asyncio.to_thread(
-            turn, tuple(tasks.values()), look, cores, pool, now, label, closed, notices, moving, paused
+            turn, tuple(tasks.values()), look, cores, pool, now, label, closed, notices, moving, paused, foreign
         )
         async with self._lock:
             made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)

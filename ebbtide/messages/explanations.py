@@ -133,6 +133,7 @@ EventKind = Literal[
     "acquirer-decommissioned",
     "acquirer-gave-back",
     "acquirer-looked",
+    "acquirer-not-ours",
     "adopted",
     "called-off",
     "contention",

@@ -42,6 +42,8 @@ class FakeEngine:
         self.refusing: set[str] = set()
         #: Of tasks, those that it does not take.
         self.refusing_tasks: set[str] = set()
+        #: Which machines are up; those of VMs are as long as their VMs run.
+        self.lives: Callable[[str], bool] = lambda name: True
         #: Called before each command, with its name.
         self.before: Callable[[str], None] = lambda name: None
 
@@ -62,7 +64,8 @@ class FakeEngine:
     async def look(self, wanted: Collection[str]) -> Look:
         self._called("look")
         self._begin()
-        return Look(dict(self.machines), {name: running.seen for name, running in self.attempts.items()})
+        machines = {name: replace(one, up=one.up and self.lives(name)) for name, one in self.machines.items()}
+        return Look(machines, {name: running.seen for name, running in self.attempts.items()})
 
     async def submit(self, attempt: str, order: TaskOrder) -> None:
         self._called("submit", attempt)

@@ -33,6 +33,8 @@ class Provision:
     :param under_way: machines that are coming, for requests that are not remembered here.
     :param cores: of machines of which it is known.
     :param asked: requests that it works at, or has answered with a machine that is there; without cancelled ones.
+    :param opened: names that machines of ours hold, there or not.
+    :param others: names like theirs that something of somebody else's holds at the same provider.
     """
 
     machines: Set[str] = frozenset()
@@ -42,6 +44,8 @@ class Provision:
     under_way: int = 0
     asked: Set[int] = frozenset()
     cores: Mapping[str, float] = field(default_factory=dict)
+    opened: Set[str] = frozenset()
+    others: Set[str] = frozenset()
 
 
 class Provider(Protocol):

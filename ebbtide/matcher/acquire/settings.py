@@ -18,7 +18,7 @@ _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class AcquirerSettings(BaseModel):
-    """Of the acquirer. Its machines are ``PREFIX1``, ``PREFIX2`` and so on; all harvest VMs called so are its own.
+    """Of the acquirer. Its machines are ``PREFIX1``, ``PREFIX2`` and so on; others' VMs may be called so, too.
 
     :param vm: a VM as `VMSpec` has it, without name and priority.
     """
@@ -73,7 +73,7 @@ class AcquirerSettings(BaseModel):
         return _spec(self.vm, f"{self.prefix}{number}")
 
     def number_of(self, name: str) -> int | None:
-        """The number of a VM of ours; None: it is not."""
+        """The number in a name like those of our VMs; None: it is none."""
         digits = name.removeprefix(self.prefix)
         if digits == name or not digits.isascii() or not digits.isdigit() or digits.startswith("0"):
             return None

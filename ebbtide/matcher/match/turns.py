@@ -31,6 +31,8 @@ LEAVING: Final = "ebbtide: it is to be given back"
 #: And one whose VM is to be stopped, and started on another host.
 MOVING: Final = "ebbtide: its VM is to be stopped and moved"
 _OURS: Final = (NO_CORES, LEAVING, MOVING, PREEMPTED)
+#: Why a machine takes no task of this manager; it is not drained, since others' work may run there.
+FOREIGN: Final = "it is called as this manager's acquirer calls its machines, and was not opened by it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ def turn(
     notices: Mapping[str, Notice] = MappingProxyType({}),
     moving: Set[str] = frozenset(),
     paused: Set[str] = frozenset(),
+    foreign: Set[str] = frozenset(),
 ) -> Turn:
     """The next step of everything.
 
@@ -72,9 +75,10 @@ def turn(
     :param notices: machines that are about to go, since their VMs are being preempted.
     :param moving: machines that take no new task, since their VMs are to be stopped and moved.
     :param paused: machines whose VMs stand still, or did so a moment ago: what runs there cannot be heard of.
+    :param foreign: machines of somebody else that take no task of ours, and are left as they are.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
-    machines, instructions = _with_cores(look.machines, cores, closed, label)
+    machines, instructions = _with_cores(look.machines, cores, closed, label, foreign)
     states = {task.name: task for task in tasks}
     for task in tasks:
         seen = look.attempts.get(task.attempt_name(label))
@@ -137,18 +141,31 @@ def said_by(label: str, reason: str) -> str:
 
 
 def _with_cores(
-    machines: Mapping[str, EngineMachine], cores: Mapping[str, int], closed: Mapping[str, str], label: str
+    machines: Mapping[str, EngineMachine],
+    cores: Mapping[str, int],
+    closed: Mapping[str, str],
+    label: str,
+    foreign: Set[str],
 ) -> tuple[dict[str, EngineMachine], list[Instruction]]:
     """The machines with the cores that they have by now, and what tells the engine.
 
     Machines of others, and of other managers, are neither drained nor is their drain taken away.
 
     :param closed: those that take no new task, and why.
+    :param foreign: those that take none either, but are somebody else's.
     """
     instructions: list[Instruction] = []
     after = {}
     ours = {RECOUNTED, *(said_by(label, reason) for reason in _OURS)}
     for name, machine in machines.items():
+        if name in foreign:
+            if machine.drained == said_by(label, LEAVING) and (not machine.up or label != DEFAULT_LABEL):
+                # We drained it when it was ours, or when names alone counted. Of managers that share a label the words
+                # do not say which one it was; where it is down nothing is lost.
+                instructions.append(Undrain(name))
+                machine = replace(machine, drained="")
+            after[name] = replace(machine, drained=machine.drained or FOREIGN)
+            continue
         wanted = max(min(cores.get(name, machine.usable_cores), machine.most_cores), 0)
         if wanted != machine.usable_cores:
             instructions.append(SetCores(name, wanted))

@@ -73,8 +73,9 @@ async def execute(database: Database, *statements: str) -> None:
     await store.close()
 
 
-#: What the step for labels and the one after it have added.
+#: What the step for labels and those after it have added.
 WITHOUT_LABELS: Final = (
+    "ALTER TABLE vms DROP COLUMN acquired",
     "DROP INDEX plans_started",
     "DROP INDEX events_kind",
     "ALTER TABLE vms DROP COLUMN labels",
@@ -148,4 +149,53 @@ async def test_vms_and_hosts_of_an_earlier_version_have_no_labels(database: Data
     assert await store.label_vm(row, {"env": "prod"})
     assert not await store.label_vm(row, {"env": "test"})
     assert (await store.vms("old"))[0].labels == {"env": "prod"}
+    await store.close()
+
+
+async def test_the_machines_that_an_acquirer_of_an_earlier_version_has_opened_are_its_own(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = next(n for n, statements in enumerate(schema.MIGRATIONS) if "COLUMN acquired" in statements[0])
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:step])
+    old = Store(database, time.time)
+    await old.open()
+    await old.close()
+    monkeypatch.undo()
+    spec = {"nominal": {"cpu_cores": 1.0, "memory_mib": 512.0}}
+    rows = {
+        # It has moved since.
+        "harvest-1": ("harvest", "move-1"),
+        # A client's.
+        "harvest-2": ("harvest", "by-hand"),
+        # The plan that made it is forgotten.
+        "harvest-3": ("harvest", "acquirer-3-1-1"),
+        # The acquirer had one of this name before.
+        "harvest-4": ("harvest", "by-hand-4"),
+        "web": ("deflatable", "acquirer-3-2-2"),
+    }
+    for name, (priority, request) in rows.items():
+        body = json.dumps({"name": name, **spec})
+        rows_of(
+            database,
+            "INSERT INTO vms (name, host, phase, spec, sentence, owes_removal, request_id, generation, "
+            f"deleted_by_owner, priority) VALUES ('{name}', 'host-a', 'running', '{body}', '', 0, '{request}', 0, 0, "
+            f"'{priority}')",
+        )
+    plans = [
+        ("harvest-1", "create", "acquirer-2-1-1"),
+        ("harvest-1", "migrate", "move-1"),
+        ("harvest-2", "create", "by-hand"),
+        ("harvest-4", "create", "acquirer-2-4-4"),
+        ("harvest-4", "create", "by-hand-4"),
+    ]
+    for number, (name, kind, request) in enumerate(plans):
+        rows_of(
+            database,
+            "INSERT INTO plans (id, request_id, fingerprint, state, finished, internal, number, started_at, "
+            f"updated_at, vm, kind) VALUES ('{request}', '{request}', '', '', 1, 0, {number}, 1, 1, '{name}', "
+            f"'{kind}')",
+        )
+    store = Store(database, time.time)
+    await store.open()
+    assert [row.name for row in await store.vms() if row.acquired] == ["harvest-1", "harvest-3"]
     await store.close()

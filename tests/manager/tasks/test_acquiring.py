@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebbtide.matcher.acquire.settings import AcquirerSettings
+from ebbtide.messages.vms import VMState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
-from tests.manager.tasks.test_tasks import becomes, submit
+from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit
 
 each_store = pytest.mark.usefixtures("each_store")
 SIZE = {"cpu_cores": 2.0, "memory_mib": 500.0}
+MACHINE = {"nominal": SIZE, "minimum": {"cpu_cores": 1.0, "memory_mib": 300.0}, "ceiling": SIZE, "template": "lab"}
 
 
 def acquirer(**changes: Any) -> AcquirerSettings:
     """Harvest VMs of two cores that keep them; a period is longer than a test, but for its first look."""
-    given = {"nominal": SIZE, "minimum": {"cpu_cores": 1.0, "memory_mib": 300.0}, "ceiling": SIZE, "template": "lab"}
-    values: dict[str, Any] = {"most_machines": 4, "look_s": 0.05, "deadline_s": 3.0, "vm": given}
+    values: dict[str, Any] = {"most_machines": 4, "look_s": 0.05, "deadline_s": 3.0, "vm": MACHINE}
     return AcquirerSettings(**{**values, **changes})
 
 
@@ -29,8 +31,18 @@ def engine_with(count: int) -> FakeEngine:
     return FakeEngine(**{f"harvest-{number}": 2 for number in range(1, count + 1)})
 
 
-def hosts() -> list[FakeAgent]:
-    return [FakeAgent(f"host-{letter}", cpu_cores=6.0, memory_mib=2400.0) for letter in "ab"]
+def hosts(*engines: FakeEngine) -> list[FakeAgent]:
+    """Two of them; their VMs are the engine's machines."""
+    agents = [FakeAgent(f"host-{letter}", cpu_cores=6.0, memory_mib=2400.0) for letter in "ab"]
+    for engine in engines:
+        engine.lives = lambda name: runs_on(name, agents)
+    return agents
+
+
+def runs_on(name: str, agents: Iterable[FakeAgent]) -> bool:
+    """Whether a machine is up: one that is a VM runs."""
+    found = [agent.vms[name] for agent in agents if name in agent.vms]
+    return any(one.state is VMState.RUNNING for one in found) if name.startswith("harvest-") else True
 
 
 async def status(cluster: Cluster) -> Any:
@@ -65,7 +77,7 @@ async def look_again(cluster: Cluster) -> None:
 @each_store
 async def test_machines_are_asked_for_as_the_work_needs_and_given_back_when_it_is_done(tmp_path: Path) -> None:
     engine = engine_with(4)
-    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=acquirer())) as cluster:
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=acquirer())) as cluster:
         found = await holds(cluster, "harvest-1")
         assert found["on"]
         assert "there are no cores: 1 more asked for" in found["machines"][0]["sentence"]
@@ -109,7 +121,7 @@ async def test_machines_are_asked_for_as_the_work_needs_and_given_back_when_it_i
 @each_store
 async def test_tasks_on_other_machines_of_the_engine_ask_for_none(tmp_path: Path) -> None:
     engine = FakeEngine(far=16, **{f"harvest-{number}": 2 for number in range(1, 5)})
-    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=acquirer())) as cluster:
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=acquirer())) as cluster:
         await holds(cluster, "harvest-1")
         await submit(cluster, "large", cores=16)
         assert (await becomes(cluster, "large", "running"))["machine"] == "far"
@@ -123,7 +135,7 @@ async def test_tasks_on_other_machines_of_the_engine_ask_for_none(tmp_path: Path
 async def test_a_machine_that_leaves_finishes_its_task_and_takes_no_other(tmp_path: Path) -> None:
     engine = engine_with(3)
     wanted = acquirer(least_machines=1, most_machines=1, replaced_share=1.0)
-    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=wanted)) as cluster:
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=wanted)) as cluster:
         await holds(cluster, "harvest-1")
         await submit(cluster, "long")
         assert (await becomes(cluster, "long", "running"))["machine"] == "harvest-1"
@@ -153,15 +165,21 @@ async def test_a_machine_that_leaves_finishes_its_task_and_takes_no_other(tmp_pa
             return (await cluster.call("GET", "/v1/vms/harvest-1"))[0] == 404
 
         await cluster.until(deleted)
-        # Nobody has the name now, and the engine's machine of that name gets nothing.
-        assert engine.machines["harvest-1"].drained
+        # Nobody has the name now. Where it comes up again, somebody else's machine has it.
+        await cluster.until(condition(lambda: not engine.machines["harvest-1"].drained))
+        engine.lives = lambda name: True
+        await submit(cluster, "last", cores=2)
+        await looked_since(cluster, engine)
+        assert (await cluster.get("/v1/tasks/last"))["state"] == "waiting"
+        engine.end("next")
+        assert (await becomes(cluster, "last", "running"))["machine"] == "harvest-2"
 
 
 @each_store
 async def test_a_manager_that_is_killed_finds_its_machines_again_and_asks_for_no_others(tmp_path: Path) -> None:
     engine = engine_with(4)
     wanted = acquirer(least_machines=2, most_machines=2)
-    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=wanted)) as cluster:
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=wanted)) as cluster:
         first = await holds(cluster, "harvest-1", "harvest-2")
         await cluster.kill_manager()
         await cluster.start_manager()
@@ -177,7 +195,9 @@ async def test_a_manager_that_is_killed_finds_its_machines_again_and_asks_for_no
 async def test_what_an_earlier_term_could_not_get_is_asked_for_at_once_by_the_next(tmp_path: Path) -> None:
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
     agent.trouble.refuses = 503
-    async with cluster_of(tmp_path, agent, **settings(engine_with(2), acquirer=acquirer())) as cluster:
+    engine = engine_with(2)
+    engine.lives = lambda name: runs_on(name, [agent])
+    async with cluster_of(tmp_path, agent, **settings(engine, acquirer=acquirer())) as cluster:
 
         async def refused() -> bool:
             return "a request was refused: " in (await status(cluster))["sentence"]
@@ -201,6 +221,7 @@ async def test_what_others_take_away_is_made_up_for_and_what_finds_no_place_is_s
     engine = engine_with(4)
     wanted = acquirer(least_machines=2, most_machines=2)
     agent = FakeAgent("host-a", cpu_cores=4.0, memory_mib=1300.0)
+    engine.lives = lambda name: runs_on(name, [agent])
     async with cluster_of(tmp_path, agent, **settings(engine, acquirer=wanted)) as cluster:
         await holds(cluster, "harvest-1", "harvest-2")
         # Both are in the way of it.
@@ -227,7 +248,7 @@ async def test_what_others_take_away_is_made_up_for_and_what_finds_no_place_is_s
 async def test_without_an_answer_of_the_engine_nothing_is_decided(tmp_path: Path) -> None:
     engine = engine_with(4)
     engine.unreachable = {"look"}
-    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=acquirer())) as cluster:
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=acquirer())) as cluster:
 
         async def tried() -> bool:
             return engine.calls.count(("look",)) > 3
@@ -250,7 +271,7 @@ async def test_it_is_off_by_default_and_says_so(tmp_path: Path) -> None:
 @each_store
 async def test_vms_of_others_are_left_alone(tmp_path: Path) -> None:
     engine = engine_with(4)
-    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=acquirer())) as cluster:
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=acquirer())) as cluster:
         for name in ("harvest-x", "harvest-01", "other"):
             await cluster.create(vm(name, cpu_cores=1.0, memory_mib=400.0))
         found = await holds(cluster, "harvest-1")
@@ -259,12 +280,76 @@ async def test_vms_of_others_are_left_alone(tmp_path: Path) -> None:
 
 
 @each_store
+async def test_a_harvest_vm_that_a_client_has_opened_is_left_alone_whatever_it_is_called(tmp_path: Path) -> None:
+    engine = engine_with(4)
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=acquirer())) as cluster:
+        await holds(cluster, "harvest-1")
+        await cluster.create({**MACHINE, "name": "harvest-2", "priority": "harvest"})
+        for _ in range(2):
+            await look_again(cluster)
+            await holds(cluster, "harvest-1")
+            assert (await cluster.get("/v1/vms/harvest-2"))["state"] == "running"
+            said = {row["vm"]: row["sentence"] for row in await cluster.events("acquirer-not-ours")}
+            assert (
+                "this manager has a VM harvest-2, which is called as the acquirer calls its mach" in said["harvest-2"]
+            )
+            await cluster.kill_manager()
+            await cluster.start_manager()
+            await cluster.ready()
+        # It is a machine like any other VM of this manager.
+        for name in ("one", "other"):
+            await submit(cluster, name, cores=2)
+        found = {(await becomes(cluster, name, "running"))["machine"] for name in ("one", "other")}
+        assert found == {"harvest-1", "harvest-2"}
+        assert not [call for call in engine.calls if call == ("drain", "harvest-2")]
+
+
+@each_store
+async def test_two_managers_with_one_engine_and_one_prefix_leave_each_others_machines_alone(tmp_path: Path) -> None:
+    engine, north, south = engine_with(6), hosts(), hosts()
+    engine.lives = lambda name: runs_on(name, [*north, *south])
+    for name in ("north", "south"):
+        (tmp_path / name).mkdir()
+    wanted = acquirer(least_machines=1, most_machines=1, replaced_share=1.0)
+    async with cluster_of(tmp_path / "north", *north, **settings(engine, acquirer=wanted)) as one:
+        await holds(one, "harvest-1")
+        async with cluster_of(tmp_path / "south", *south, **settings(engine, acquirer=wanted, label="south")) as other:
+            # The lowest name that is free in its own store is the other one's.
+            await holds(other, "harvest-2")
+            for cluster in (one, other):
+                await submit(cluster, "long", cores=2)
+            assert (await becomes(one, "long", "running"))["machine"] == "harvest-1"
+            assert (await becomes(other, "long", "running"))["machine"] == "harvest-2"
+            begun = len(engine.calls)
+            # What one of them drains the other one does not give free.
+            await look_again(other)
+            await other.until(condition(lambda: bool(engine.machines["harvest-2"].drained)))
+            await looked_since(one, engine)
+            assert engine.machines["harvest-2"].drained == "ebbtide south: it is to be given back"
+            # Nor does it take tasks of the first.
+            await submit(one, "next", cores=2)
+            await looked_since(one, engine)
+            assert (await one.get("/v1/tasks/next"))["state"] == "waiting"
+            for cluster, name in ((one, "harvest-2"), (other, "harvest-1")):
+
+                async def told(cluster: Cluster = cluster, name: str = name) -> bool:
+                    return name in {row["vm"] for row in await cluster.events("acquirer-not-ours")}
+
+                await cluster.until(told)
+                assert (await cluster.call("GET", f"/v1/vms/{name}"))[0] == 404
+            assert (await one.get("/v1/vms/harvest-1"))["state"] == "running"
+            assert (await other.get("/v1/vms/harvest-2"))["state"] == "running"
+            assert not {("drain", "harvest-1"), ("undrain", "harvest-2")} & set(engine.calls[begun:])
+            assert not [call for call in engine.calls[begun:] if call[0] == "set_usable_cores" and call[2] == "0"]
+
+
+@each_store
 async def test_a_machine_that_was_leaving_leaves_after_a_kill_too_and_the_next_of_its_name_does_not(
     tmp_path: Path,
 ) -> None:
     engine = engine_with(3)
     wanted = acquirer(least_machines=1, most_machines=1, replaced_share=1.0)
-    async with cluster_of(tmp_path, *hosts(), **settings(engine, acquirer=wanted)) as cluster:
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=wanted)) as cluster:
         await holds(cluster, "harvest-1")
         await submit(cluster, "long")
         await becomes(cluster, "long", "running")

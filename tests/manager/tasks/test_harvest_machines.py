@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.inventory.versions import Precondition
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.tasks.harvest_machines import HarvestMachines
 from ebbtide.deflation.allocations import Priority
@@ -32,6 +34,8 @@ class World:
     before: Exception | None = None
     after: Exception | None = None
     busy: bool = False
+    #: What happens before a deletion is taken on.
+    meanwhile: Callable[[], object] = lambda: None
 
     async def rows(self, query: Any) -> list[Any]:
         return list(self.rows_.values())
@@ -42,21 +46,23 @@ class World:
     async def operation(self, request_id: str, wait_s: float) -> Any:
         return self.plans.get(request_id)
 
-    async def create(self, request: VMRequest) -> None:
+    async def create(self, request: VMRequest, acquired: bool = False) -> None:
         self.created.append((request.request_id, request.vm.name))
         trouble, self.before = self.before, None
         if trouble is not None:
             raise trouble
         if request.request_id not in self.plans:
-            self.put(request.vm.name, VMPhase.PLACING, request.request_id)
+            self.put(request.vm.name, VMPhase.PLACING, request.request_id, acquired=acquired)
             self.plans[request.request_id] = SimpleNamespace(state=OperationState.RUNNING, sentence="")
         trouble, self.after = self.after, None
         if trouble is not None:
             raise trouble
 
-    async def delete(self, name: str, request_id: str) -> None:
+    async def delete(self, name: str, request_id: str, precondition: Precondition) -> None:
         if self.busy:
             raise RequestError(409, f"{name} is migrating", "name")
+        self.meanwhile()
+        precondition(self.rows_[name])
         self.deleted.append(name)
         self.put(name, VMPhase.DELETING, request_id)
 
@@ -67,7 +73,11 @@ class World:
         request_id: str = "",
         host: str | None = "host-a",
         priority: Priority = Priority.HARVEST,
+        acquired: bool | None = None,
     ) -> None:
+        """:param acquired: None: as before."""
+        if acquired is None:
+            acquired = self.rows_[name].acquired if name in self.rows_ else False
         self.rows_[name] = SimpleNamespace(
             name=name,
             phase=phase,
@@ -75,6 +85,7 @@ class World:
             request_id=request_id or self.rows_[name].request_id,
             owes_removal=False,
             priority=priority.value,
+            acquired=acquired,
             spec=SimpleNamespace(priority=priority),
         )
 
@@ -215,16 +226,51 @@ async def test_a_machine_stays_when_the_store_has_forgotten_how_it_came() -> Non
     assert (await machines.look()).machines == {"harvest-1"}
 
 
-@pytest.mark.parametrize("priority", [Priority.FIXED, Priority.DEFLATABLE])
-async def test_a_vm_of_another_priority_is_no_machine_of_its_and_keeps_its_name_and_its_disk(
+@pytest.mark.parametrize("priority", list(Priority))
+async def test_a_vm_that_somebody_else_has_opened_is_no_machine_of_its_and_keeps_its_name_and_its_disk(
     priority: Priority,
 ) -> None:
-    """A client may have named it so before there was an acquirer, or may have resized one of its machines."""
+    """A client may have named it so, or another manager's acquirer, whose host was given to this one."""
     world = World()
-    world.put("harvest-1", VMPhase.RUNNING, "somebody", priority=priority)
+    world.put("harvest-1", VMPhase.RUNNING, "acquirer-7-1-1", priority=priority)
+    world.put("harvest-2", VMPhase.FAILED, "acquirer-7-delete-2", priority=priority)
+    machines = provider(world)
+    found = await machines.look()
+    assert (found.machines, found.silent, found.under_way, found.opened) == (set(), set(), 0, set())
+    assert found.others == {"harvest-1", "harvest-2"}
+    for name in found.others:
+        await machines.deallocate(name)
+    assert world.deleted == []
+    await machines.request(1)
+    assert [name for _, name in world.created] == ["harvest-3"]
+    assert (await machines.look()).opened == {"harvest-3"}
+
+
+@pytest.mark.parametrize("priority", [Priority.FIXED, Priority.DEFLATABLE])
+async def test_a_machine_that_was_resized_to_another_priority_is_its_owners(priority: Priority) -> None:
+    world = World()
+    world.put("harvest-1", VMPhase.RUNNING, "somebody", priority=priority, acquired=True)
     machines = provider(world)
     assert (await machines.look()).machines == set()
     await machines.deallocate("harvest-1")
     assert world.deleted == []
+
+
+async def test_a_name_that_was_given_to_somebody_elses_vm_in_the_last_moment_is_not_deleted() -> None:
+    world = World()
+    machines = provider(world)
     await machines.request(1)
-    assert [name for _, name in world.created] == ["harvest-2"]
+    world.placed("harvest-1")
+    world.meanwhile = lambda: world.put("harvest-1", VMPhase.RUNNING, "somebody", acquired=False)
+    with pytest.raises(RequestError, match="harvest-1 was not opened by this manager's acquirer"):
+        await machines.deallocate("harvest-1")
+    assert world.deleted == []
+
+
+async def test_no_machine_is_called_as_one_that_somebody_else_uses() -> None:
+    world = World()
+    given: Any = world
+    machines = HarvestMachines(SETTINGS, given, given, 1, in_use=lambda: {"harvest-1", "harvest-3"})
+    for number in (1, 2):
+        await machines.request(number)
+    assert [name for _, name in world.created] == ["harvest-2", "harvest-4"]
