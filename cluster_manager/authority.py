@@ -11,10 +11,11 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ebbtide.messages.enrolment import SUCCESSOR_NAME
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tokens import check_private
 
@@ -32,34 +33,71 @@ class CertificateAuthority:
     """A CA and its key.
 
     :param own: what stands in the certificate of the manager that signs: common names, names and addresses.
+    :param following: the CA that is to follow this one.
+    :param proof: this one's word for that, PEM.
     """
 
     certificate: x509.Certificate
     key: Any
     own: frozenset[str] = frozenset()
+    following: CertificateAuthority | None = None
+    proof: str = ""
 
     @classmethod
-    def load(cls, certificate: Path, key: Path, own: Path | None = None) -> Self:
-        """:raises AccessError: a file cannot be read, or the two do not belong together."""
+    def load(cls, certificate: Path, key: Path, own: Path | None = None, next_key: Path | None = None) -> Self:
+        """The CA of a key among the certificates in a file.
+
+        :param next_key: of the one among them that is to follow.
+        :raises AccessError: a file cannot be read, or a key belongs to no certificate.
+        """
         try:
             from cryptography import x509
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
         except ImportError:
             raise AccessError("--ca-key needs the package cryptography: pip install 'ebbtide[certificates]'") from None
         try:
-            check_private(key, "key")
-            made = cls(
-                x509.load_pem_x509_certificate(certificate.read_bytes()),
-                load_pem_private_key(key.read_bytes(), None),
-                _names_in(x509.load_pem_x509_certificate(own.read_bytes())) if own is not None else frozenset(),
-            )
+            found = x509.load_pem_x509_certificates(certificate.read_bytes())
+            names = _names_in(x509.load_pem_x509_certificate(own.read_bytes())) if own is not None else frozenset()
+            made = []
+            for path in (key, next_key):
+                if path is not None:
+                    check_private(path, "key")
+                    secret = load_pem_private_key(path.read_bytes(), None)
+                    its = next((one for one in found if one.public_key() == secret.public_key()), None)
+                    if its is None:
+                        raise AccessError(f"{path} is not the key of {certificate}")
+                    made.append(cls(its, secret, names))
         except OSError as error:
             raise AccessError(f"cannot read {error.filename}: {error.strerror}") from error
         except (ValueError, TypeError) as error:
             raise AccessError(f"cannot use {certificate} with {key}: {error}") from error
-        if made.key.public_key() != made.certificate.public_key():
-            raise AccessError(f"{key} is not the key of {certificate}")
-        return made
+        present, *following = made
+        if not following:
+            return present
+        if following[0].certificate == present.certificate:
+            raise AccessError(f"{next_key} is the key of the present CA, not of one that is to follow")
+        return replace(present, following=following[0], proof=present._word_for(following[0]))
+
+    def _word_for(self, other: CertificateAuthority) -> str:
+        """A certificate of another CA's key, signed by this one. Its name is nobody's, and it is none of a CA: nothing
+        is believed by it but that this CA means the other one to follow.
+        """
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        lifetime = self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        made = signed(other.key.public_key(), self.certificate, self.key, SUCCESSOR_NAME, (), lifetime)
+        return made.public_bytes(Encoding.PEM).decode()
+
+    def has_signed(self, certificate: bytes) -> bool:
+        """Whether a certificate, DER, is one of its."""
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            x509.load_der_x509_certificate(certificate).verify_directly_issued_by(self.certificate)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return True
 
     @property
     def pem(self) -> str:
@@ -217,9 +255,9 @@ def signed(
     )
     if not is_ca:
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        alternatives = x509.SubjectAlternativeName([alternative(address) for address in addresses])
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-        builder = builder.add_extension(alternatives, critical=False)
+        if alternatives := [alternative(address) for address in addresses]:
+            builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
     return builder.sign(signer, hashes.SHA256())
 
 

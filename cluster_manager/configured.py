@@ -50,12 +50,17 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         path = options.token_file
         return [principal("token-file", Role.ADMIN, read_token(path))] if path is not None else []
 
-    gate = Gate(settings_of(options, host), own, Certificates(of_host=True), required=False, hosts_key=key)
+    access, signs = settings_of(options, host), options.ca_key is not None
+    gate = Gate(access, own, Certificates(of_host=True), required=False, hosts_key=key, signs=signs)
     authority = None
+    if options.next_ca_key is not None and options.ca_key is None:
+        raise SettingsError("--next-ca-key needs --ca-key: the present CA vouches for the one that is to follow")
     if options.ca_key is not None:
         if options.client_ca is None:
             raise SettingsError("--ca-key needs --client-ca, whose key it is")
-        authority = CertificateAuthority.load(options.client_ca, options.ca_key, options.tls_certificate)
+        authority = CertificateAuthority.load(
+            options.client_ca, options.ca_key, options.tls_certificate, options.next_ca_key
+        )
     listens_at = f"{gate.scheme}://{options.listen}" if int(port) else None
     settings = Settings(
         database=database_of(options.database, options.database_password_file),

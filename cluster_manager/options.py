@@ -45,6 +45,11 @@ class ManagerOptions(DaemonOptions):
         description="PEM, the key of --client-ca: this manager signs the certificates of hosts that join "
         "(docs/how-to/add-a-host.md)",
     )
+    next_ca_key: Path | None = Field(
+        None,
+        description="PEM, the key of a CA that is to follow, whose certificate stands in --client-ca, too "
+        "(docs/reference/security.md)",
+    )
     certificate_days: Annotated[float, Field(gt=0, le=3650)] = Field(
         CERTIFICATE_DAYS, description="how long they are valid; hosts renew them when a third of that is left"
     )

@@ -31,6 +31,7 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.settings import is_loopback
 from ebbtide.rest.tls import client_context
 from hostagent.control.renewal import request_of
+from hostagent.control.succession import before_of
 from hostagent.errors import HostAgentError
 from hostagent.options import MANAGER_NAME, HostAgentOptions, address_of, capacity_of
 from hostagent.state.files import make_parents, replace
@@ -259,6 +260,7 @@ def _write(directory: Path, answer: Enrolment) -> None:
         files |= {"ca.pem": answer.ca, "host.pem": answer.certificate}
     for name, text in files.items():
         _private(directory / name, text.rstrip("\n") + "\n")
+    before_of(directory / "ca.pem").unlink(missing_ok=True)
 
 
 def _options_text(

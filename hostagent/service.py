@@ -30,6 +30,7 @@ from hostagent.api.app import make_app
 from hostagent.api.forms import AGENT
 from hostagent.control.renewal import Renewing
 from hostagent.control.reporter import Reporter
+from hostagent.control.succession import Succession
 from hostagent.errors import HostAgentError
 from hostagent.operations.agent import Agent
 from hostagent.options import MANAGER_NAME
@@ -85,23 +86,11 @@ async def serve(
                 if manager is not None:
                     reporter = Reporter(agent.host, manager, manager_token, gate.calls)
                     reporting = asyncio.create_task(guarded(reporter.run), name="reporter")
-                    if access.own is not None and gate.calls is not None:
-                        managers = [manager] if isinstance(manager, str) else manager
-                        part = agent.host.slice
-                        renewing = asyncio.create_task(
-                            guarded(
-                                Renewing(
-                                    part.host_id,
-                                    urlsplit(part.url).hostname or address,
-                                    access.own,
-                                    managers,
-                                    manager_token,
-                                    gate.calls,
-                                    gate.read_again,
-                                ).run
-                            ),
-                            name="renewal of the certificate",
-                        )
+                    gate.on_change = reporter.reconnect
+                    if (
+                        looking := _renewing(agent, address, access, manager, manager_token, gate, manager_name)
+                    ) is not None:
+                        renewing = asyncio.create_task(guarded(looking.run), name="renewal of the certificate")
                 # What is there now stays: it is not to be gone through with each full collection.
                 gc.collect()
                 gc.freeze()
@@ -119,6 +108,28 @@ async def serve(
     finally:
         await agent.close()
         log.info("stopped", host=agent.host.slice.host_id)
+
+
+def _renewing(
+    agent: Agent,
+    address: str,
+    access: AccessSettings,
+    manager: str | Sequence[str],
+    token: str,
+    gate: Gate,
+    manager_name: str,
+) -> Renewing | None:
+    """What renews this host's certificate; None: it has none."""
+    if access.own is None or gate.calls is None:
+        return None
+    part, managers = agent.host.slice, [manager] if isinstance(manager, str) else manager
+    tls, apply = gate.calls, gate.read_again
+    succession: Succession | None = None
+    # Where the managers' certificates come from elsewhere, or the host has another one for its calls, it is by hand.
+    if access.client_ca is not None and access.server_ca is None and access.caller is None:
+        succession = Succession(access.client_ca, access.own, managers, tls, apply, manager_name)
+    at = urlsplit(part.url).hostname or address
+    return Renewing(part.host_id, at, access.own, managers, token, tls, apply, succession=succession)
 
 
 async def give_back(agent: Agent, within_s: float = 300.0) -> str:

@@ -19,6 +19,8 @@ from ebbtide.messages.enrolment import (
     RenewalRequest,
     Revocation,
     RevocationRequest,
+    Rollover,
+    Successor,
 )
 from ebbtide.rest.descriptions import Parameter, describe
 from ebbtide.rest.parameters import check_parameters
@@ -41,6 +43,21 @@ async def invite(request: web.Request) -> web.Response:
 async def authority(request: web.Request) -> web.Response:
     check_parameters(request)
     return answer(Authority(ca=request.app[MANAGER].enrolments.authority.pem))
+
+
+@routes.get("/v1/ca/next")
+@describe("The CA that is to follow", tag="hosts", answers={200: Successor}, problems=(409,), security="none")
+async def successor(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(request.app[MANAGER].enrolments.successor())
+
+
+@routes.get("/v1/ca/rollover")
+@describe("Which hosts have no certificate yet of the CA that is to follow", tag="hosts", answers={200: Rollover})
+async def rollover(request: web.Request) -> web.Response:
+    check_parameters(request)
+    manager = request.app[MANAGER]
+    return answer(manager.enrolments.rollover(manager.hosts.ids()))
 
 
 @routes.post("/v1/enrolments")

@@ -56,6 +56,8 @@ async def take_report(request: web.Request) -> web.Response:
     raw, manager = await request.read(), request.app[MANAGER]
     host = request.match_info["id"]
     manager.enrolments.refuse_revoked(host)
+    if manager.enrolments.following is not None and (tls := request.get_extra_info("ssl_object")) is not None:
+        manager.enrolments.note(host, tls.getpeercert(binary_form=True) or b"")
     # One after the other: a hundred at once would be read in one turn of the loop, and all others would wait.
     async with manager.reporting(host, len(raw)):
         if (repeated := await manager.repeat_report(host, raw)) is not None:

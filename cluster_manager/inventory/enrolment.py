@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -27,6 +27,8 @@ from ebbtide.messages.enrolment import (
     Renewal,
     RenewalRequest,
     Revocation,
+    Rollover,
+    Successor,
 )
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.credentials import command_token, report_token
@@ -77,6 +79,8 @@ class Enrolments:
         self._told = Buckets()
         #: Where managers were reached that have led.
         self._leaders: frozenset[str] = frozenset()
+        #: What each host's certificate was last, by its SHA-256, and whether the CA that is to follow has signed it.
+        self._shown: dict[str, tuple[bytes, bool]] = {}
         #: What is read is written before anyone else reads it.
         self._turn = asyncio.Lock()
 
@@ -157,7 +161,7 @@ class Enrolments:
             if secure and request.csr is not None:
                 # By that address come also guests behind another manager's machine: the invitation must mean the host.
                 from_there = from_here or (invited.host is not None and _is_same(remote, request.address))
-                certificate = await self._sign(request.csr, request.host, request.address, from_there)
+                certificate = await self._sign(request.csr, request.host, request.address, from_there, self.authority)
             used = invited.model_copy(update={"used_by": request.host, "key": key})
             rest = tuple(used if one is invited else one for one in self._known.invitations)
             await self._save(self._known.model_copy(update={"invitations": rest}))
@@ -177,9 +181,46 @@ class Enrolments:
         :param from_there: the request came from this very machine, or from the address that the present one names.
         """
         self.refuse_revoked(host)
-        certificate = await self._sign(request.csr, host, request.address, from_there)
-        log.info("certificate renewed", host=host, days=self._days)
+        known = {one.fingerprint: one for one in (self.authority, self.following) if one is not None}
+        signer = known.get(request.ca) if request.ca is not None else self.authority
+        if signer is None:
+            raise RequestError(409, "ca: this manager does not sign by this CA", "ca")
+        certificate = await self._sign(request.csr, host, request.address, from_there, signer)
+        log.info("certificate renewed", host=host, days=self._days, next_ca=signer is self.following)
         return Renewal(certificate=certificate)
+
+    # --- a CA that is to follow -------------------------------------------------------------------------------------
+
+    @property
+    def following(self) -> CertificateAuthority | None:
+        """The CA that is to follow; None: none is."""
+        return self._authority.following if self._authority is not None else None
+
+    def successor(self) -> Successor:
+        """What hosts need to trust it. Raises RequestError: 409, there is none."""
+        if (following := self.following) is None:
+            raise RequestError(409, "no other CA is to follow", code=ProblemCode.NOT_CONFIGURED)
+        return Successor(ca=following.pem, proof=self.authority.proof)
+
+    def note(self, host: str, shown: bytes) -> None:
+        """The certificate, DER, with which a host has reported while a CA is to follow."""
+        digest, following = hashlib.sha256(shown).digest(), self.following
+        if following is not None and self._shown.get(host, (b"",))[0] != digest:
+            self._shown[host] = digest, following.has_signed(shown)
+
+    def rollover(self, hosts: Iterable[str]) -> Rollover:
+        """How far these hosts are, and those that have joined and not reported yet."""
+        if self._authority is None:
+            return Rollover(ca=None, next=None, hosts=(), sentence="this manager signs no certificates")
+        if (following := self.following) is None:
+            sentence = "no other CA is to follow: `ebb ca next` makes one"
+            return Rollover(ca=self._authority.fingerprint, next=None, hosts=(), sentence=sentence)
+        joined = {one.used_by for one in self._known.invitations if one.used_by is not None}
+        every = {*hosts, *joined} - self.revoked - self._lost()
+        left = tuple(sorted(host for host in every if not self._shown.get(host, (b"", False))[1]))
+        said = f"{len(every) - len(left)} of {len(every)} hosts have a certificate of the CA that is to follow"
+        named = f"; not yet: {', '.join(left[:20])}{', ...' if left[20:] else ''}" if left else ", so that it may"
+        return Rollover(ca=self._authority.fingerprint, next=following.fingerprint, hosts=left, sentence=said + named)
 
     async def revoke(self, host: str, reason: str) -> Revocation:
         """From now on nothing of a host counts, and nothing is sent to it. Raises StoreError."""
@@ -228,9 +269,10 @@ class Enrolments:
         except AccessError as error:
             raise RequestError(400, f"csr: {error}", "csr") from None
 
-    async def _sign(self, request: str, host: str, address: str, from_there: bool) -> str:
+    async def _sign(
+        self, request: str, host: str, address: str, from_there: bool, authority: CertificateAuthority
+    ) -> str:
         self._check_address(address, from_there)
-        authority = self.authority
         try:
             alternative(address)
         except AccessError as error:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import stat
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from cluster_manager.authority import signed
+from cluster_manager.authority import CertificateAuthority, signed
 from ebbtide.errors import EbbError
 from ebbtide.lab.state import write_private
 from ebbtide.messages.common import Name
@@ -27,6 +29,9 @@ CA_DAYS: Final = 3650
 #: The common name by which host agents know their manager.
 MANAGER = "ebb-manager"
 _CA = "ca"
+#: A CA that is to follow, and one that was followed.
+_NEXT = "next-ca"
+_OLD = "old-ca"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +74,104 @@ class Authority:
         :raises EbbError: it cannot be read or written, or ends before that.
         """
         _need_cryptography()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if (directory / "ca.pem").exists():
+                return cls._read(directory, _CA, days)
+            return cls._made(directory, _CA, "Ebbtide CA", max(days, CA_DAYS))
+        except (OSError, ValueError) as error:
+            raise EbbError(f"the CA in {directory} cannot be used: {error}") from error
+
+    @classmethod
+    def following(cls, directory: Path, days: int) -> Self | None:
+        """The one that is to follow the one in a directory; None: none is. Raises EbbError."""
+        _need_cryptography()
+        try:
+            return cls._read(directory, _NEXT, days) if (directory / f"{_NEXT}.pem").exists() else None
+        except (OSError, ValueError) as error:
+            raise EbbError(f"the CA that is to follow in {directory} cannot be used: {error}") from error
+
+    @classmethod
+    def _made(cls, directory: Path, stem: str, name: str, days: int) -> Self:
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = _signed(None, key, key, Purpose(name, ()), days)
+        _write(directory / stem, certificate, key)
+        return cls(directory, certificate, key)
+
+    @classmethod
+    def _read(cls, directory: Path, stem: str, days: int) -> Self:
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            if (directory / "ca.pem").exists():
-                certificate = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
-                key = load_pem_private_key((directory / "ca.key").read_bytes(), None)
-                if not isinstance(key, ec.EllipticCurvePrivateKey):
-                    raise EbbError(f"{directory / 'ca.key'} is not a key that `ebb certificates` made")
-                _check_left(directory, certificate, days)
-                return cls(directory, certificate, key)
-            key = ec.generate_private_key(ec.SECP256R1())
-            certificate = _signed(None, key, key, Purpose("Ebbtide CA", ()), max(days, CA_DAYS))
-            _write(directory / _CA, certificate, key)
-        except (OSError, ValueError) as error:
-            raise EbbError(f"the CA in {directory} cannot be used: {error}") from error
+        found = x509.load_pem_x509_certificates((directory / f"{stem}.pem").read_bytes())
+        key = load_pem_private_key((directory / f"{stem}.key").read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise EbbError(f"{directory / stem}.key is not a key that `ebb certificates` made")
+        certificate = next((one for one in found if one.public_key() == key.public_key()), None)
+        if certificate is None:
+            raise EbbError(f"{directory / stem}.key is not the key of {directory / stem}.pem")
+        _check_left(directory, certificate, days)
         return cls(directory, certificate, key)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its certificate, hexadecimal."""
+        return CertificateAuthority(self.certificate, self.key).fingerprint
+
+
+def begin_rollover(directory: Path) -> None:
+    """Make the CA that is to follow the one in a directory; both are in ``ca.pem`` from then on. Raises EbbError."""
+    if not (directory / "ca.pem").exists():
+        raise EbbError(f"there is no CA in {directory}: `ebb certificates` makes one")
+    Authority.in_directory(directory, 1)
+    try:
+        following = Authority.following(directory, 1)
+        present = (directory / "ca.pem").read_bytes()
+        if following is None:
+            today = datetime.datetime.now(datetime.UTC).date()
+            following = Authority._made(directory, _NEXT, f"Ebbtide CA of {today}", CA_DAYS)
+            # Who reads the one is to read the other.
+            for end in ("pem", "key"):
+                _as_before(directory / f"{_NEXT}.{end}", (directory / f"ca.{end}").stat())
+        pem = CertificateAuthority(following.certificate, following.key).pem.encode()
+        if pem in present:
+            raise EbbError(f"{directory / _NEXT}.pem is to follow already: `ebb ca finish` drops the one before")
+        _replace(directory / "ca.pem", present.rstrip(b"\n") + b"\n" + pem)
+    except (OSError, ValueError) as error:
+        raise EbbError(f"no CA that is to follow could be made in {directory}: {error}") from error
+
+
+def finish_rollover(directory: Path, following: Authority, days: int) -> list[Path]:
+    """Put the CA that is to follow into the place of the one before, with a certificate of the manager's from it.
+
+    Broken off, it can be called again. Raises EbbError.
+    """
+    from cryptography import x509
+
+    own = directory / f"{MANAGER}.pem"
+    try:
+        names = x509.load_pem_x509_certificate(own.read_bytes()).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+        addresses = [
+            *names.value.get_values_for_type(x509.DNSName),
+            *map(str, names.value.get_values_for_type(x509.IPAddress)),
+        ]
+        made = make_certificates(following, [Purpose.manager(addresses)], days)
+        # The key first: by it the right one is found among the certificates.
+        for end in ("key", "pem"):
+            present, text = directory / f"ca.{end}", (directory / f"{_NEXT}.{end}").read_bytes()
+            if (before := present.read_bytes()) != text:
+                _replace(directory / f"{_OLD}.{end}", before, present.stat())
+                _replace(present, text)
+        for end in ("key", "pem"):
+            (directory / f"{_NEXT}.{end}").unlink()
+    except (OSError, ValueError, x509.ExtensionNotFound) as error:
+        raise EbbError(f"the CA in {directory} is not followed yet: {error}") from error
+    return made
 
 
 def _check_left(directory: Path, certificate: x509.Certificate, days: int) -> None:
@@ -98,8 +182,9 @@ def _check_left(directory: Path, certificate: x509.Certificate, days: int) -> No
         return
     fewer = f"give --days {left} or less, or " if left > 0 else ""
     raise EbbError(
-        f"the CA in {directory} is valid until {ends:%Y-%m-%d}, not for {days} days: {fewer}make a new one in another "
-        "directory, and from it the certificates of the manager and of all hosts (docs/reference/security.md)"
+        f"the CA in {directory} is valid until {ends:%Y-%m-%d}, not for {days} days: {fewer}make one that is to follow "
+        "by `ebb ca next`; where it has ended already, a new one in another directory, and from it the certificates of "
+        "the manager and of all hosts (docs/reference/security.md)"
     )
 
 
@@ -137,16 +222,47 @@ def _write(stem: Path, certificate: x509.Certificate, key: EllipticCurvePrivateK
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    at = stem.with_name(f"{stem.name}.key")
+    before = at.stat() if at.exists() else None
+
+    def write_key() -> None:
+        write_private(at, secret.decode())
+        if before is not None:
+            # The manager's own user reads it by its group.
+            _as_before(at, before)
+
     # Both are whole before the first is put in its place: what fails leaves the pair that was there.
-    descriptor, fresh = tempfile.mkstemp(dir=stem.parent, prefix=f".{stem.name}.pem.")
+    _replace(stem.with_name(f"{stem.name}.pem"), certificate.public_bytes(Encoding.PEM), then=write_key)
+
+
+def _replace(
+    path: Path, data: bytes, like: os.stat_result | None = None, then: Callable[[], object] = lambda: None
+) -> None:
+    """Put a whole file into a place, with owner and mode of the one that is there, or of another one.
+
+    :param then: done when the file is whole, before it is put there.
+    """
+    if like is None and path.exists():
+        like = path.stat()
+    descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(certificate.public_bytes(Encoding.PEM))
-            os.fchmod(descriptor, 0o644)
-        write_private(stem.with_name(f"{stem.name}.key"), secret.decode())
-        Path(fresh).replace(stem.with_name(f"{stem.name}.pem"))
+            file.write(data)
+        if like is None:
+            Path(fresh).chmod(0o644)
+        else:
+            _as_before(Path(fresh), like)
+        then()
+        Path(fresh).replace(path)
     finally:
         Path(fresh).unlink(missing_ok=True)
+
+
+def _as_before(path: Path, model: os.stat_result) -> None:
+    # Whose files of others are is not for everybody to say.
+    with contextlib.suppress(PermissionError):
+        os.chown(path, model.st_uid, model.st_gid)
+    path.chmod(stat.S_IMODE(model.st_mode))
 
 
 def _need_cryptography() -> None:

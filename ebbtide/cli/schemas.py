@@ -15,7 +15,7 @@ from ebbtide.demo.report import DemoReport
 from ebbtide.messages.commands import SteadyStatus
 from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
-from ebbtide.messages.enrolment import Invitation, Revocation
+from ebbtide.messages.enrolment import Invitation, Revocation, Rollover
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.history import HostHistory, VMHistory
 from ebbtide.messages.hosts import (
@@ -185,6 +185,9 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "backup": _object("Backup", file=str, bytes=int),
     "openapi": _FREE,
     "certificates": _object("Certificates", ca=str, certificates=list[str]),
+    "ca next": _object("NextCA", ca=str, next_ca_key=str),
+    "ca show": Rollover,
+    "ca finish": _object("FinishedCA", ca=str, certificates=list[str]),
     "token new": _object("Token", token=str, entry=dict[str, str]),
     "config check": list[_object("Checked", file=str, errors=list[str])],  # type: ignore[misc]
     "config example": _FREE,

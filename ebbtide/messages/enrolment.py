@@ -12,6 +12,8 @@ LONGEST_INVITATION_S: Final = 30 * 86_400.0
 #: Of a certificate, a request for one and the like; those of the curves in use have a tenth of it.
 LONGEST_PEM: Final = 8192
 
+#: The common name of what a CA signs for the one that is to follow it: no host and no manager can be called so.
+SUCCESSOR_NAME: Final = "Ebbtide CA that follows"
 #: One and nothing behind it: who looks at the first must not trust a second.
 _ONE_PEM: Final = r"^-----BEGIN [A-Z ]+-----\n[A-Za-z0-9+/=\n]+-----END [A-Z ]+-----\n?$"
 
@@ -47,6 +49,24 @@ class Authority(Body):
     ca: Pem = Field(description="its certificate")
 
 
+class Successor(Body):
+    """GET /v1/ca/next of the manager: the CA that is to follow, and the present one's word for it."""
+
+    ca: Pem = Field(description="its certificate")
+    proof: Pem = Field(description="a certificate of its key by the name 'Ebbtide CA that follows', of the present CA")
+
+
+class Rollover(Body):
+    """GET /v1/ca/rollover of the manager: which hosts have no certificate yet of the CA that is to follow."""
+
+    ca: str | None = Field(description="SHA-256 of the CA that signs; null: this manager signs no certificates")
+    next: str | None = Field(description="SHA-256 of the one that is to follow; null: none is")
+    hosts: tuple[Name, ...] = Field(
+        description="that have shown no certificate of that one since this manager leads, by name"
+    )
+    sentence: str = Field(description="how far it is")
+
+
 class EnrolmentRequest(Body):
     """POST /v1/enrolments of the manager, which needs no other token than the one in it."""
 
@@ -77,6 +97,9 @@ class RenewalRequest(Body):
     csr: Pem = Field(description="PKCS #10: common name HOST")
     address: Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z.:-]{0,252}$")] = Field(
         description="IP address or name at which its agent listens"
+    )
+    ca: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        None, description="SHA-256 of the CA that is to sign, which the host trusts; default: the present one"
     )
 
 

@@ -13,7 +13,7 @@ from ebbtide.rest.access import Access, Certificates
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.listener import Listener, serving
 from ebbtide.rest.settings import AccessSettings
-from ebbtide.rest.tls import client_context, server_context
+from ebbtide.rest.tls import Replaceable, client_context, server_context
 from ebbtide.rest.tokens import Principal, Principals, read_revoked, read_tokens
 
 
@@ -24,6 +24,7 @@ class Gate:
     :param certificates: what a client's certificate must say, where there is mutual TLS.
     :param required: no connection without a certificate, where there is mutual TLS.
     :param hosts_key: of host agents' tokens.
+    :param signs: whether something else goes by the CAs, too, and only by those of the start.
     :raises AccessError: a file cannot be used.
     """
 
@@ -34,8 +35,10 @@ class Gate:
         certificates: Certificates,
         required: bool,
         hosts_key: str | None = None,
+        signs: bool = False,
     ) -> None:
         self._settings = settings
+        self._signs = signs
         self._own = own if callable(own) else tuple(own)
         self._required = required
         self._hosts_key = hosts_key
@@ -52,11 +55,14 @@ class Gate:
             hosts_key=hosts_key,
             revoked=self._revoked(),
         )
-        self.server = self._server()
+        server, calls = self._server(), self._calls()
+        self.server = Replaceable.of(server) if server is not None else None
         #: For calls of the other daemon; None where no CA and no certificate is configured for them.
-        self.calls = self._calls()
-        self._cas = {path: _bytes(path) for path in (settings.client_ca, settings.server_ca) if path is not None}
+        self.calls = Replaceable.of(calls) if calls is not None else None
+        self._cas = self._authorities()
         self._own_pem = self._own_certificate()
+        #: Called when what was read again is in force.
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def scheme(self) -> str:
@@ -70,28 +76,26 @@ class Gate:
         return serving(app, host, port, self.server, self._settings.limits, shutdown_timeout_s)
 
     def read_again(self) -> Callable[[], None]:
-        """Read tokens, certificates and keys.
+        """Read tokens, certificates, keys and CAs.
 
         :returns: puts them into force, on the event loop's thread; connections that are there go on.
-        :raises AccessError: a file cannot be used, or a CA is another one than at the start.
+        :raises AccessError: a file cannot be used, or a CA is another one than that of the start, and signs.
         """
+        cas = self._authorities()
         for path, content in self._cas.items():
-            # A context forgets no CA: the one that was taken away would count as before.
-            if _bytes(path) != content:
+            # Hosts would get certificates of one that counts no more.
+            if self._signs and cas[path] != content:
                 raise AccessError(f"the CA {path} has changed; start the daemon again to use it")
         principals = Principals(self._principals(), self._hosts_key, self._revoked())
-        self._server()
-        self._calls()
-        own_pem = self._own_certificate()
-        pairs = ((self.server, self._settings.own), (self.calls, self._caller))
+        server, calls, own_pem = self._server(), self._calls(), self._own_certificate()
 
         def apply() -> None:
             self.access.principals = principals
-            self._own_pem = own_pem
-            for context, pair in pairs:
-                if context is not None and pair is not None:
-                    # Checked a moment ago. A context belongs to the loop's thread; the two files are small.
-                    pair.load(context)
+            self._own_pem, self._cas = own_pem, cas
+            for context, fresh in ((self.server, server), (self.calls, calls)):
+                if context is not None and fresh is not None:
+                    context.inner = fresh
+            self.on_change()
 
         return apply
 
@@ -103,6 +107,10 @@ class Gate:
     def certificates(self) -> tuple[bytes, ...]:
         """What is in force, whatever stands in the files by now: its own certificate and the CAs, PEM."""
         return (*self._own_pem, *self._cas.values())
+
+    def _authorities(self) -> dict[Path, bytes]:
+        paths = (self._settings.client_ca, self._settings.server_ca)
+        return {path: _bytes(path) for path in paths if path is not None}
 
     def _own_certificate(self) -> tuple[bytes, ...]:
         own = self._settings.own

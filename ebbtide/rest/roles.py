@@ -53,7 +53,7 @@ ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/vms/{name}/departure"): Role.MANAGER,
 }
 #: Routes that need no token: an enrolment has one in its body.
-OPEN_ROUTES: Final = frozenset({"/", "/page/{file}", "/healthz", "/readyz", "/v1/ca", "/v1/enrolments"})
+OPEN_ROUTES: Final = frozenset({"/", "/page/{file}", "/healthz", "/readyz", "/v1/ca", "/v1/ca/next", "/v1/enrolments"})
 
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _RANK: Final = {Role.METRICS: 0, Role.VIEWER: 1, Role.OPERATOR: 2, Role.ADMIN: 3, Role.MANAGER: 4}

@@ -97,6 +97,24 @@ def client_context(
     return context
 
 
+class Replaceable(ssl.SSLContext):
+    """Context whose connections another one makes, which can be replaced: a context itself forgets no CA.
+
+    It has nothing of its own: no certificate, and nobody that it trusts.
+    """
+
+    inner: ssl.SSLContext
+
+    @classmethod
+    def of(cls, context: ssl.SSLContext) -> Replaceable:
+        made = cls(context.protocol)
+        made.inner = context
+        return made
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        return self.inner.wrap_bio(*args, **options)
+
+
 def common_name(certificate: Mapping[str, Any] | None) -> str | None:
     """The subject's common name in what ``getpeercert`` returns; None where there is none, or more than one."""
     subject = (certificate or {}).get("subject", ())

@@ -15,6 +15,7 @@ import structlog
 from ebbtide.messages.enrolment import Renewal, RenewalRequest
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tls import KeyPair
+from hostagent.control.succession import Succession
 from hostagent.state.files import replace
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Renewing:
     :param managers: their base URLs; the one that leads signs.
     :param tls: with the certificate that still counts.
     :param apply: puts new files into force. Raises AccessError.
+    :param succession: of the CA; None: one that follows is taken over by hand.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Renewing:
         tls: ssl.SSLContext,
         apply: Callable[[], Callable[[], None]],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+        succession: Succession | None = None,
     ) -> None:
         self._host = host
         self._address = address
@@ -86,6 +89,7 @@ class Renewing:
         self._tls = tls
         self._apply = apply
         self._now = now
+        self._succession = succession
         #: A renewed certificate lies in its file, and the one before is still in use.
         self._pending = False
 
@@ -99,15 +103,20 @@ class Renewing:
             await asyncio.sleep(EVERY_S)
 
     async def look(self) -> bool:
-        """Renew the certificate if it is time; whether it was. Raises AccessError, OSError: it was time, and failed."""
+        """Renew the certificate if it is time, or another CA is to sign it; whether it was.
+
+        :raises AccessError, OSError: it was time, and failed.
+        """
         if self._pending:
             # By its file alone it would never be time again, until the one in use has expired.
             await self._take_into_use()
             return True
+        of_another = await self._is_of_another()
         found = await asyncio.to_thread(load, self._own.certificate)
-        if not due(found.not_valid_before_utc, found.not_valid_after_utc, self._now()):
+        if not of_another and not due(found.not_valid_before_utc, found.not_valid_after_utc, self._now()):
             return False
-        body = RenewalRequest(csr=await asyncio.to_thread(self._request), address=self._address)
+        signer = self._succession.signer if self._succession is not None else None
+        body = RenewalRequest(csr=await asyncio.to_thread(self._request), address=self._address, ca=signer)
         failures = []
         for manager in self._managers:
             try:
@@ -120,6 +129,16 @@ class Renewing:
             return True
         left = found.not_valid_after_utc - self._now()
         raise AccessError(f"{'; '.join(failures)}; it is valid for {left.total_seconds() / 86_400:.1f} days more")
+
+    async def _is_of_another(self) -> bool:
+        """Whether another CA is to sign the certificate by now than the one that has."""
+        if self._succession is None:
+            return False
+        try:
+            return await self._succession.look()
+        except (AccessError, OSError) as error:
+            log.warning("the CA that follows was not taken over", why=str(error))
+            return False
 
     async def _take_into_use(self) -> None:
         self._pending = True
@@ -145,7 +164,9 @@ class Renewing:
         url = f"{manager}/v1/hosts/{self._host}/certificate"
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
-            session.post(url, data=body.model_dump_json(), ssl=self._tls, allow_redirects=False) as answer,
+            session.post(
+                url, data=body.model_dump_json(exclude_none=True), ssl=self._tls, allow_redirects=False
+            ) as answer,
         ):
             text = (await answer.content.read(2**16)).decode(errors="replace")
             if answer.status != 200:

@@ -57,38 +57,50 @@ class Reporter:
         #: The last body, and what it was made of: as long as nothing changes it is the same.
         self._body: tuple[HostReport | None, frozenset[tuple[str, ...]], str] = None, frozenset(), ""
         self._silent = False
+        #: Whether its connections are of another certificate than the one that counts.
+        self._stale = False
         #: When what VMs use is told next, by the loop's clock, and when at the soonest; with which sizes it was last.
         self._usage_due = self._usage_soonest = 0.0
         self._told_sizes: list[Vector] = []
 
+    def reconnect(self) -> None:
+        """Make the next report over a new connection: the certificate that this host shows is another one."""
+        self._stale = True
+
     async def run(self) -> None:
         """Report for ever. A manager that does not answer is said once, not every two seconds."""
         timeout = aiohttp.ClientTimeout(total=LIMIT_S)
-        connector = aiohttp.TCPConnector(ssl=self._tls or True)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector) as session:
-            while True:
-                self._host.changed.clear()
-                try:
-                    await self._send_to_leader(session)
-                    self._host.reports.taken += 1
-                    self._host.reports.taken_at = time.time()
-                    if self._silent:
-                        log.info("the manager answers again", manager=self._managers[0])
-                    self._silent = False
-                    await self._tell_usage(session)
-                except (aiohttp.ClientError, TimeoutError, ValueError, OSError, JournalError) as error:
-                    self._host.reports.failed += 1
-                    if not self._silent:
-                        log.warning(
-                            "the manager does not take our report; we go on",
-                            manager=", ".join(self._managers),
-                            why=str(error) or type(error).__name__,
-                        )
-                    self._silent = True
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(EVERY_S):
-                        await self._host.changed.wait()
-                await asyncio.sleep(BURST_S)
+        while True:
+            self._stale = False
+            connector = aiohttp.TCPConnector(ssl=self._tls or True)
+            async with aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector) as session:
+                while not self._stale:
+                    await self._turn(session)
+
+    async def _turn(self, session: aiohttp.ClientSession) -> None:
+        """One report, and the pause behind it."""
+        self._host.changed.clear()
+        try:
+            await self._send_to_leader(session)
+            self._host.reports.taken += 1
+            self._host.reports.taken_at = time.time()
+            if self._silent:
+                log.info("the manager answers again", manager=self._managers[0])
+            self._silent = False
+            await self._tell_usage(session)
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError, JournalError) as error:
+            self._host.reports.failed += 1
+            if not self._silent:
+                log.warning(
+                    "the manager does not take our report; we go on",
+                    manager=", ".join(self._managers),
+                    why=str(error) or type(error).__name__,
+                )
+            self._silent = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVERY_S):
+                await self._host.changed.wait()
+        await asyncio.sleep(BURST_S)
 
     async def _send_to_leader(self, session: aiohttp.ClientSession) -> None:
         """Try each manager once."""

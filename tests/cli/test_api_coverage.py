@@ -38,14 +38,15 @@ STREAM = ("GET", "/v1/events/stream")
 PAGE = {("GET", "/"), ("GET", "/page/{file}")}
 #: For Prometheus.
 METRICS = {("GET", "/metrics"), ("GET", "/v1/hosts/{id}/metrics"), ("GET", "/v1/prometheus/targets")}
-#: For `ebb-hostagent join`.
-JOINING = {("GET", "/v1/ca"), ("POST", "/v1/enrolments")}
+#: For hosts: `ebb-hostagent join`, and the CA that is to follow.
+JOINING = {("GET", "/v1/ca"), ("GET", "/v1/ca/next"), ("POST", "/v1/enrolments")}
 #: The client's method and the command of each route, in an order that works: ``web`` is made first and deleted last.
 COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("POST", "/v1/vms"): ("create", ["vm", "create", "web", *SIZES]),
     ("GET", "/healthz"): ("health", ["health"]),
     ("GET", "/readyz"): ("readiness", ["health", "--ready"]),
     ("GET", "/v1/whoami"): ("whoami", ["whoami"]),
+    ("GET", "/v1/ca/rollover"): ("ca_rollover", ["ca", "show"]),
     ("GET", "/v1/backup"): ("backup", ["backup", "FILE"]),
     ("GET", "/v1/openapi.json"): ("openapi", ["openapi"]),
     ("GET", "/v1/hosts"): ("hosts", ["host", "list", "--state", "ready", "--mode", "active"]),

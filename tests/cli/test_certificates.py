@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from typer.testing import CliRunner
 
+from cluster_manager.authority import CertificateAuthority
 from ebbtide.cli import certificates
 from ebbtide.cli.certificates import Authority, Purpose, make_certificates
 from ebbtide.cli.main import app
@@ -108,13 +112,99 @@ def test_a_ca_that_ends_before_its_certificates_would_is_refused_and_what_to_do_
     Authority.in_directory(tmp_path, 100)
     for days, said in (
         ("365", r"valid until .*give --days 99 or less"),
-        ("100", "make a new one in another directory"),
+        ("100", "where it has ended already, a new one in another directory"),
     ):
         done = CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-a", "--days", days])
         assert isinstance(done.exception, EbbError)
         assert re.search(said, str(done.exception)), done.exception
     assert not (tmp_path / "host-a.pem").exists()
     assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-a", "--days", "99"]).exit_code == 0
+
+
+def issuer_of(path: Path) -> str:
+    return x509.load_pem_x509_certificate(path.read_bytes()).issuer.rfc4514_string()
+
+
+def in_bundle(path: Path) -> list[bytes]:
+    """The fingerprints of the certificates in a file."""
+    return [one.fingerprint(hashes.SHA256()) for one in x509.load_pem_x509_certificates(path.read_bytes())]
+
+
+def test_a_ca_that_is_to_follow_signs_hosts_at_once_and_the_manager_at_the_end(tmp_path: Path) -> None:
+    words = ["certificates", str(tmp_path), "--manager", "192.0.2.1", "--manager", "mgr.example", "--host", "host-a"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    (tmp_path / "ca.key").chmod(0o640)
+    first = in_bundle(tmp_path / "ca.pem")
+    done = CliRunner().invoke(app, ["ca", "next", str(tmp_path), "-o", "json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["next_ca_key"] == str(tmp_path / "next-ca.key")
+    assert (tmp_path / "next-ca.key").stat().st_mode & 0o777 == 0o640, "as the manager reads the other one"
+    both = [*first, *in_bundle(tmp_path / "next-ca.pem")]
+    assert in_bundle(tmp_path / "ca.pem") == both
+    again = CliRunner().invoke(app, ["ca", "next", str(tmp_path)])
+    assert "is to follow already" in str(again.exception)
+    # Broken off before the file with both was written: it is written now.
+    (tmp_path / "ca.pem").write_text(
+        (tmp_path / "ca.pem").read_text().partition("-----END")[0] + "-----END CERTIFICATE-----\n"
+    )
+    assert CliRunner().invoke(app, ["ca", "next", str(tmp_path)]).exit_code == 0
+    assert in_bundle(tmp_path / "ca.pem") == both
+    own = (tmp_path / "ebb-manager.pem").read_bytes()
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-a"]).exit_code == 0
+    assert (tmp_path / "ebb-manager.pem").read_bytes() == own
+    assert issuer_of(tmp_path / "host-a.pem").startswith("CN=Ebbtide CA of 2")
+    # Until the end hosts need not know the CA that is to follow.
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--manager", "192.0.2.1"]).exit_code == 0
+    assert issuer_of(tmp_path / "ebb-manager.pem") == "CN=Ebbtide CA"
+
+
+@pytest.mark.parametrize("broken_off_after", range(6))
+def test_a_ca_that_has_followed_is_alone_however_often_that_is_broken_off(
+    tmp_path: Path, broken_off_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--manager", "192.0.2.1"]).exit_code == 0
+    certificates.begin_rollover(tmp_path)
+    old, new = ((tmp_path / f"{name}.key").read_bytes() for name in ("ca", "next-ca"))
+    following, replacing = in_bundle(tmp_path / "next-ca.pem"), certificates._replace
+    steps = 0
+
+    def replace(*given: Any, **named: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > broken_off_after:
+            raise OSError(28, "No space left on device", str(given[0]))
+        replacing(*given, **named)
+
+    monkeypatch.setattr(certificates, "_replace", replace)
+    authority = Authority.following(tmp_path, 1)
+    assert authority is not None
+    with contextlib.suppress(EbbError):
+        certificates.finish_rollover(tmp_path, authority, 1)
+    # Whatever was done: a manager that starts now has a CA and its key.
+    CertificateAuthority.load(tmp_path / "ca.pem", tmp_path / "ca.key", tmp_path / "ebb-manager.pem")
+    monkeypatch.undo()
+    if (authority := Authority.following(tmp_path, 1)) is not None:
+        certificates.finish_rollover(tmp_path, authority, 1)
+    assert in_bundle(tmp_path / "ca.pem") == following
+    assert ((tmp_path / "ca.key").read_bytes(), (tmp_path / "old-ca.key").read_bytes()) == (new, old)
+    assert (tmp_path / "old-ca.key").stat().st_mode & 0o777 == 0o600
+    assert not list(tmp_path.glob("next-ca.*"))
+    assert issuer_of(tmp_path / "ebb-manager.pem").startswith("CN=Ebbtide CA of 2")
+    names = x509.load_pem_x509_certificate((tmp_path / "ebb-manager.pem").read_bytes()).extensions
+    found = names.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in found] == ["192.0.2.1"]
+
+
+def test_no_ca_follows_one_that_is_not_there_or_of_which_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = CliRunner().invoke(app, ["ca", "next", str(tmp_path)])
+    assert "there is no CA in" in str(done.exception)
+    monkeypatch.setattr(certificates, "CA_DAYS", 0)
+    Authority.in_directory(tmp_path, 0)
+    done = CliRunner().invoke(app, ["ca", "next", str(tmp_path)])
+    assert re.search("valid until .*where it has ended already, a new one in another", str(done.exception))
+    assert not list(tmp_path.glob("next-ca*"))
 
 
 def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:

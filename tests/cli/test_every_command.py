@@ -20,6 +20,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from cluster_manager.authority import CertificateAuthority
 from ebbtide.cli import main
 from ebbtide.cli.main import COMMANDS, app
 from ebbtide.cli.schemas import DOCUMENTS, schema_of
@@ -132,6 +133,9 @@ CALLS: Final[dict[str, Call]] = {
     "backup": Call("DIR/NEW.backup", (), "DIR/none/backup", 1),
     "openapi": LISTED,
     "certificates": local("DIR/tls-NEW", "/proc/none/tls"),
+    "ca next": local("DIR/tls-NEW", "DIR/none", 1, "certificates DIR/tls-NEW"),
+    "ca show": LISTED,
+    "ca finish": Call("DIR/tls-NEW", ("certificates DIR/tls-NEW", "ca next DIR/tls-NEW"), "DIR/none", 1),
     "token new": Call("--role operator --name ci"),
     "config check": local("DIR/hostagent.toml", "DIR/none.toml"),
     "config example": local("manager", "not-there", 2),
@@ -201,6 +205,11 @@ class Caller:
         for line in CALLS[words].before:
             done = await self.run(line, new)
             assert done.exit_code == 0, (line, done.output, done.exception)
+        if words == "ca finish":
+            tls = self.directory / f"tls-{new}"
+            authority = CertificateAuthority.load(tls / "ca.pem", tls / "ca.key", None, tls / "next-ca.key")
+            manager.enrolments._authority = authority
+            manager.enrolments._shown = dict.fromkeys(manager.hosts.ids(), (b"", True))
         return new
 
     async def cleared(self, words: str, new: str) -> None:

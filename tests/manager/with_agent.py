@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from cluster_manager.authority import CertificateAuthority
 from cluster_manager.inventory.hosts import Host as ManagedHost
+from ebbtide.cli.certificates import begin_rollover
 from ebbtide.rest.credentials import command_token, report_token
 from hostagent.api.app import make_app
 from hostagent.control.reporter import Reporter
@@ -82,10 +83,11 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
         await agent.start()
         server = TestServer(make_app(agent, command_token(HOSTS_KEY, "host-a")), port=port)
         await server.start_server(shutdown_timeout=AT_ONCE_S)
-        Pki(path / "ca")
+        Pki(ca := path / "ca")
+        begin_rollover(ca)
         joins = {
             "url": "http://127.0.0.1:7100",
-            "authority": CertificateAuthority.load(path / "ca/ca.pem", path / "ca/ca.key"),
+            "authority": CertificateAuthority.load(ca / "ca.pem", ca / "ca.key", None, ca / "next-ca.key"),
         }
         engine = fake_engine.settings(directory=path / "engine")
         async with cluster_of(path, silent_after_s=60.0, **joins, **engine) as cluster:

@@ -12,8 +12,17 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from ebbtide.cli.certificates import CA_DAYS, MANAGER, Authority, Purpose, make_certificates
-from ebbtide.cli.commands.options import Printing
+from ebbtide.cli.certificates import (
+    CA_DAYS,
+    MANAGER,
+    Authority,
+    Purpose,
+    begin_rollover,
+    finish_rollover,
+    make_certificates,
+)
+from ebbtide.cli.commands.options import Asking, Printing
+from ebbtide.cli.output import shown
 from ebbtide.errors import EbbError
 from ebbtide.lab.state import new_token, write_private
 from ebbtide.messages.common import Name
@@ -26,6 +35,9 @@ from hostagent.state.journal import Journal
 
 DEFAULT_KEY = Path("/etc/ebbtide/hosts.key")
 DEFAULT_STATE = Path("/var/lib/ebbtide/agent")
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIRECTORY", help="That of `ebb certificates`, with ca.pem and ca.key.")
+]
 
 
 def token_new(
@@ -132,13 +144,67 @@ def certificates(
     """Make a CA (or use the one that is there) and certificates of a manager and of hosts, for mutual TLS."""
     wanted = [Purpose.host(text) for text in host or []]
     authority = Authority.in_directory(directory, days)
+    made = []
     if manager or not (directory / f"{MANAGER}.pem").exists():
         # One that is there is in use, with addresses that are not said again where a host is added.
-        wanted.insert(0, Purpose.manager(manager or ["127.0.0.1", "localhost"]))
-    made = make_certificates(authority, wanted, days)
+        made = make_certificates(authority, [Purpose.manager(manager or ["127.0.0.1", "localhost"])], days)
+    # Managers believe hosts by both CAs, hosts a manager by the one before.
+    made += make_certificates(Authority.following(directory, days) or authority, wanted, days)
     lines = [f"CA: {directory / 'ca.pem'} (keep ca.key off all hosts)"]
     lines += [f"{path} with {path.with_suffix('.key').name}" for path in made]
     to.say(
         {"ca": str(directory / "ca.pem"), "certificates": [str(path) for path in made]},
         lambda: print("\n".join(lines)),
     )
+
+
+def ca_next(directory: Directory, *, to: Printing) -> None:
+    """Make a CA that is to follow the one that is there; hosts take it over by themselves, and nothing ends by that."""
+    begin_rollover(directory)
+    key = directory / "next-ca.key"
+    lines = (
+        f"{directory / 'ca.pem'} has both CAs: give it to all managers and to people",
+        f'next_ca_key = "{key.absolute()}" goes into the options of all managers; then restart them, standbys first',
+        "`ebb ca show` tells which hosts have a certificate of it, which takes them some hours at the most",
+    )
+    to.say({"ca": str(directory / "ca.pem"), "next_ca_key": str(key)}, lambda: print("\n".join(lines)))
+
+
+def ca_show(*, to: Asking) -> None:
+    """Show which hosts have no certificate yet of the CA that is to follow."""
+    found = to.ask(lambda client: client.ca_rollover())
+    to.say(found, lambda: print(shown(found.sentence)))
+
+
+def ca_finish(
+    directory: Directory,
+    days: Annotated[int, typer.Option(min=1, max=CA_DAYS, help="Of the manager's certificate.")] = 365,
+    *,
+    to: Asking,
+) -> None:
+    """Drop the CA of before, with a new certificate for the manager, once every host has one of the CA that follows.
+
+    Refused while a host that is neither revoked nor forgotten has not; it is named. Run it where the CAs' keys are.
+    """
+    following = Authority.following(directory, days)
+    if following is None:
+        raise EbbError(f"there is no CA that is to follow in {directory}: `ebb ca next` makes one")
+    found = to.ask(lambda client: client.ca_rollover())
+    if found.next != following.fingerprint:
+        wanted = "no CA" if found.next is None else "another CA"
+        raise EbbError(
+            f"to the manager {wanted} is to follow, not {directory / 'next-ca.pem'}: start it with --next-ca-key"
+        )
+    if found.hosts:
+        raise EbbError(
+            f"these hosts have shown no certificate of the CA that is to follow: {', '.join(map(shown, found.hosts))}; "
+            "nothing was dropped"
+        )
+    made = finish_rollover(directory, following, days)
+    lines = (
+        f"{directory / 'ca.pem'} has the CA that followed alone, and {directory / 'ca.key'} is its key",
+        f"{', '.join(map(str, made))} and its key are the manager's by it",
+        "give these files to all managers, take next_ca_key out of their options, and restart them; people get ca.pem",
+        f"when all is well, remove {directory / 'old-ca.key'}",
+    )
+    to.say({"ca": str(directory / "ca.pem"), "certificates": list(map(str, made))}, lambda: print("\n".join(lines)))

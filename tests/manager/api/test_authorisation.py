@@ -39,6 +39,8 @@ ROUTES = {
     ("GET", "/healthz"): "nobody",
     ("GET", "/readyz"): "nobody",
     ("GET", "/v1/ca"): "nobody",
+    ("GET", "/v1/ca/next"): "nobody",
+    ("GET", "/v1/ca/rollover"): "viewer",
     ("POST", "/v1/enrolments"): "nobody",
     ("POST", "/v1/invitations"): "admin",
     ("POST", "/v1/hosts/{id}/report"): "agent",

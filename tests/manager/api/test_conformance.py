@@ -80,6 +80,8 @@ async def test_what_clients_may_ask_is_answered_as_documented(tmp_path: Path, se
             "path.id": ["host-a", "create-web"],
             "path.request_id": ["back"],
             "path.file": ["main.js"],
+            "query.host": ["host-a"],
+            "query.domain": ["Old"],
         }
         await lab.add_old_host()
         assert (await lab.cluster.call("DELETE", "/v1/hosts/host-old"))[0] == 200

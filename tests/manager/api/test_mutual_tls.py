@@ -408,7 +408,7 @@ async def test_new_certificates_and_tokens_come_into_force_without_a_restart(pai
 
 
 @pytest.mark.parametrize("which", ["client_ca", "server_ca"])
-def test_a_ca_that_was_replaced_is_said_and_nothing_is_read(tmp_path: Path, which: str) -> None:
+def test_a_ca_by_which_certificates_are_signed_is_another_one_only_after_a_start(tmp_path: Path, which: str) -> None:
     pki, other = Pki(tmp_path / "pki"), Pki(tmp_path / "other")
     other.pair("unused")
     own = pki.pair("ebb-manager")
@@ -416,7 +416,7 @@ def test_a_ca_that_was_replaced_is_said_and_nothing_is_read(tmp_path: Path, whic
         "client_ca": AccessSettings(own=own, client_ca=pki.ca),
         "server_ca": AccessSettings(own=own, server_ca=pki.ca),
     }[which]
-    gate = Gate(settings, [], Certificates(), required=False)
+    gate = Gate(settings, [], Certificates(), required=False, signs=True)
     gate.read_again()
     pki.ca.write_bytes(other.ca.read_bytes())
     with pytest.raises(AccessError, match=r"the CA .*ca\.pem has changed; start the daemon again to use it"):
@@ -424,6 +424,48 @@ def test_a_ca_that_was_replaced_is_said_and_nothing_is_read(tmp_path: Path, whic
     pki.ca.unlink()
     with pytest.raises(AccessError, match="cannot use the CA certificate"):
         gate.read_again()
+
+
+async def test_another_ca_counts_when_it_is_read_again_and_the_one_before_is_forgotten(tmp_path: Path) -> None:
+    old, new, ca = Pki(tmp_path / "old"), Pki(tmp_path / "new"), tmp_path / "ca.pem"
+    own = old.pair("host-a")
+    ca.write_bytes(old.ca.read_bytes())
+    changed: list[str] = []
+    gate = Gate(AccessSettings(own=own, client_ca=ca), [], Certificates(name="ebb-manager"), required=True)
+    gate.on_change = lambda: changed.append("changed")
+
+    async def answers(url: str, tls: ssl.SSLContext | None) -> bool:
+        assert tls is not None
+        try:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls)) as session,
+                session.get(url) as response,
+            ):
+                return response.status == 404
+        except BROKEN:
+            return False
+
+    managers = {
+        name: Gate(AccessSettings(own=pki.pair("ebb-manager")), [], Certificates(), required=False)
+        for name, pki in (("old", old), ("new", new))
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(gate.serve(web.Application(), "127.0.0.1", 0, 0.0))
+        agent = f"https://127.0.0.1:{listener.port}/"
+        urls = {}
+        for name, manager in managers.items():
+            listener = await stack.enter_async_context(manager.serve(web.Application(), "127.0.0.1", 0, 0.0))
+            urls[name] = f"https://127.0.0.1:{listener.port}/"
+        for trusted, other in (("old", "new"), ("new", "old")):
+            for name, pki in (("old", old), ("new", new)):
+                client = client_context(old.ca, pki.pair("ebb-manager"))
+                assert await answers(agent, client) == (name == trusted)
+                assert await answers(urls[name], gate.calls) == (name == trusted)
+            if trusted == "old":
+                ca.write_bytes(new.ca.read_bytes())
+                assert await answers(urls[other], gate.calls) is False
+                (await asyncio.to_thread(gate.read_again))()
+    assert changed == ["changed"]
 
 
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
