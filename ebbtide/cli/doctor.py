@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import importlib.metadata
 import importlib.util
 import os
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import BaseModel, ConfigDict
 
+from ebbtide.cli.doctor_certificates import certificates
+from ebbtide.cli.findings import Finding
 from ebbtide.lab import kvm_device, paths, services
 from ebbtide.lab.errors import LabError
 from hostagent.limits.cgroups import cgroup_layout
@@ -45,18 +47,6 @@ MEMORY_MIB = 6000
 DISK_MIB = 3000
 
 
-class Finding(BaseModel):
-    """One thing that was looked at. ``fix``: the command that puts it right, where there is one."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    ok: bool
-    needed: bool
-    detail: str
-    fix: str | None = None
-
-
 @dataclass(frozen=True)
 class Diagnosis:
     """All findings. ``facts``: the figures behind them, as data."""
@@ -68,6 +58,15 @@ class Diagnosis:
     def ok(self) -> bool:
         """Whether all that is needed is there."""
         return all(finding.ok for finding in self.findings if finding.needed)
+
+    @property
+    def problem(self) -> str:
+        """What keeps it from being so, in a sentence; empty where nothing does."""
+        wrong = [finding for finding in self.findings if finding.needed and not finding.ok]
+        missing = ", ".join(finding.name for finding in wrong if not finding.ended)
+        said = [f"{missing} missing; `scripts/install-deps.sh` installs all of it on Debian"] if missing else []
+        said += [f"{one.name}: {one.detail}; to renew it: {one.fix}" for one in wrong if one.ended]
+        return "; ".join(said)
 
     def as_dict(self) -> dict[str, Any]:
         return {"ok": self.ok} | self.facts | {"findings": [finding.model_dump() for finding in self.findings]}
@@ -87,6 +86,7 @@ def examine(report: Callable[[str], None] = lambda sentence: None) -> Diagnosis:
     findings.append(_cgroups(facts))
     findings.append(_swap(facts))
     findings.append(_private(paths.state_dir()))
+    findings.extend(certificates(datetime.datetime.now(datetime.UTC), facts))
     findings.extend(_room(facts))
     return Diagnosis(findings, facts)
 

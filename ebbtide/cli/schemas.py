@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 # pydantic wants this one before Python 3.12.
 from typing_extensions import TypedDict
 
-from ebbtide.cli.doctor import Finding
+from ebbtide.cli.findings import Finding
 from ebbtide.cli.guest_channel import Enabled
 from ebbtide.demo.report import DemoReport
 from ebbtide.messages.commands import SteadyStatus

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ebbtide.cli import doctor
-from ebbtide.cli.doctor import Diagnosis, Finding, version_text
+from ebbtide.cli.doctor import Diagnosis, version_text
+from ebbtide.cli.findings import Finding
 from hostagent.limits.cgroups import cgroup_layout
 
 V1 = "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n"

@@ -47,16 +47,20 @@ def doctor(probe_acpi: ProbeAcpi = False, uri: Uri = "qemu:///system", *, to: Pr
     with Steps(quiet=to.for_programs) as steps:
         diagnosis = examine(steps)
     rows = (
-        ("ok" if found.ok else "MISSING" if found.needed else "note", found.name, found.detail, found.fix or "")
+        (
+            "ok" if found.ok else "ENDED" if found.ended else "MISSING" if found.needed else "note",
+            found.name,
+            found.detail,
+            found.fix or "",
+        )
         for found in diagnosis.findings
     )
     to.say(
         diagnosis.as_dict(),
         lambda: print_table(("", "what", "found", "to put it right"), rows, "nothing was looked at"),
     )
-    if not diagnosis.ok:
-        missing = [found.name for found in diagnosis.findings if found.needed and not found.ok]
-        raise EbbError(f"{', '.join(missing)} missing; `scripts/install-deps.sh` installs all of it on Debian")
+    if diagnosis.problem:
+        raise EbbError(diagnosis.problem)
 
 
 def doctor_vm(vm: VM, uri: Uri = "qemu:///system", *, to: Printing) -> None:
