@@ -25,7 +25,10 @@ from tests.manager.api.test_enrolment_attacks import serving
 from tests.rest.pki import Pki
 
 DAY = datetime.timedelta(days=1)
-NOW = datetime.datetime.now(datetime.UTC)
+
+
+def now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def pem(certificate: x509.Certificate) -> str:
@@ -77,7 +80,7 @@ def parts(tmp_path: Path) -> Cluster:
 
 
 def test_the_ca_that_the_one_before_has_named_is_trusted(parts: Cluster) -> None:
-    vouched(parts.offered, [parts.authority.certificate], NOW)
+    vouched(parts.offered, [parts.authority.certificate], now())
 
 
 def test_a_word_for_another_ca_is_no_certificate_of_a_ca_a_host_or_a_manager(parts: Cluster) -> None:
@@ -122,13 +125,13 @@ def test_whoever_speaks_as_the_manager_has_hosts_trust_no_ca_without_the_key_of_
     parts: Cluster, attack: Callable[[Cluster], Successor], why: str
 ) -> None:
     with pytest.raises(AccessError, match=why):
-        vouched(attack(parts), [parts.authority.certificate], NOW)
+        vouched(attack(parts), [parts.authority.certificate], now())
 
 
 @pytest.mark.parametrize("days", [-2, 4000])
 def test_a_word_counts_only_in_its_time(parts: Cluster, days: int) -> None:
     with pytest.raises(AccessError, match="a certificate has ended, or not begun"):
-        vouched(parts.offered, [parts.authority.certificate], NOW + days * DAY)
+        vouched(parts.offered, [parts.authority.certificate], now() + days * DAY)
 
 
 # --- the host's files ------------------------------------------------------------------------------------------------
