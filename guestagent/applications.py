@@ -253,6 +253,10 @@ class Applications:
             components = [name for name, (at, _) in newest.items() if at == number]
             if not components:
                 return
+            if "memory_mib" in newest:
+                # Some may have been taken since, without a word to applications.
+                now_mib = guest_target_mib(self._memory.total_mib(), params.bound_mib, newest["memory_mib"][1])
+                guest_mib = min(guest_mib, now_mib)
             # With the sizes of later requests: what is told without a component may be taken to have all of it.
             now = replace(params, target={name: size for name, (_, size) in newest.items()})
             try:

@@ -148,9 +148,15 @@ class GunicornAdapter(PoolAdapter):
         self._find_control(master)
         start, nominal = self._identity[1], self._nominal()
         only_seen = not (self._workers or self._configured)
+        forgetful = ""
         if only_seen and workers < nominal:
-            self._originals.remember(master, start, {FULL: str(nominal)})
+            try:
+                self._originals.remember(master, start, {FULL: str(nominal)})
+            except ApplicationError as error:
+                forgetful = f"{nominal} workers at full size, which a restart of this adapter forgets: {error}"
         problem = self._have(master, workers, deadline)
+        if forgetful and not self._note:
+            self._note = forgetful
         if only_seen and workers >= nominal and not problem:
             self._originals.forget(master, start)
         return problem

@@ -22,7 +22,7 @@ from ebbtide.deflation.sharing.pressure_response import Neighbours
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.control.start_admission import admit, admit_arrival, turn_off_again
-from hostagent.errors import HostAgentError, HypervisorError
+from hostagent.errors import HostAgentError, HypervisorError, JournalError
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary
 from hostagent.state.intents import Phase
 from hostagent.vm.executor import twice
@@ -94,6 +94,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Reconcile until cancelled. A round that fails is logged, and the next one is tried."""
+        self._checks[_LIMITS] = asyncio.create_task(self._watch_limits(), name=_LIMITS)
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -117,10 +118,6 @@ class Reconciler:
         return STATS_PERIOD_S if alone else SURVEY_S
 
     async def _round(self) -> None:
-        if _LIMITS not in self._checks:
-            # Of its own: one that hangs holds up no other. First: swap may fill while the hypervisor does not answer.
-            self._checks[_LIMITS] = limits = asyncio.create_task(self._check_limits(), name=_LIMITS)
-            limits.add_done_callback(lambda done: self._checks.pop(_LIMITS, None))
         # Listed before the domains: a VM that comes into being meanwhile is not missed for it.
         vms = [vm for vm in self._host.vms.values() if vm.intent.phase is not Phase.CREATING]
         await self._host.sample()
@@ -145,6 +142,12 @@ class Reconciler:
         known = {vm.domain for vm in self._host.vms.values()} | {vm.domain for vm in vms}
         if found.keys() - known:
             await self._see_to_unowned(known)
+
+    async def _watch_limits(self) -> None:
+        """Beside all else: swap may fill while the hypervisor does not answer."""
+        while True:
+            await self._check_limits()
+            await asyncio.sleep(self._pause_s())
 
     async def _check_limits(self) -> None:
         """Lift the memory limits that must go."""
@@ -303,9 +306,12 @@ class Reconciler:
             vm.found_paused()
             return False
         if vm.intent.phase is Phase.STOPPED:
-            size = vm.intent.committed.vector()
-            await self._host.record_change(vm.name, ZERO, size, "started from outside")
+            # First: it is charged whatever can be told.
             await vm.record.store(phase=Phase.SETTLED, started_at=time.time())
+            try:
+                await self._host.record_change(vm.name, ZERO, vm.intent.committed.vector(), "started from outside")
+            except JournalError as error:
+                log.warning("a growth was not told", vm=vm.name, why=str(error))
         self._host.note(vm.name, DecisionKind.ADMIT, f"started from outside and left as it is: {modes.sentence}", {})
         return True
 
@@ -333,10 +339,13 @@ class Reconciler:
             if domain.name in known or domain.name in {vm.domain for vm in self._host.vms.values()}:
                 continue
             phase, name, here = domain.intent.phase, domain.intent.spec.name, self._host.vms
-            given_up = phase in (Phase.CREATING, Phase.DELETING) or (
-                phase is Phase.ARRIVING and domain.state == "stopped"
-            )
             before, cause = domain.intent.adopted, domain.intent.cause
+            failed = cause is not None and cause.request_id in self._host.journal.failed_deletions
+            given_up = (
+                phase is Phase.CREATING
+                or (phase is Phase.DELETING and not failed)
+                or (phase is Phase.ARRIVING and domain.state == "stopped")
+            )
             adoption = cause.request_id if cause is not None and cause.kind == "adopt" else ""
             if before is not None and adoption in self._host.journal.deleted:
                 await self._host.hypervisor.adoption.give_back(domain.name, before)

@@ -302,6 +302,7 @@ class LibvirtHypervisor:
     async def close(self) -> None:
         # libvirt's thread may still bring an event; by then there may be no loop to hand it to.
         self._events.callbacks.clear()
+        await self._sizes.close()
         await self._connection.close()
         await self._agents.close()
 

@@ -50,6 +50,9 @@ class LibvirtSizes:
         self._versions: host_facts.Versions | None = None
         connection.on_open(self._forget_versions)
 
+    async def close(self) -> None:
+        await self._limits.close()
+
     def _forget_versions(self, _connection: Any) -> None:
         self._versions = None
 

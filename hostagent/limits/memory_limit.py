@@ -35,6 +35,8 @@ OBSERVE_S: Final = 0.25
 MARGIN_MIB: Final = 16.0
 #: For each look at limits that stand, seconds: at one of another VM a process may be killed meanwhile.
 CHECK_LIMIT_S: Final = 5.0
+#: So long a look waits until libvirt knows which limits were lifted.
+TOLD_WITHIN_S: Final = 1.0
 #: How far the limit of a VM that stands still at it is raised for a moment: its process then tries again.
 NUDGE_MIB: Final = 16.0
 T = TypeVar("T")
@@ -62,6 +64,8 @@ class MemoryLimits:
         self._seen: dict[str, LimitedVM] = {}
         #: When libvirt last did not answer in time for a domain that it has said nothing of since (monotonic seconds).
         self._timed_out: dict[str, float] = {}
+        #: libvirt is told that a limit is lifted.
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def set(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
         """See `hostagent.libvirt.hypervisor.DomainSizes.set_limit`."""
@@ -152,9 +156,20 @@ class MemoryLimits:
             with _logged(domain):
                 if reason := await self._why_unbacked(domain, vm.footprint, vm.limit_mib, known, lifted):
                     await lift(domain, reason)
-        # Last, and side by side: no limit that must go waits for a libvirt that does not answer.
-        await asyncio.gather(*(tell(domain) for domain in telling))
+        # No limit that must go waits for a libvirt that does not answer, nor does the next look.
+        for domain in telling:
+            task = asyncio.create_task(tell(domain), name=f"the limit of {domain} is lifted")
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=TOLD_WITHIN_S)
         return lifted
+
+    async def close(self) -> None:
+        """Nothing is told any more."""
+        for task in self._telling:
+            task.cancel()
+        await asyncio.gather(*self._telling, return_exceptions=True)
 
     async def _stands_still(self, domain: str, group: MemoryGroup) -> str:
         """Why the limit must go, if the VM stood still at it before; the first time it is made to try again."""

@@ -22,7 +22,7 @@ from hostagent.operations.ending import end_of_notice, stays
 from hostagent.operations.operations import Run, done, failed
 from hostagent.operations.requests import FAILED_EARLIER, Requests, answer, cause_of, check_not_arrived, left
 from hostagent.state.history import sizes
-from hostagent.state.intents import Cause, Phase, Request
+from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.notice import give_notice
@@ -197,11 +197,7 @@ class CreationCommands:
             return await self.remove(operation, vm, cause_of(vm))
         async with vm.lock:
             if vm.intent.phase is Phase.DELETING:
-                # One that was off had nothing; it comes up with what it was to come up with.
-                off = vm.intent.committed.vector().is_zero()
-                size = vm.intent.target if off else vm.intent.committed
-                told = operation.request_id if cause_of(vm).body.get("notice_s") else ""
-                vm.record.intent = vm.intent.changed(phase=Phase.SETTLED, committed=size, told=told)
+                vm.record.intent = not_deleted(vm.intent)
                 # What cannot be written now, the reconciler writes later.
                 with contextlib.suppress(HypervisorError):
                     await vm.record.persist()
@@ -229,3 +225,11 @@ class CreationCommands:
                 await vm.record.store(cause=cause, told=cause.request_id)
         told = {"request_id": cause.request_id, "kind": "delete", "reason": str(cause.body["reason"])}
         return f" ({await give_notice(vm.link, vm.notice, told, notice_s, kept_s=0.0)})"
+
+
+def not_deleted(intent: Intent) -> Intent:
+    """The intent of a VM whose deletion was answered as failed before it had begun, and was written too late."""
+    # One that was off had nothing; it comes up with what it was to come up with.
+    size = intent.target if intent.committed.vector().is_zero() else intent.committed
+    told = intent.cause.request_id if intent.cause is not None and intent.cause.body.get("notice_s") else ""
+    return intent.changed(phase=Phase.SETTLED, committed=size, told=told)

@@ -13,7 +13,7 @@ from ebbtide.deflation.modes import HostEvent
 from ebbtide.messages.commands import ReclaimCommand
 from ebbtide.messages.operations import Operation
 from hostagent.errors import HostAgentError, HypervisorError
-from hostagent.operations.creation_commands import CreationCommands
+from hostagent.operations.creation_commands import CreationCommands, not_deleted
 from hostagent.operations.operations import Operations, Run, concluded, done, failed
 from hostagent.operations.respec import fallen_short
 from hostagent.state.intents import Intent, Phase
@@ -139,6 +139,8 @@ def _as_answered(intent: Intent) -> Intent:
         phase = Phase.SETTLED if intent.phase in RESIZING else intent.phase
         spec = fallen_short(intent.was, committed.vector())
         return intent.changed(spec=spec, was=None, phase=phase, target=committed)
+    if intent.phase is Phase.DELETING:
+        return not_deleted(intent)
     if intent.phase is Phase.STARTING:
         return intent.changed(phase=Phase.STOPPING)  # the reconciler turns it off
     if intent.phase is Phase.LEAVING or (intent.phase is Phase.STOPPING and kind != "start"):

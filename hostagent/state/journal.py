@@ -223,7 +223,9 @@ class Journal:
         :raises JournalError: it could not be written.
         """
         with self._lock:
-            self._change_state("a deletion", deleted=[*self.deleted[1 - MOST_DELETED :], request_id])
+            if request_id not in self.deleted:
+                # A request about many VMs is no reason to forget others.
+                self._change_state("a deletion", deleted=[*self.deleted[1 - MOST_DELETED :], request_id])
 
     def add_failed_deletion(self, request_id: str) -> None:
         """Remember a deletion that is answered as failed before it has begun.

@@ -114,6 +114,8 @@ class Resizer:
         #: Whether an application may be smaller than it was, and whether the guest could not be told what its VM was
         #: given.
         self._gave = self.untold = False
+        #: Until when an application may be giving what it has promised (monotonic seconds).
+        self._gives_until = -math.inf
         #: Why the VM will have no more resizes; empty as long as it may.
         self.terminating = ""
         #: Whether something is being taken from it now.
@@ -170,7 +172,8 @@ class Resizer:
 
     async def tell(self) -> None:
         """Tell the guest of the VM's size, where that could not be done when it was given. Under the VM's lock."""
-        if self.untold and self.link.connected and self.bound is not None:
+        giving = asyncio.get_running_loop().time() < self._gives_until
+        if self.untold and not giving and self.link.connected and self.bound is not None:
             executor = self._executor(self._attempt(), asks_cpus=False)
             size = self.record.intent.committed.vector()
             await executor.carry_out(TellApplication(0, TELL_LIMIT_S, size, self.bound.memory_mib))
@@ -237,13 +240,17 @@ class Resizer:
         if self._at_end:
             # It would be read back to be saved.
             mechanisms = mechanisms.without([Mechanism.MEMORY_LIMIT], "what lies in swap is saved all the same")
-        self._taking = executor.taking = True
+        self._taking, began = True, asyncio.get_running_loop().time()
+        executor.taking = True
         try:
             down = await self._run(Cascade(before, target, deadline_s, mechanisms, asking or mode), executor)
         finally:
             self._taking = executor.taking = False
         self._refusal = executor.refusal or self._refusal
         self._gave = self._gave or executor.promised
+        if executor.promised:
+            # It may be at that for as long: a word of another size would call it off.
+            self._gives_until = began + deadline_s
         if not before.size.fits_in(down.after.size):
             self.pressure.deflated()
         return down
@@ -253,6 +260,7 @@ class Resizer:
     ) -> Reinflation:
         plugged = (await self.host.hypervisor.sizes.read(self.domain)).vcpus
         intent = self.record.intent
+        self._gives_until = -math.inf
         # What ACPI unplug took can be plugged again: a VM starts with all that its nominal size asks for.
         present = max(plugged, math.ceil(intent.spec.nominal.cpu_cores))
         return Reinflation(before, target, intent.boot_mib, present, deadline_s, mechanisms, plugged, self._gave)

@@ -298,19 +298,20 @@ def test_an_application_that_fails_in_a_reinflation_is_told_again(
     assert len(app.targets) == 2
 
 
+@pytest.mark.parametrize(("total_mib", "less"), [(2048, False), (1200, True)])
 def test_what_a_reinflation_owes_is_no_more_for_being_told_later(
-    guest: Bench, host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    guest: Bench, host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch, total_mib: int, less: bool
 ) -> None:
     monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
 
     class Late(Elastic):
-        """Refuses the first time, and then the guest plugs what it was given."""
+        """Refuses the first time; then the guest plugs what it was given, or more is taken without a word."""
 
         def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
             if self.targets:
                 return super().reinflate(target, deadline)
             self.targets.append(("reinflate", target["memory_mib"], ""))
-            guest.tree.meminfo(2048, 1448)
+            guest.tree.meminfo(total_mib, total_mib - 600)
             return Refusal("not now", 1.0)
 
     guest.tree.meminfo(1500, 900)
@@ -320,6 +321,7 @@ def test_what_a_reinflation_owes_is_no_more_for_being_told_later(
     while len(app.targets) < 2:
         time.sleep(0.01)
     assert app.targets[1][1] <= app.targets[0][1]
+    assert not less or app.targets[1][1] < app.targets[0][1]
 
 
 def test_what_a_reinflation_owes_is_not_told_after_the_next_deflation(

@@ -210,6 +210,23 @@ def test_a_full_size_that_only_the_configuration_file_tells_outlives_the_adapter
         gunicorn.stop()
 
 
+def test_an_adapter_that_cannot_write_down_the_full_size_gives_workers_all_the_same(tmp_path: Path) -> None:
+    gunicorn = Gunicorn(tmp_path / "gunicorn", ("--no-control-socket",), mib=1, in_file=True)
+    try:
+        gunicorn.ready()
+        adapter = adapter_of(gunicorn, state_dir="/proc/ebbtide")
+        down = adapter.deflate({"cpu_cores": 1.0}, "ask", Deadline(60))
+        assert isinstance(down, Promise)
+        assert down.work().complete
+        assert len(gunicorn.workers()) == 1
+        up = adapter.reinflate({"cpu_cores": 4.0}, Deadline(60))
+        assert isinstance(up, Promise)
+        assert up.work().complete
+        assert len(gunicorn.workers()) == 4
+    finally:
+        gunicorn.stop()
+
+
 def test_processes_that_are_no_gunicorn_are_refused_and_left_alone(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"], stdout=-1)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
-from hostagent.control import overcommitment
+from hostagent.control import overcommitment, reconciler
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.errors import HypervisorError
+from hostagent.libvirt.hypervisor import DomainSummary
 from hostagent.state.intents import Phase
 from hostagent.vm import executor
 from hostagent.vm.host import Host
@@ -75,11 +77,21 @@ async def test_a_hypervisor_that_does_not_answer_is_a_state_of_the_host_within_o
     ]
 
 
+@pytest.mark.parametrize("hangs", [False, True])
 async def test_the_memory_limits_are_watched_while_the_hypervisor_does_not_answer(
-    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    world.failures["survey"] = "Failed to connect socket: Connection refused"
-    await until(lambda: bool(host.unavailable))
+    if hangs:
+
+        async def hanging() -> dict[str, DomainSummary]:
+            await asyncio.Event().wait()
+            return {}
+
+        monkeypatch.setattr(host.hypervisor, "survey", hanging)
+        await asyncio.sleep(2 * reconciler.SURVEY_S)
+    else:
+        world.failures["survey"] = "Failed to connect socket: Connection refused"
+        await until(lambda: bool(host.unavailable))
     looks = iter(range(100))
 
     async def check_limits() -> dict[str, str]:
@@ -88,7 +100,7 @@ async def test_the_memory_limits_are_watched_while_the_hypervisor_does_not_answe
     monkeypatch.setattr(host.hypervisor, "check_limits", check_limits)
     await until(lambda: bool(told(host, DecisionKind.LIMIT)))
     assert told(host, DecisionKind.LIMIT) == ["the memory limit is lifted: the host has no swap"]
-    assert host.unavailable
+    assert hangs or host.unavailable
 
 
 async def test_one_survey_that_fails_is_tried_again_and_is_no_state(

@@ -9,7 +9,7 @@ import pytest
 
 from ebbtide.messages.common import Vector
 from hostagent.control import reconciler
-from hostagent.operations.agent import Agent
+from hostagent.errors import JournalError
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, low_vm
@@ -90,6 +90,25 @@ async def test_what_was_left_over_of_a_deletion_is_removed(created: Domain, host
     assert not host.vms
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_deletion_that_was_answered_as_failed_and_written_too_late_removes_nothing(
+    command: Command, created: Domain, host: Host, world: World, restarted: bool
+) -> None:
+    world.failures["write_intent"] = "libvirt did not answer within 15 s"
+    assert (await command("DELETE", "/v1/vms/low-1?request_id=d")).state == "failed"
+    world.failures.clear()
+    cause = Intent.model_validate_json(created.intent).cause
+    assert cause is not None
+    if restarted:
+        # Another agent, which has not heard of the request.
+        host.journal.add_failed_deletion("e")
+    deletion = cause.model_copy(update={"request_id": "e" if restarted else "d", "kind": "delete", "body": {}})
+    await gone_and_back(host, world, phase=Phase.DELETING, cause=deletion)
+    await until(lambda: host.vms["low-1"].intent.phase is Phase.SETTLED)
+    assert host.vms["low-1"].intent.committed.cpu_cores == 3.0
+    assert (world.domains, created.state) == ({NAME: created}, "running")
+
+
 async def test_a_domain_whose_name_another_vm_has_is_left_alone_and_told_of(
     created: Domain, host: Host, world: World
 ) -> None:
@@ -103,8 +122,9 @@ async def test_a_domain_whose_name_another_vm_has_is_left_alone_and_told_of(
     assert host.vms["low-1"].domain == NAME
 
 
+@pytest.mark.parametrize("noted", [True, False])
 async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_was_answered_as_failed(
-    agent: Agent, created: Domain, command: Command, host: Host, world: World
+    created: Domain, command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch, noted: bool
 ) -> None:
     body = {"request_id": "a", "domain": "web", "name": "web", "minimum": {"cpu_cores": 0.5, "memory_mib": 128.0}}
     await world.create("web", "")
@@ -119,6 +139,12 @@ async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_was_a
     world.failures["write_intent"] = "libvirt did not answer within 15 s"
     await world.create("late", "")
     world.domains["late"].state = "running"
+    if not noted:
+
+        def full(request_id: str) -> None:
+            raise JournalError(f"no room for {request_id}")
+
+        monkeypatch.setattr(host.journal, "add_deleted", full)
     late = await command("POST", "/v1/adoptions", body | {"request_id": "b", "domain": "late", "name": "late"})
     assert late.state == "failed"
     cause = intent.cause.model_copy(update={"request_id": "b"})

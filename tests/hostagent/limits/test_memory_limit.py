@@ -5,6 +5,7 @@ The real ones are in tests/guests/test_host_memory.py and tests/guests/test_cgro
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -371,6 +372,29 @@ async def test_limits_that_swap_backs_no_more_are_lifted_although_libvirt_does_n
     machine.swap = Swap(0, 0)
     assert list(await made.check("ebb-a.")) == ["ebb-a.b"]
     assert second.hard_mib is None
+
+
+async def test_a_libvirt_that_hangs_does_not_hold_up_the_next_look_at_the_limits(
+    limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_limit, "TOLD_WITHIN_S", 0.01)
+    first, second = VM(hard_mib=500, swapped_mib=200), VM(hard_mib=500, swapped_mib=200)
+    machine, made = limits(a=first, b=second)
+    machine.swap = Swap(1000, 500)
+    assert await made.check("ebb-a.") == {}
+    call = machine.call
+
+    async def hangs(function: Callable[[Any], Any], *, modifies: str | None = None, limit_s: float = 15.0) -> Any:
+        return await (asyncio.Event().wait() if modifies else call(function))
+
+    monkeypatch.setattr(machine, "call", hangs)
+    first.swapped_mib, machine.swap = 300, Swap(1000, 280)
+    assert list(await made.check("ebb-a.")) == ["ebb-a.a"]
+    machine.swap = Swap(0, 0)
+    assert list(await made.check("ebb-a.")) == ["ebb-a.b"]
+    assert (first.hard_mib, second.hard_mib) == (None, None)
+    await made.close()
+    assert len(asyncio.all_tasks()) == 1, "nothing is told any more"
 
 
 async def test_a_domain_that_hangs_is_asked_last_and_hides_no_other(limits: Limits) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ebbtide.messages.hosts import ModeStatus
 from ebbtide.messages.operations import Operation
-from hostagent.errors import HostAgentError
+from hostagent.errors import HostAgentError, JournalError
 from hostagent.operations import mode_commands
 from hostagent.service import give_back
 from hostagent.state.intents import Phase
@@ -260,6 +260,22 @@ async def test_paused_a_vm_that_somebody_starts_runs_as_it_is(
     assert said.startswith("started from outside and left as it is: host-a is paused")
     await set_mode(command, "active")
     await until(lambda: domain.quota is not None)
+
+
+async def test_paused_a_vm_that_somebody_starts_is_charged_although_that_cannot_be_told(
+    command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_vms[0].state = "stopped"
+    await until(lambda: not host.vms["low-1"].running)
+    await set_mode(command, "paused")
+
+    def full(*_args: object) -> None:
+        raise JournalError("no space left on device")
+
+    monkeypatch.setattr(host.journal, "add", full)
+    two_vms[0].state = "running"
+    await until(lambda: host.vms["low-1"].running)
+    assert host.vms["low-1"].allocation().charge.cpu_cores == 3.0
 
 
 async def test_paused_a_vm_under_pressure_is_written_down_and_gets_what_there_is_afterwards(

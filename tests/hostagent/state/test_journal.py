@@ -12,7 +12,7 @@ import pytest
 from hostagent.errors import JournalError
 from hostagent.state import journal as journals
 from hostagent.state.files import replace
-from hostagent.state.journal import Journal
+from hostagent.state.journal import MOST_DELETED, Journal
 
 
 def add(journal: Journal, cause: str, after: float = 1.0) -> None:
@@ -206,3 +206,11 @@ def test_no_change_is_lost_to_a_full_disk_while_they_are_numbered_again(
     add(journal, "b")
     assert [(c.sequence, c.cause) for c in journal.changes] == [(41, "a"), (42, "b")]
     assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(41, "a"), (42, "b")]
+
+
+def test_a_request_about_many_vms_has_no_other_forgotten(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.add_deleted("stop-1")
+    for _ in range(2 * MOST_DELETED):
+        journal.add_deleted("reclaim-1")
+    assert Journal(tmp_path).deleted == ["stop-1", "reclaim-1"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command
 from tests.hostagent.doing import reclaim
 from tests.hostagent.waiting import until
@@ -44,4 +47,17 @@ async def test_an_application_that_shrank_for_a_deflation_that_took_nothing_hear
         body = {"request_id": f"t-{number}", "target": {**nominal, "memory_mib": memory_mib}, "deadline_s": 3.0}
         operation = await command("PUT", "/v1/vms/low-1/target", {**body, "generation": number + 1})
         assert (operation.state, operation.vms[0].after.memory_mib) == (state, 1024.0), operation.sentence
+    assert times_told(world) == 1
+
+
+async def test_an_application_that_is_still_giving_is_not_told_of_an_earlier_growth(
+    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resizer = host.vms["low-1"].resizer
+    now = asyncio.get_running_loop().time()
+    resizer.untold, resizer._gives_until = True, now + 3600.0
+    await host.vms["low-1"].drift_repair.check("")
+    assert times_told(world) == 0
+    resizer._gives_until = now
+    await resizer.tell()
     assert times_told(world) == 1
