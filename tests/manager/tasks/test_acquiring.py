@@ -343,7 +343,7 @@ async def test_two_managers_with_one_engine_and_one_prefix_leave_each_others_mac
                 assert (await cluster.call("GET", f"/v1/vms/{name}"))[0] == 404
             assert (await one.get("/v1/vms/harvest-1"))["state"] == "running"
             assert (await other.get("/v1/vms/harvest-2"))["state"] == "running"
-            wrong = {("drain", "harvest-1"), ("undrain", "harvest-2")}
+            wrong: set[tuple[str, ...]] = {("drain", "harvest-1"), ("undrain", "harvest-2")}
             wrong |= {("set_usable_cores", name, "0") for name in ("harvest-1", "harvest-2")}
             assert not wrong & set(engine.calls[begun:])
 
