@@ -22,9 +22,10 @@ from ebbtide.deflation.sharing.pressure_response import Neighbours
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.control.start_admission import admit, admit_arrival, turn_off_again
+from hostagent.control.unowned import Fate, fate
 from hostagent.errors import HostAgentError, HypervisorError, JournalError
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary
-from hostagent.state.intents import Phase
+from hostagent.state.intents import Intent, Phase
 from hostagent.vm.executor import twice
 from hostagent.vm.host import CONCURRENT, RESIZING, Host
 from hostagent.vm.managed_vm import MOVING, ManagedVM
@@ -65,12 +66,19 @@ def check_is_due(
 class Reconciler:
     """Runs the checks, each VM's in a task of its own, so that one that hangs holds up no other.
 
-    :param take_back: looks after a domain of ours that no VM belongs to; whether it may.
+    :param take_back: looks after a domain of ours that no VM belongs to.
+    :param has_failed: whether an intent's operation was answered as failed.
     """
 
-    def __init__(self, host: Host, take_back: Callable[[DomainState], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        take_back: Callable[[DomainState], Awaitable[None]],
+        has_failed: Callable[[Intent], bool],
+    ) -> None:
         self._host = host
         self._take_back = take_back
+        self._has_failed = has_failed
         self._checks: dict[str, asyncio.Task[None]] = {}
         #: When each VM was checked closely, and what the survey said then.
         self._seen: dict[str, tuple[float, DomainSummary]] = {}
@@ -330,33 +338,21 @@ class Reconciler:
             await self._host.resize_one(vm, RETRY_DEADLINE_S)
 
     async def _see_to_unowned(self, known: set[str]) -> None:
-        """Remove what is left of creations that were given up; look after all other domains that no VM belongs to.
-
-        A VM's domain that libvirt did not name for a while is there again with its disk: it is never removed. One of
-        another owner is not, either; it is given back where its adoption was answered as failed.
-        """
+        """Look after domains of ours that no VM belongs to, or remove them."""
         for domain in await self._host.hypervisor.domains():
             if domain.name in known or domain.name in {vm.domain for vm in self._host.vms.values()}:
                 continue
-            phase, name, here = domain.intent.phase, domain.intent.spec.name, self._host.vms
-            before, cause = domain.intent.adopted, domain.intent.cause
-            failed = cause is not None and cause.request_id in self._host.journal.failed_deletions
-            given_up = (
-                phase is Phase.CREATING
-                or (phase is Phase.DELETING and not failed)
-                or (phase is Phase.ARRIVING and domain.state == "stopped")
-            )
-            adoption = cause.request_id if cause is not None and cause.kind == "adopt" else ""
-            if before is not None and adoption in self._host.journal.deleted:
-                await self._host.hypervisor.adoption.give_back(domain.name, before)
-            elif given_up and before is None:
-                log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
-                await self._host.hypervisor.destroy(domain.name)
-            elif phase is Phase.ARRIVING and domain.state != "running":
-                pass  # it moves: once it runs here it runs nowhere else
-            elif name in here:
-                sentence = f"domain {domain.name} is called {name}, too: it is left alone beside {here[name].domain}"
-                self._host.note(name, DecisionKind.ALARM, sentence, {})
-                self._foreign.add(domain.name)
-            elif not await self._take_back(domain):
-                self._foreign.add(domain.name)
+            intent, name, here = domain.intent, domain.intent.spec.name, self._host.vms
+            match fate(intent, domain.state, self._has_failed(intent), name in here):
+                case Fate.TAKEN_BACK:
+                    await self._take_back(domain)
+                case Fate.LEFT:
+                    other = here[name].domain
+                    sentence = f"domain {domain.name} is called {name}, too: it is left alone beside {other}"
+                    self._host.note(name, DecisionKind.ALARM, sentence, {})
+                    self._foreign.add(domain.name)
+                case Fate.GIVEN_BACK if intent.adopted is not None:
+                    await self._host.hypervisor.adoption.give_back(domain.name, intent.adopted)
+                case Fate.REMOVED:
+                    log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
+                    await self._host.hypervisor.destroy(domain.name)

@@ -25,7 +25,7 @@ from hostagent.errors import DomainGone, HostAgentError, HypervisorError, Reques
 from hostagent.libvirt.hypervisor import Candidate
 from hostagent.operations.lifecycle_commands import NEAR, give_up_change, stay_as_it_was
 from hostagent.operations.operations import Run, done, failed, partly_done
-from hostagent.operations.requests import Requests, answer, cause_of, check_present, mark_failed
+from hostagent.operations.requests import Requests, answer, cause_of, check_present
 from hostagent.operations.respec import returning
 from hostagent.operations.resuming import HELLO_S, Resume
 from hostagent.state.history import sizes
@@ -192,7 +192,7 @@ class AdoptionCommands:
             except BaseException as error:
                 if isinstance(error, HypervisorError):
                     # It may still be written: then the reconciler gives the domain back.
-                    await mark_failed(self._host.journal, operation.request_id)
+                    await self._host.mark_failed(operation.request_id)
                 await self._host.drop(vm)
                 raise
             await self._host.record_change(vm.name, ZERO, nominal, operation.request_id)
@@ -206,7 +206,7 @@ class AdoptionCommands:
         return done(operation, sentence)
 
     async def _resume_adopt(self, operation: Operation, vm: ManagedVM) -> Operation:
-        if operation.request_id in self._host.journal.deleted:
+        if self._host.has_failed(operation):
             # The reconciler gives it back.
             await self._host.drop(vm)
             return failed(operation, f"{vm.domain} could not be adopted, as was answered before this agent started")
@@ -279,7 +279,7 @@ class AdoptionCommands:
                     await host.hypervisor.resume(vm.domain)
                 await host.hypervisor.adoption.give_back(vm.domain, before)
             except HypervisorError:
-                await mark_failed(host.journal, operation.request_id)
+                await host.mark_failed(operation.request_id)
                 with contextlib.suppress(HypervisorError):
                     await stay_as_it_was(host, vm, old, operation.request_id)
                 raise
@@ -309,7 +309,7 @@ class AdoptionCommands:
         try:
             await (vm.record.store(was=was, cause=cause) if target is None else persist_all([vm]))
         except HypervisorError:
-            await mark_failed(host.journal, cause.request_id)
+            await host.mark_failed(cause.request_id)
             raise
 
     async def _kept(self, operation: Operation, vm: ManagedVM, old: VMSpec, outcome: VMOutcome) -> Operation:
@@ -320,7 +320,7 @@ class AdoptionCommands:
 
     async def _resume_release(self, operation: Operation, vm: ManagedVM) -> Operation:
         vm.start()
-        if operation.request_id in self._host.journal.deleted:
+        if self._host.has_failed(operation):
             await give_up_change(self._host, vm, operation.request_id)
             return failed(operation, f"{vm.name} could not be given back, as was answered before this agent started")
         if vm.intent.was is None:

@@ -23,7 +23,7 @@ from hostagent.operations.mode_commands import ModeCommands
 from hostagent.operations.requests import Requests
 from hostagent.operations.resuming import Resuming
 from hostagent.operations.size_commands import SizeCommands
-from hostagent.state.intents import Phase
+from hostagent.state.intents import Intent, Phase
 from hostagent.supervised_task import guarded
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
@@ -67,7 +67,9 @@ class Agent:
         await self.host.hypervisor.sweep()
         self._resuming.resume(self.host.vms.values())
         self._supervised = [
-            asyncio.create_task(guarded(Reconciler(self.host, self._take_back).run), name="reconciler"),
+            asyncio.create_task(
+                guarded(Reconciler(self.host, self._take_back, self._has_failed).run), name="reconciler"
+            ),
             asyncio.create_task(guarded(self.mode_commands.run), name="mode-upholding"),
             asyncio.create_task(guarded(self.harvest.run), name="harvest-growth"),
             asyncio.create_task(guarded(self.steady.run), name="steady-mode"),
@@ -82,14 +84,16 @@ class Agent:
         vm.resizer.late.started(asyncio.get_running_loop().time())
         return vm
 
-    async def _take_back(self, found: DomainState) -> bool:
-        """Look after a domain of ours that libvirt did not name for a while, as after a start.
-
-        :returns: False: its adoption was answered as failed, so that it is not carried out.
-        """
-        cause = found.intent.cause
-        if cause is not None and cause.kind == "adopt" and self.requests.operations.has_failed(cause.request_id):
+    def _has_failed(self, intent: Intent) -> bool:
+        if (cause := intent.cause) is None:
             return False
+        if self.host.journal.has_failed(cause.kind, cause.request_id):
+            return True
+        # Of this agent's it is known although that could not be written. A deletion that has begun is finished.
+        return cause.kind == "adopt" and self.requests.operations.has_failed(cause.request_id)
+
+    async def _take_back(self, found: DomainState) -> None:
+        """Look after a domain of ours that libvirt did not name for a while, as after a start."""
         vm = self._take_in(found)
         log.warning("a domain of ours is there again and is looked after", domain=found.name, vm=vm.name)
         await self._resuming.take_back(vm)
@@ -100,7 +104,6 @@ class Agent:
             except JournalError as error:
                 log.warning("a growth was not told", vm=vm.name, why=str(error))
         self.host.changed.set()
-        return True
 
     async def close(self) -> None:
         """Stop working; VMs stay as they are, their intents say what is to go on."""

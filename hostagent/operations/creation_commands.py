@@ -17,10 +17,10 @@ from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
-from hostagent.errors import DomainGone, HypervisorError, JournalError, NoticeWithdrawn, RequestRefused
+from hostagent.errors import DomainGone, HypervisorError, NoticeWithdrawn, RequestRefused
 from hostagent.operations.ending import end_of_notice, stays
 from hostagent.operations.operations import Run, done, failed
-from hostagent.operations.requests import FAILED_EARLIER, Requests, answer, cause_of, check_not_arrived, left
+from hostagent.operations.requests import Requests, answer, cause_of, check_not_arrived, left
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.vm.host import Host
@@ -129,8 +129,6 @@ class CreationCommands:
             if request.request_id in self._host.journal.deleted:
                 # Done before a restart: the VM that has the name now is another one.
                 return answer(f"{name} was removed by this request before the agent was started again")
-            if request.request_id in self._host.journal.failed_deletions:
-                return answer(FAILED_EARLIER, failed)
             if name not in self._host.vms and self._coming.pop(name, None) is not None:
                 return partial(self._call_off, name=name)
             vm = self._host.vm(name)
@@ -183,9 +181,8 @@ class CreationCommands:
 
         :param cause: of what it has.
         """
-        with contextlib.suppress(JournalError):
-            # A write that comes late must not have a later agent remove it.
-            await asyncio.to_thread(self._host.journal.add_failed_deletion, request_id)
+        # A write that comes late must not have a later agent remove it.
+        await self._host.mark_failed(request_id)
         vm.record.intent = vm.intent.changed(cause=cause)
         vm.request_check()
 
@@ -193,7 +190,7 @@ class CreationCommands:
         """Go on with a deletion that an earlier agent had begun, unless that has answered it as failed."""
         vm.start()
         begun = vm.intent.phase is Phase.DELETING or vm.intent.told == operation.request_id
-        if begun and operation.request_id not in self._host.journal.failed_deletions:
+        if begun and not self._host.has_failed(operation):
             return await self.remove(operation, vm, cause_of(vm))
         async with vm.lock:
             if vm.intent.phase is Phase.DELETING:

@@ -25,7 +25,7 @@ from hostagent.control.start_admission import charge_memory, turn_off_again
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, NoticeWithdrawn, RequestRefused
 from hostagent.operations.ending import Ending, stays
 from hostagent.operations.operations import Run, done, failed, partly_done
-from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, mark_failed, now
+from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
 from hostagent.operations.respec import (
     BootMib,
     Respec,
@@ -151,12 +151,12 @@ class LifecycleCommands:
         try:
             await vm.record.store(phase=Phase.STOPPING, cause=cause)
         except HypervisorError:
-            await mark_failed(self._host.journal, cause.request_id)
+            await self._host.mark_failed(cause.request_id)
             raise
 
     async def _not_stopped(self, vm: ManagedVM, request_id: str) -> None:
         """Have a VM looked after again whose stop is answered as failed. Under its lock."""
-        await mark_failed(self._host.journal, request_id)
+        await self._host.mark_failed(request_id)
         vm.record.intent = vm.intent.changed(phase=Phase.SETTLED, target=vm.intent.committed)
         # What cannot be written now, the reconciler writes later.
         with contextlib.suppress(HostAgentError):
@@ -206,7 +206,7 @@ class LifecycleCommands:
     async def _resume_stop(self, operation: Operation, vm: ManagedVM) -> Operation:
         # However it is started again, its guest is heard.
         vm.start()
-        if operation.request_id in self._host.journal.deleted:
+        if self._host.has_failed(operation):
             async with vm.lock:
                 if vm.intent.phase is Phase.STOPPING:
                     await self._not_stopped(vm, operation.request_id)
@@ -325,7 +325,7 @@ class LifecycleCommands:
         except HostAgentError as error:
             # Answered as failed, so neither this agent nor a later one carries it out: the reconciler turns it off.
             vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
-            await mark_failed(self._host.journal, cause_of(vm).request_id)
+            await self._host.mark_failed(cause_of(vm).request_id)
             with contextlib.suppress(HostAgentError):
                 await vm.record.persist()
             self._host.note(vm.name, DecisionKind.STOPPED, f"it could not be stopped again yet: {error}", {})
@@ -333,7 +333,9 @@ class LifecycleCommands:
 
     async def _resume_start(self, operation: Operation, vm: ManagedVM) -> Operation:
         async with vm.lock:
-            if vm.intent.phase is Phase.STARTING and operation.request_id in self._host.journal.deleted:
+            if vm.intent.phase is Phase.STARTING and self._host.journal.has_failed(
+                operation.kind, operation.request_id
+            ):
                 vm.start()  # however it is started again, its guest is heard
                 vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
                 vm.request_check()
@@ -410,7 +412,7 @@ class LifecycleCommands:
         try:
             await persist_all([vm])
         except HypervisorError:
-            await mark_failed(self._host.journal, cause.request_id)
+            await self._host.mark_failed(cause.request_id)
             raise
 
     async def _settle_spec(
@@ -440,7 +442,7 @@ class LifecycleCommands:
                 redefine=redefine,
             )
         except HypervisorError:
-            await mark_failed(host.journal, operation.request_id)
+            await host.mark_failed(operation.request_id)
             with contextlib.suppress(HypervisorError):
                 await stay_as_it_was(host, vm, old, operation.request_id)
             raise
@@ -483,7 +485,7 @@ class LifecycleCommands:
 
     async def _resume_resize(self, operation: Operation, vm: ManagedVM) -> Operation:
         vm.start()
-        if operation.request_id in self._host.journal.deleted:
+        if self._host.has_failed(operation):
             await give_up_change(self._host, vm, operation.request_id)
             return failed(operation, f"{vm.name} could not be resized, as was answered before this agent started")
         if vm.intent.was is None:
@@ -521,7 +523,7 @@ async def stay_as_it_was(host: Host, vm: ManagedVM, old: VMSpec, request_id: str
     try:
         await vm.record.persist()
     except HypervisorError:
-        await mark_failed(host.journal, request_id)
+        await host.mark_failed(request_id)
         raise
 
 
@@ -531,7 +533,7 @@ async def give_up_change(host: Host, vm: ManagedVM, request_id: str) -> None:
         if vm.intent.was is not None:
             with contextlib.suppress(HypervisorError):
                 await stay_as_it_was(host, vm, vm.intent.was, request_id)
-    await mark_failed(host.journal, request_id)
+    await host.mark_failed(request_id)
 
 
 def _defined(spec: VMSpec) -> tuple[float, float, Vector | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -14,7 +13,7 @@ from ebbtide.deflation.fencing import Fence
 from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
-from hostagent.errors import JournalError, RequestRefused
+from hostagent.errors import RequestRefused
 from hostagent.operations.operations import Kind, Operations, Run, done, failed
 from hostagent.state.intents import Cause, Phase, Request
 from hostagent.state.journal import Journal
@@ -84,14 +83,15 @@ class Requests:
         :raises RequestRefused: the command comes too late, its id stands for another one, or it is not accepted.
         """
         request_id, body = command.request_id, command.comparable() | path
-        known = self.operations.has(request_id) or request_id in self._journal.deleted
+        journal = self._journal
+        known = self.operations.has(request_id) or request_id in journal.deleted or request_id in journal.failed
         await self.leadership.follow(command, known)
         lock = self._being_checked.setdefault(request_id, asyncio.Lock())
         async with lock:
             if operation := self.operations.known(request_id, kind, body):
                 return operation
             request = Request(request_id, kind, body, time.time())
-            if kind != "delete" and request_id in self._journal.deleted:
+            if journal.has_failed(kind, request_id):
                 run = answer(FAILED_EARLIER, failed)
             else:
                 run = await accept(request)
@@ -130,13 +130,6 @@ async def check_not_arrived(host: Host, vm: ManagedVM) -> None:
         raise RequestRefused(
             409, f"{vm.name} has arrived: it runs on {host.slice.host_id}", "name", code=ProblemCode.WRONG_STATE
         )
-
-
-async def mark_failed(journal: Journal, request_id: str) -> None:
-    """Remember that an operation is answered as failed: a later agent does not go on with what it finds of it."""
-    if request_id not in journal.deleted:
-        with contextlib.suppress(JournalError):
-            await asyncio.to_thread(journal.add_deleted, request_id)
 
 
 def cause_of(vm: ManagedVM) -> Cause:

@@ -48,12 +48,13 @@ class Resuming:
 
     async def take_back(self, vm: ManagedVM) -> None:
         """Go on with a VM whose domain libvirt did not name for a while."""
-        if vm.intent.cause is None or not self._operations.has(vm.intent.cause.request_id):
+        if (cause := vm.intent.cause) is None or not self._operations.has(cause.request_id):
             self.resume([vm])
             return
+        failed_before = self._host.journal.has_failed(cause.kind, cause.request_id)
         async with vm.lock:
             vm.start()
-            if (intent := _as_answered(vm.intent)) == vm.intent:
+            if (intent := _as_answered(vm.intent, failed_before)) == vm.intent:
                 return
             vm.record.intent = intent
             # What cannot be written now, the reconciler writes later.
@@ -101,7 +102,7 @@ class Resuming:
             vm.start()
         if not self._host.modes.does(HostEvent.ROOM if operation.kind == "mode" else HostEvent.UNFINISHED):
             return concluded(operation, [vm.summary() for vm in members])
-        if operation.request_id in self._host.journal.deleted:
+        if self._host.has_failed(operation):
             # Answered as failed by an earlier agent: the reconciler gives back what it took.
             for vm in members:
                 vm.record.intent = vm.intent.changed(given_up=vm.intent.phase in RESIZING)
@@ -121,7 +122,7 @@ class Resuming:
             # Created long ago: one that is off keeps its disk.
             vm.start()
             return done(operation, f"{vm.name} was started")
-        if operation.request_id in self._host.journal.deleted:
+        if self._host.has_failed(operation):
             await self._host.clear_away(vm)
             raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
         state = await state_of(self._host, vm)
@@ -132,14 +133,17 @@ class Resuming:
         raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
 
 
-def _as_answered(intent: Intent) -> Intent:
-    """The intent of a VM whose operation has ended: what that left unfinished is not carried out any more."""
+def _as_answered(intent: Intent, failed: bool) -> Intent:
+    """The intent of a VM whose operation has ended: what that left unfinished is not carried out any more.
+
+    :param failed: whether it was answered as failed before it had begun.
+    """
     kind, committed = intent.cause.kind if intent.cause is not None else "", intent.committed
     if intent.was is not None:
         phase = Phase.SETTLED if intent.phase in RESIZING else intent.phase
         spec = fallen_short(intent.was, committed.vector())
         return intent.changed(spec=spec, was=None, phase=phase, target=committed)
-    if intent.phase is Phase.DELETING:
+    if intent.phase is Phase.DELETING and failed:
         return not_deleted(intent)
     if intent.phase is Phase.STARTING:
         return intent.changed(phase=Phase.STOPPING)  # the reconciler turns it off

@@ -24,7 +24,7 @@ from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import reinflation_targets
 from hostagent.errors import HypervisorError, RequestRefused
 from hostagent.operations.operations import Run, concluded, failed, split_told
-from hostagent.operations.requests import Requests, left, mark_failed, now
+from hostagent.operations.requests import Requests, left, now
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
 from hostagent.vm.host import Host, persist_all, plan_all
@@ -152,7 +152,7 @@ class SizeCommands:
         try:
             await persist_all(members)
         except HypervisorError:
-            await mark_failed(self._host.journal, request.request_id)
+            await self._host.mark_failed(request.request_id)
             raise
 
     async def _reclaim(self, operation: Operation, command: ReclaimCommand, request: Request) -> Operation:

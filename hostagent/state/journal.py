@@ -56,8 +56,8 @@ class StoredSteady:
     arrivals: tuple[tuple[float, float], ...] = ()
 
 
-#: Deletions that are remembered.
-MOST_DELETED: Final = 200
+#: Deletions that are remembered, and failed operations.
+MOST_ENDED: Final = 200
 #: Machines without cores whose last change is remembered.
 MOST_GONE: Final = 300
 #: Core changes that are kept where no manager ever acknowledges them; up to twice as many, so that the file is seldom
@@ -93,14 +93,13 @@ class Journal:
         self._last: dict[str, tuple[str, float]] = {}
         #: Request ids of the latest deletions, and of operations that were answered as failed: not carried out later.
         self.deleted: list[str] = []
-        #: Of deletions that were answered as failed before they had begun: not carried out later either.
-        self.failed_deletions: list[str] = []
+        self.failed: list[str] = []
         if self._state_path.exists():
             state = json.loads(self._state_path.read_text())
             self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
             self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
             self.deleted = list(state.get("deleted", []))
-            self.failed_deletions = list(state.get("failed_deletions", []))
+            self.failed = list(state.get("failed", []))
             if "mode" in state:
                 mode, reason, since = state["mode"]
                 self.mode = StoredMode(HostMode(mode), reason, since)
@@ -223,18 +222,21 @@ class Journal:
         :raises JournalError: it could not be written.
         """
         with self._lock:
-            if request_id not in self.deleted:
-                # A request about many VMs is no reason to forget others.
-                self._change_state("a deletion", deleted=[*self.deleted[1 - MOST_DELETED :], request_id])
+            self._change_state("a deletion", deleted=[*self.deleted[1 - MOST_ENDED :], request_id])
 
-    def add_failed_deletion(self, request_id: str) -> None:
-        """Remember a deletion that is answered as failed before it has begun.
+    def add_failed(self, request_id: str) -> None:
+        """Remember that an operation is answered as failed: a later agent does not go on with what it finds of it.
 
         :raises JournalError: it could not be written.
         """
         with self._lock:
-            kept = self.failed_deletions[1 - MOST_DELETED :]
-            self._change_state("a deletion", failed_deletions=[*kept, request_id])
+            if request_id not in self.failed:
+                # A request about many VMs is no reason to forget others.
+                self._change_state("a failure", failed=[*self.failed[1 - MOST_ENDED :], request_id])
+
+    def has_failed(self, kind: str, request_id: str) -> bool:
+        """Whether an operation was answered as failed. An earlier version kept all but deletions among those."""
+        return request_id in self.failed or (kind != "delete" and request_id in self.deleted)
 
     def raise_epoch(self, epoch: int) -> None:
         """Remember the highest epoch of a manager that was seen.
@@ -319,7 +321,7 @@ class Journal:
             "sequence": self._sequence,
             "last": self._last,
             "deleted": self.deleted,
-            "failed_deletions": self.failed_deletions,
+            "failed": self.failed,
             "mode": (self.mode.mode, self.mode.reason, self.mode.since),
             "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
             "steady": (self.steady.enabled, self.steady.reserve_mib, self.steady.refill_s, self.steady.arrivals),

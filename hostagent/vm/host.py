@@ -22,7 +22,7 @@ from ebbtide.deflation.sharing.overcommitment import overcommitment
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.hosts import HostReport, HostTemplate
-from ebbtide.messages.operations import VMOutcome
+from ebbtide.messages.operations import Operation, VMOutcome
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.metrics.totals import Reports
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused
@@ -327,13 +327,21 @@ class Host:
         Its creation was answered as failed, so a later agent must not carry it out either.
         """
         vm.record.intent = vm.intent.changed(phase=Phase.DELETING)
-        with contextlib.suppress(HostAgentError):
-            if vm.intent.cause is not None:
-                await asyncio.to_thread(self.journal.add_deleted, vm.intent.cause.request_id)
+        if vm.intent.cause is not None:
+            await self.mark_failed(vm.intent.cause.request_id)
         try:
             await self.forget(vm)
         except HypervisorError as error:
             log.warning("what was left of the VM could not be removed yet", vm=vm.name, why=str(error))
+
+    def has_failed(self, operation: Operation) -> bool:
+        """Whether an operation was answered as failed by an earlier agent."""
+        return self.journal.has_failed(operation.kind, operation.request_id)
+
+    async def mark_failed(self, request_id: str) -> None:
+        """Remember, if that can be written, that an operation is answered as failed."""
+        with contextlib.suppress(JournalError):
+            await asyncio.to_thread(self.journal.add_failed, request_id)
 
     async def record_change(self, name: str, before: ResourceVector, after: ResourceVector, cause: str) -> None:
         """Write down a change of cores, durably, and let the manager hear of it."""
@@ -420,8 +428,7 @@ class Host:
         """What is answered as failed is not carried out later, neither by this agent nor by its successor."""
         cause = vm.intent.cause
         if vm.intent.phase in RESIZING and cause is not None and cause.kind in ANSWERED:
-            with contextlib.suppress(HostAgentError):
-                await asyncio.to_thread(self.journal.add_deleted, cause.request_id)
+            await self.mark_failed(cause.request_id)
             with contextlib.suppress(HostAgentError):
                 await vm.give_up()
 

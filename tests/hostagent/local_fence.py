@@ -58,9 +58,9 @@ class FencedJournal(Journal):
         super().add_deleted(request_id)
         self._fence.after()
 
-    def add_failed_deletion(self, request_id: str) -> None:
+    def add_failed(self, request_id: str) -> None:
         self._fence.before()
-        super().add_failed_deletion(request_id)
+        super().add_failed(request_id)
         self._fence.after()
 
     def grant(self, number: int, room: ResourceVector) -> None:

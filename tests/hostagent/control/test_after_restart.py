@@ -153,7 +153,7 @@ async def test_a_vm_whose_start_had_failed_is_heard_when_another_program_starts_
     await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
     await command("POST", "/v1/vms/low-1/stop", {"request_id": "s"})
     await command("POST", "/v1/vms/low-1/start", {"request_id": "up"})
-    await asyncio.to_thread(agent.host.journal.add_deleted, "up")
+    await asyncio.to_thread(agent.host.journal.add_failed, "up")
     await agent.close()
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()

@@ -101,7 +101,7 @@ async def test_a_deletion_that_was_answered_as_failed_and_written_too_late_remov
     assert cause is not None
     if restarted:
         # Another agent, which has not heard of the request.
-        host.journal.add_failed_deletion("e")
+        host.journal.add_failed("e")
     deletion = cause.model_copy(update={"request_id": "e" if restarted else "d", "kind": "delete", "body": {}})
     await gone_and_back(host, world, phase=Phase.DELETING, cause=deletion)
     await until(lambda: host.vms["low-1"].intent.phase is Phase.SETTLED)
@@ -144,7 +144,7 @@ async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_was_a
         def full(request_id: str) -> None:
             raise JournalError(f"no room for {request_id}")
 
-        monkeypatch.setattr(host.journal, "add_deleted", full)
+        monkeypatch.setattr(host.journal, "add_failed", full)
     late = await command("POST", "/v1/adoptions", body | {"request_id": "b", "domain": "late", "name": "late"})
     assert late.state == "failed"
     cause = intent.cause.model_copy(update={"request_id": "b"})
@@ -165,7 +165,7 @@ async def test_an_adopted_domain_whose_last_command_failed_is_looked_after_again
     world.failures["read"] = "libvirt did not answer within 15 s"
     target = {"request_id": "t", "generation": 7, "target": {"cpu_cores": 0.5}, "deadline_s": 20.0}
     assert (await command("PUT", "/v1/vms/web/target", target)).state == "partial"
-    assert "t" in host.journal.deleted
+    assert "t" in host.journal.failed
     world.failures.clear()
     await until(lambda: host.vms["web"].intent.phase is Phase.SETTLED)
     web = world.domains.pop("web")

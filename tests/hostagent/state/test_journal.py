@@ -12,7 +12,7 @@ import pytest
 from hostagent.errors import JournalError
 from hostagent.state import journal as journals
 from hostagent.state.files import replace
-from hostagent.state.journal import MOST_DELETED, Journal
+from hostagent.state.journal import MOST_ENDED, Journal
 
 
 def add(journal: Journal, cause: str, after: float = 1.0) -> None:
@@ -210,7 +210,16 @@ def test_no_change_is_lost_to_a_full_disk_while_they_are_numbered_again(
 
 def test_a_request_about_many_vms_has_no_other_forgotten(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.add_deleted("stop-1")
-    for _ in range(2 * MOST_DELETED):
-        journal.add_deleted("reclaim-1")
-    assert Journal(tmp_path).deleted == ["stop-1", "reclaim-1"]
+    journal.add_failed("stop-1")
+    for _ in range(2 * MOST_ENDED):
+        journal.add_failed("reclaim-1")
+    assert Journal(tmp_path).failed == ["stop-1", "reclaim-1"]
+
+
+def test_what_an_earlier_version_kept_among_deletions_has_failed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.add_deleted("one")
+    journal.add_failed("other")
+    again = Journal(tmp_path)
+    assert [again.has_failed(kind, "one") for kind in ("stop", "delete")] == [True, False]
+    assert [again.has_failed(kind, "other") for kind in ("stop", "delete")] == [True, True]

@@ -177,7 +177,7 @@ class Ground:
             (
                 {v.name: (v.state, v.current, v.minimum, v.generation) for v in statuses_of(agent)},
                 agent.host.journal.mode,
-                agent.host.journal.deleted,
+                (agent.host.journal.deleted, agent.host.journal.failed),
                 agent.host.journal.epoch,
             )
             for agent in self.honest
