@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from ebbtide.messages.enrolment import SUCCESSOR_NAME
 from ebbtide.rest.errors import AccessError
+from ebbtide.rest.tls import fingerprint, issued_by
 from ebbtide.rest.tokens import check_private
 
 if TYPE_CHECKING:
@@ -91,13 +92,11 @@ class CertificateAuthority:
     def has_signed(self, certificate: bytes) -> bool:
         """Whether a certificate, DER, is one of its."""
         from cryptography import x509
-        from cryptography.exceptions import InvalidSignature
 
         try:
-            x509.load_der_x509_certificate(certificate).verify_directly_issued_by(self.certificate)
-        except (ValueError, TypeError, InvalidSignature):
+            return issued_by(x509.load_der_x509_certificate(certificate), self.certificate)
+        except ValueError:
             return False
-        return True
 
     @property
     def pem(self) -> str:
@@ -109,9 +108,7 @@ class CertificateAuthority:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of its certificate, hexadecimal."""
-        from cryptography.hazmat.primitives.serialization import Encoding
-
-        return hashlib.sha256(self.certificate.public_bytes(Encoding.DER)).hexdigest()
+        return fingerprint(self.certificate)
 
     def has_ended(self) -> bool:
         """Whether nobody believes what it signs any more."""

@@ -352,7 +352,7 @@ class Agent:
                 mode=choice_param(params, "mode", ("ask", "force")),
                 target=target,
                 bound_mib=_bound_mib(params, target),
-                full_cores=amount_param(params, "full_cores") if "full_cores" in params else 0.0,
+                full_cores=_full_cores(params),
             )
         )
 
@@ -364,7 +364,7 @@ class Agent:
                 deadline_s=amount_param(params, "deadline_s"),
                 target=target,
                 bound_mib=_bound_mib(params, target),
-                full_cores=amount_param(params, "full_cores") if "full_cores" in params else 0.0,
+                full_cores=_full_cores(params),
             )
         )
 
@@ -445,6 +445,11 @@ def waited(look: Callable[[], T], enough: Callable[[T], bool], wait_s: float, lo
 def _wait_s(params: Params) -> float:
     """For how long the host has its question wait for its answer to change; seconds."""
     return min(amount_param(params, "wait_s"), LONGEST_WAIT_S) if "wait_s" in params else 0.0
+
+
+def _full_cores(params: Params) -> float:
+    """An earlier host does not say."""
+    return amount_param(params, "full_cores") if "full_cores" in params else 0.0
 
 
 def _bound_mib(params: Params, target: dict[str, float]) -> float:

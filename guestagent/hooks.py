@@ -1,8 +1,7 @@
-"""The applications' REST hooks on Unix sockets, or on the guest's loopback by choice: drop-in files, and the client."""
+"""The applications' REST hooks on Unix sockets, or on loopback by choice: drop-in files, the client, and the token."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any, Callable, Dict, Tuple, TypeVar
 
 from guestagent.errors import DropInError, GuestFailure, HookError, HookTimeout, ParseError
 from guestagent.messages import AdapterCapabilities, SizeRange
-from guestagent.notices import make_run_dir
+from guestagent.notices import make_run_dir, replace
 from guestagent.rpc import COMPONENTS, cleaned, is_amount, parse_json
 from guestagent.tracing import carried, here
 
@@ -145,7 +144,7 @@ class Tokens:
             return
         try:
             make_run_dir(self._run_dir)
-            _write(os.path.join(self._run_dir, TOKEN_FILE), token, 0o640)
+            replace(os.path.join(self._run_dir, TOKEN_FILE), token, 0o640)
         except OSError as error:
             raise GuestFailure(f"cannot write the token: {error}") from None
         self.token = token
@@ -162,7 +161,7 @@ class Tokens:
                 for name in set(os.listdir(directory)) - set(wanted):
                     os.unlink(os.path.join(directory, name))
                 for user, (uid, token) in wanted.items():
-                    _write(os.path.join(directory, user), token, 0o400, uid)
+                    replace(os.path.join(directory, user), token, 0o400, uid)
             except OSError as error:
                 if str(error) != self._complaint:
                     self._complaint = str(error)
@@ -294,18 +293,6 @@ def amounts(body: dict[str, Any], field: str) -> dict[str, float]:
     if not isinstance(value, dict):
         return {}
     return {str(name): float(amount) for name, amount in value.items() if is_amount(amount) and amount <= AMOUNT_LIMIT}
-
-
-def _write(path: str, token: str, mode: int, uid: int = -1) -> None:
-    """Replace a file, so that no part of one is read. Raises: OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path + ".new")
-    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(token)
-        os.fchown(fd, uid, -1)
-        os.fchmod(fd, mode)
-    os.rename(path + ".new", path)
 
 
 def _require_id(answer: dict[str, Any], request_id: str) -> None:

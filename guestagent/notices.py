@@ -1,7 +1,8 @@
-"""Notices of the guest to its host: tasks wait for memory, and a service in it asks for more."""
+"""Notices of the guest to its host (tasks wait for memory, a service asks for more), and the directory of its files."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -150,3 +151,15 @@ def make_run_dir(path: str) -> None:
     """The directory of token and socket. Raises: OSError."""
     os.makedirs(path, mode=0o755, exist_ok=True)
     os.chmod(path, 0o755)
+
+
+def replace(path: str, text: str, mode: int, uid: int = -1) -> None:
+    """Put a whole file into a place, so that no part of one is read; links are not followed. Raises: OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + ".new")
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+        os.fchown(fd, uid, -1)
+        os.fchmod(fd, mode)
+    os.rename(path + ".new", path)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from guestagent.errors import GuestFailure
 from guestagent.messages import PreemptionParams, PreemptionResult, WithdrawalParams, WithdrawalResult
-from guestagent.notices import make_run_dir
+from guestagent.notices import make_run_dir, replace
 from guestagent.rpc import parse_json
 from guestagent.tracing import carried
 
@@ -187,7 +187,6 @@ class Preemption:
         return found if isinstance(found, dict) else None
 
     def _write(self, params: PreemptionParams, programs: list[_Program]) -> None:
-        path = os.path.join(self._run_dir, FILE_NAME)
         told: dict[str, Any] = {
             "request_id": params.request_id,
             "kind": params.kind,
@@ -198,11 +197,7 @@ class Preemption:
         }
         try:
             make_run_dir(self._run_dir)
-            fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
-            with os.fdopen(fd, "w") as file:
-                os.fchmod(fd, 0o644)
-                json.dump(told, file)
-            os.rename(path + ".new", path)
+            replace(os.path.join(self._run_dir, FILE_NAME), json.dumps(told), 0o644)
         except OSError as error:
             raise GuestFailure(f"cannot write the notice: {error}") from None
 

@@ -47,7 +47,7 @@ from cluster_manager.plans.report_queries import (
     room_by_deflation,
     rows_of_split,
 )
-from ebbtide.deflation.allocations import deflatable_capacity, shareable
+from ebbtide.deflation.allocations import deflatable_capacity, lack, shareable
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.rebalancing import Rooms
@@ -190,7 +190,7 @@ class _World:
                 return self._ended("reclaim", state_after, f"would shrink {told}", outcomes, short)
             case Reinflate():
                 rows = without_harvest(allocations_of(report))
-                room = shareable(report.free.vector(), report.capacity.vector(), rows)
+                room = shareable(report.free.vector(), report.capacity.vector(), lack(rows))
                 outcomes = self._resize(report, share_room(rows, room, pressed_on(report)))
                 told = ", ".join(f"{o.name} to {o.after.vector()}" for o in outcomes) or "no VM lacks anything"
                 return self._ended("reinflate", OperationState.DONE, f"would grow {told}", outcomes)

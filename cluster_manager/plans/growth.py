@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster_manager.plans.report_queries import allocations_of, kept_free, pressed_on
-from ebbtide.deflation.allocations import Allocation, Priority, shareable
+from ebbtide.deflation.allocations import Allocation, Priority, lack, shareable
 from ebbtide.deflation.modes import HostEvent, Reaction, reaction
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.harvest import grant, is_worth_granting
@@ -129,7 +129,7 @@ def may_begin(growing: int, commanded: bool) -> bool:
 def _room(report: HostReport, reserved: ResourceVector, rows: Sequence[Allocation]) -> ResourceVector:
     """What there is to share."""
     free = report.free.vector().less(reserved + kept_free(report))
-    return shareable(free, report.capacity.vector(), rows)
+    return shareable(free, report.capacity.vector(), lack(rows))
 
 
 def _is_any_deflated(report: HostReport) -> bool:

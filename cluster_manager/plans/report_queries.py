@@ -7,7 +7,7 @@ from typing import Final
 
 from cluster_manager.plans.plans import Arrival, Purpose
 from cluster_manager.plans.preemption import PreemptionReason
-from ebbtide.deflation.allocations import Allocation, Priority, undeclared
+from ebbtide.deflation.allocations import Allocation, Priority, shareable, undeclared
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import COMPONENTS, ZERO, ResourceVector
@@ -130,7 +130,7 @@ def room_to_share(report: HostReport, queue: Sequence[Arrival], room: Vector | N
     for arrival in coming:
         free = free.less(arrival.size + ResourceVector(memory_mib=report.vm_overhead_mib))
     lacking = sum(((vm.ceiling or vm.nominal).vector().less(vm.current.vector()) for vm in report.vms), ZERO)
-    free = free.larger(undeclared(report.capacity.vector(), lacking))
+    free = shareable(free, report.capacity.vector(), lacking)
     return Vector.of(free if room is None else free.smaller(room.vector()))
 
 

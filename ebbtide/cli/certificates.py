@@ -19,6 +19,7 @@ from ebbtide.errors import EbbError
 from ebbtide.lab.state import write_private
 from ebbtide.messages.common import Name
 from ebbtide.rest.errors import AccessError
+from ebbtide.rest.tls import fingerprint
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -119,7 +120,7 @@ class Authority:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of its certificate, hexadecimal."""
-        return CertificateAuthority(self.certificate, self.key).fingerprint
+        return fingerprint(self.certificate)
 
 
 def begin_rollover(directory: Path) -> None:

@@ -136,12 +136,17 @@ def undeclared(capacity: ResourceVector, size: ResourceVector) -> ResourceVector
     )
 
 
-def shareable(free: ResourceVector, capacity: ResourceVector, allocations: Iterable[Allocation]) -> ResourceVector:
+def lack(allocations: Iterable[Allocation]) -> ResourceVector:
+    """What VMs lack of what they may have, together."""
+    return sum((allocation.upper.less(allocation.current) for allocation in allocations), ZERO)
+
+
+def shareable(free: ResourceVector, capacity: ResourceVector, lacking: ResourceVector) -> ResourceVector:
     """What VMs can grow into: of what their host does not declare, all that they lack.
 
     :param free: what the host has free.
     """
-    return free.larger(undeclared(capacity, sum((a.upper.less(a.current) for a in allocations), ZERO)))
+    return free.larger(undeclared(capacity, lacking))
 
 
 def deflatable_capacity(allocations: Iterable[Allocation]) -> ResourceVector:

@@ -1,15 +1,19 @@
-"""TLS 1.2 and above, one-sided or mutual: contexts of both directions from files, and the names in certificates."""
+"""TLS 1.2 and above, one-sided or mutual: contexts of both directions from files, and what certificates say."""
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tokens import check_private
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,24 @@ def client_context(
     if own is not None:
         own.load(context)
     return context
+
+
+def issued_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    """Whether a CA has signed it."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of it, hexadecimal."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
 
 
 class Replaceable(ssl.SSLContext):

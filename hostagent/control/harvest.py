@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from ebbtide.deflation.allocations import Priority, shareable, undeclared
+from ebbtide.deflation.allocations import Priority, lack, shareable, undeclared
 from ebbtide.deflation.cascade.mechanisms import Mechanism
 from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.modes import HostEvent
@@ -168,7 +168,7 @@ class Harvest:
         self._since = {vm.name: self._since.get(vm.name, _now()) for vm in vms if vm.running}
         self._paces = {vm.name: self._paces.get(vm.name, RepairPace()) for vm in vms}
         rows = [vm.allocation() for vm in vms]
-        self._watch.observe(_now(), rows, shareable(self._host.free(), self._host.slice.capacity, rows))
+        self._watch.observe(_now(), rows, shareable(self._host.free(), self._host.slice.capacity, lack(rows)))
         if not self._targets(vms, frozenset()):
             return
         whole = await self._whole(vms)
@@ -202,7 +202,7 @@ class Harvest:
         ready = [vm.allocation() for vm in vms if self._is_ready(vm)]
         busy = [vm.allocation() for vm in vms if vm.allocation() not in ready]
         free = host.free().less(ResourceVector(memory_mib=host.reserve_mib))
-        room = shareable(free, host.slice.capacity, ready)
+        room = shareable(free, host.slice.capacity, lack(ready))
         return harvest_targets(ready, room, budget.less(harvested(busy)), self._watch, _now(), whole)
 
     def _is_ready(self, vm: ManagedVM) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
-from ebbtide.deflation.allocations import Allocation, check_target, shareable, undeclared
+from ebbtide.deflation.allocations import Allocation, check_target, lack, shareable, undeclared
 from ebbtide.deflation.cascade.reconcile import SLACK
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -201,7 +201,7 @@ def _newcomer(host: Host, command: CreateCommand) -> Allocation:
 def reinflation_targets(host: Host, vms: Sequence[ManagedVM], command: ReinflateCommand) -> dict[str, ResourceVector]:
     """Who of these VMs grows to what: those that the command names, or all; harvest VMs have a budget of their own."""
     rows = without_harvest([vm.allocation() for vm in vms])
-    room = shareable(host.free(), host.slice.capacity, rows)
+    room = shareable(host.free(), host.slice.capacity, lack(rows))
     if command.room is not None:
         room = room.smaller(command.room.vector())
     if command.vms:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import hashlib
 import ssl
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from pydantic import BaseModel
 
 from ebbtide.messages.enrolment import SUCCESSOR_NAME, Authority, Successor
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.tls import KeyPair, client_context
+from ebbtide.rest.tls import KeyPair, client_context, fingerprint, issued_by
 from hostagent.state.files import replace
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Succession:
                 await self._use()
                 log.info("the CA that follows is trusted, too", ca=str(self._ca), following=_words(named))
                 following = named
-        self.signer = _fingerprint(following) if following is not None else None
+        self.signer = fingerprint(following) if following is not None else None
         return following is not None and not await asyncio.to_thread(self._is_ours, following)
 
     def _read(self) -> tuple[list[x509.Certificate], x509.Certificate | None]:
@@ -120,7 +119,7 @@ class Succession:
 
     def _is_ours(self, ca: x509.Certificate) -> bool:
         """Whether it has signed this host's certificate."""
-        return _is_issued(_certificates(self._own.certificate)[0], ca)
+        return issued_by(_certificates(self._own.certificate)[0], ca)
 
     async def _has_come(self, following: x509.Certificate) -> bool:
         """Whether the CA that follows has taken its place: this host's certificate is of it, and those of managers are.
@@ -172,9 +171,9 @@ def vouched(offered: Successor, trusted: Sequence[x509.Certificate], now: dateti
 
     ca, proof = _certificate(offered.ca), _certificate(offered.proof)
     try:
-        by = next((one for one in trusted if _is_issued(proof, one)), None)
+        by = next((one for one in trusted if issued_by(proof, one)), None)
         names = [(part.oid, part.value) for part in proof.subject]
-        is_ca = ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca and _is_issued(ca, ca)
+        is_ca = ca.extensions.get_extension_for_class(x509.BasicConstraints).value.ca and issued_by(ca, ca)
         same_key = proof.public_key() == ca.public_key()
     except Exception as error:
         # Its parser has many words for what cannot be.
@@ -193,16 +192,6 @@ def vouched(offered: Successor, trusted: Sequence[x509.Certificate], now: dateti
 
 def _counts(certificate: x509.Certificate, now: datetime.datetime) -> bool:
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
-
-
-def _is_issued(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        return False
-    return True
 
 
 def _certificate(text: str) -> x509.Certificate:
@@ -231,14 +220,8 @@ def _text(certificates: Sequence[x509.Certificate]) -> str:
     return "".join(one.public_bytes(Encoding.PEM).decode() for one in certificates)
 
 
-def _fingerprint(certificate: x509.Certificate) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
-
-
 def _words(certificate: x509.Certificate) -> str:
-    return f"{certificate.subject.rfc4514_string()[:200]} ({_fingerprint(certificate)[:16]})"
+    return f"{certificate.subject.rfc4514_string()[:200]} ({fingerprint(certificate)[:16]})"
 
 
 async def _ask(tls: ssl.SSLContext, url: str, model: type[B]) -> B:

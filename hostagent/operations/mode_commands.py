@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import structlog
 
-from ebbtide.deflation.allocations import Allocation, shareable
+from ebbtide.deflation.allocations import Allocation, lack, shareable
 from ebbtide.deflation.modes import HostEvent, HostMode
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.harvest import without_harvest
@@ -189,7 +189,7 @@ class ModeCommands:
                 shared = self._undone(rows)
             case HostMode.DRAINING:
                 rows = without_harvest(rows)
-                room = shareable(self._host.free(), self._host.slice.capacity, rows)
+                room = shareable(self._host.free(), self._host.slice.capacity, lack(rows))
                 targets, shared = {}, share_room(rows, *past_pressure(self._host, rows, room))
             case _:
                 return {}

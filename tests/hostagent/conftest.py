@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -64,6 +65,24 @@ def make_agent(world: World, state_dir: Path) -> Agent:
     part = Slice("host-a", "http://127.0.0.1:1", CAPACITY, "qemu", OVERHEAD_MIB)
     host = Host(part, FakeHypervisor(world.socket), Journal(state_dir), lambda: 1e6)
     return Agent(host, usable_boot_mib)
+
+
+@contextlib.asynccontextmanager
+async def succeeding(world: World, state_dir: Path) -> AsyncIterator[Agent]:
+    """The next agent of a host whose agent is gone."""
+    agent = make_agent(world, state_dir)
+    try:
+        await agent.start()
+        yield agent
+    finally:
+        await agent.close()
+
+
+async def has_failed(agent: Agent, request_id: str) -> None:
+    """Look whether an agent answers an operation as failed."""
+    operation = await agent.requests.operations.get(request_id, 5.0)
+    assert operation is not None
+    assert operation.state == "failed", operation.sentence
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hostagent.errors import HypervisorError
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.conftest import Client, Command, low_vm, succeeding
 from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 
@@ -25,9 +25,7 @@ async def test_a_deletion_that_is_repeated_after_a_restart_leaves_a_new_vm_of_th
     await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
     await command("DELETE", "/v1/vms/low-1?request_id=gone")
     await agent.close()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         created = await successor.creations.create(
             CreateCommand(request_id="c2", vm=VMSpec.model_validate(low_vm("low-1")))
         )
@@ -38,8 +36,6 @@ async def test_a_deletion_that_is_repeated_after_a_restart_leaves_a_new_vm_of_th
         assert (repeated.state, "before the agent was started again" in repeated.sentence) == ("done", True)
         assert "low-1" in successor.host.vms
         assert list(world.domains) == ["ebb-host-a.low-1"]
-    finally:
-        await successor.close()
 
 
 @pytest.mark.parametrize("phase", [Phase.DEFLATING, Phase.REINFLATING])
@@ -53,14 +49,10 @@ async def test_what_a_killed_agent_had_asked_of_a_guest_is_called_off_before_any
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=phase).model_dump_json()
     calls = len(world.calls)
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         await until(lambda: successor.host.vm("low-1").intent.phase is Phase.SETTLED, limit_s=30)
         methods = [method for method, name in world.calls[calls:] if name and method in ("call_off", "read")]
         assert methods[0] == "call_off"
-    finally:
-        await successor.close()
 
 
 async def test_a_vm_that_was_sold_disk_grows_again_on_a_host_that_declares_none(
@@ -135,16 +127,12 @@ async def test_a_vm_that_is_off_keeps_its_disk_when_the_agent_is_started_again(
         await until(lambda: agent.host.vm("low-1").intent.phase is Phase.STOPPED)
     await agent.close()
     domain.state = "stopped"
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         created = await successor.requests.operations.get("c1", 10)
         assert created is not None
         assert created.state == "done", created.sentence
         await until(lambda: successor.host.vm("low-1").intent.phase is Phase.STOPPED)
         assert list(world.domains) == ["ebb-host-a.low-1"]
-    finally:
-        await successor.close()
 
 
 async def test_a_vm_whose_start_had_failed_is_heard_when_another_program_starts_it(
@@ -157,12 +145,8 @@ async def test_a_vm_whose_start_had_failed_is_heard_when_another_program_starts_
     await agent.close()
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         vm = successor.host.vm("low-1")
         await until(lambda: vm.intent.phase is Phase.STOPPED)
         domain.state = "running"
         await until(lambda: vm.running and vm.link.connected)
-    finally:
-        await successor.close()

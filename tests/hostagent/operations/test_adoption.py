@@ -17,7 +17,7 @@ from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Before, Intent, Phase
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent, succeeding
 from tests.hostagent.doing import reclaim, report
 from tests.hostagent.waiting import until
 from tests.hostagent.world import World
@@ -170,15 +170,11 @@ async def test_an_adopted_domain_outlives_a_killed_agent(
 ) -> None:
     await adopted(command, world)
     await agent.close()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         assert successor.host.vm("web").intent.adopted is not None
         ended = await successor.requests.operations.get("adopt", 10)
         assert ended is not None
         assert ended.state == "done"
-    finally:
-        await successor.close()
 
 
 async def release(command: Command, request_id: str = "release") -> Any:
@@ -270,16 +266,12 @@ async def test_a_release_that_failed_and_could_not_be_written_is_not_carried_out
     await agent.close()
     world.failures.clear()
     assert Intent.model_validate_json(domain.intent).was is not None
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         ended = await successor.requests.operations.get("release", 10)
         assert ended is not None
         assert ended.state == "failed", ended.sentence
         await until(lambda: successor.host.vms["web"].intent.was is None)
         assert Intent.model_validate_json(domain.intent).adopted is not None
-    finally:
-        await successor.close()
 
 
 @pytest.mark.parametrize("while_stopped", [False, True], ids=["admitting", "stopped on command"])
@@ -320,16 +312,12 @@ async def test_a_release_that_was_cut_off_by_a_kill_gives_all_back_first(
     spec = intent.spec.model_copy(update={"nominal": size})
     half = intent.changed(was=intent.spec, spec=spec, target=size, committed=size, cause=cause, phase=Phase.REINFLATING)
     domain.intent = half.model_dump_json()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         await until(lambda: not successor.host.vms, limit_s=40)
         assert (domain.bound_mib, domain.intent) == (512.0, "")
         ended = await successor.requests.operations.get("release", 10)
         assert ended is not None
         assert ended.state == "done", ended.sentence
-    finally:
-        await successor.close()
 
 
 async def test_a_release_that_had_ended_short_is_not_carried_out_by_the_next_agent(
@@ -343,15 +331,11 @@ async def test_a_release_that_had_ended_short_is_not_carried_out_by_the_next_age
     body = {"request_id": "release", "deadline_s": 20.0, "name": "web"}
     cause = intent.cause.model_copy(update={"kind": "release", "request_id": "release", "body": body})
     domain.intent = intent.changed(cause=cause).model_dump_json()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         ended = await successor.requests.operations.get("release", 10)
         assert ended is not None
         assert (ended.state, "was not given back" in ended.sentence) == ("partial", True)
         assert list(successor.host.vms) == ["web"]
-    finally:
-        await successor.close()
 
 
 async def test_what_a_domain_uses_says_what_it_should_keep_and_leaves_it_as_it_was(
@@ -408,13 +392,9 @@ async def test_the_next_agent_tells_of_no_start_that_there_was_not(
     before = [(change.cause, change.cores_after) for change in agent.host.journal.changes]
     assert [cores for _, cores in before] == [1.0, 0.0, 1.0]
     await agent.close()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         assert await successor.requests.operations.get("adopt", 10) is not None
         assert [(change.cause, change.cores_after) for change in successor.host.journal.changes] == before
-    finally:
-        await successor.close()
 
 
 async def test_what_was_taken_from_a_domain_that_its_owner_has_paused_is_not_forgotten(

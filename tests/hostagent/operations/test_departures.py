@@ -12,7 +12,7 @@ from hostagent.operations.agent import Agent
 from hostagent.operations.operations import TOLD, Operations, done
 from hostagent.state.intents import Cause, Intent, Phase
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Command, low_vm, make_agent
+from tests.hostagent.conftest import Command, low_vm, succeeding
 from tests.hostagent.fake_moves import ADDRESS
 from tests.hostagent.world import World
 
@@ -54,12 +54,8 @@ async def test_an_agent_that_finds_a_vm_off_does_not_say_that_it_has_moved(
     cause = Cause(request_id="d", kind="depart", body={"to": "host-b"}, started_at=time.time(), before=Vector())
     off = Intent.model_validate_json(domain.intent).changed(phase=Phase.STOPPED, cause=cause)
     domain.state, domain.intent = "stopped", off.model_dump_json()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         operation = await successor.requests.operations.get("d", 10)
         assert operation is not None
         assert operation.state is OperationState.FAILED
         assert operation.sentence == "low-1 is off on host-a, and host-b has to say whether it moved"
-    finally:
-        await successor.close()

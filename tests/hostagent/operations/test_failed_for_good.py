@@ -20,7 +20,7 @@ from hostagent.state.intents import Intent, Phase
 from hostagent.vm import executor
 from hostagent.vm import host as host_module
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Command, low_vm, make_agent
+from tests.hostagent.conftest import Command, has_failed, low_vm, succeeding
 from tests.hostagent.doing import reclaim
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -117,9 +117,7 @@ async def test_a_successor_of_the_agent_does_not_carry_it_out_either(
     if not written:
         domain.intent = domain.intent.replace('"given_up":true', '"given_up":false')
     world.failures.clear()
-    successor = make_agent(world, tmp_path)
-    await successor.start()
-    try:
+    async with succeeding(world, tmp_path) as successor:
         vm = successor.host.vms["low-1"]
         await until(lambda: vm.intent.phase is Phase.SETTLED)
         operation = await successor.requests.operations.get("t", 5.0)
@@ -127,8 +125,6 @@ async def test_a_successor_of_the_agent_does_not_carry_it_out_either(
         assert (vm.intent.committed.vector(), domain.bound_mib) == (FULL, 1024.0)
         assert operation.state == "failed", operation.sentence
         assert sizes_asked(world) == []
-    finally:
-        await successor.close()
 
 
 async def test_a_target_whose_vm_is_busy_until_the_deadline_fails_and_changes_nothing(
@@ -175,16 +171,10 @@ async def test_a_stop_that_failed_is_not_carried_out_by_a_successor_of_the_agent
     late.arrives_in(domain)
     assert Intent.model_validate_json(domain.intent).phase is Phase.STOPPING
     world.failures.clear()
-    successor = make_agent(world, tmp_path)
-    await successor.start()
-    try:
-        operation = await successor.requests.operations.get("s", 5.0)
-        assert operation is not None
-        assert operation.state == "failed", operation.sentence
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "s")
         assert successor.host.vms["low-1"].intent.phase is Phase.SETTLED
         assert (domain.state, Intent.model_validate_json(domain.intent).phase) == ("running", Phase.SETTLED)
-    finally:
-        await successor.close()
 
 
 @pytest.mark.parametrize("state", ["running", "off", "told"])
@@ -207,12 +197,8 @@ async def test_a_deletion_that_failed_is_not_carried_out_by_a_successor_of_the_a
         await agent.close()
     late.arrives_in(domain)
     assert Intent.model_validate_json(domain.intent).phase is Phase.DELETING
-    successor = make_agent(world, tmp_path)
-    await successor.start()
-    try:
-        operation = await successor.requests.operations.get("d", 5.0)
-        assert operation is not None
-        assert operation.state == "failed", operation.sentence
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "d")
         vm = successor.host.vms["low-1"]
         await until(lambda: vm.intent.phase is (Phase.STOPPED if off else Phase.SETTLED) and not vm.lock.locked())
         assert (vm.intent.committed.vector(), vm.allocation().current) == (FULL, ZERO if off else FULL)
@@ -222,8 +208,6 @@ async def test_a_deletion_that_failed_is_not_carried_out_by_a_successor_of_the_a
         assert ended is not None
         assert ended.state == "done", ended.sentence
         assert list(world.domains) == ["ebb-host-a.low-2"]
-    finally:
-        await successor.close()
 
 
 async def test_what_had_failed_and_is_repeated_after_a_restart_has_failed(
@@ -236,19 +220,13 @@ async def test_what_had_failed_and_is_repeated_after_a_restart_has_failed(
     assert (await command("DELETE", "/v1/vms/low-2?request_id=d")).state == "failed"
     await agent.close()
     world.failures.clear()
-    successor = make_agent(world, tmp_path)
-    await successor.start()
-    try:
+    async with succeeding(world, tmp_path) as successor:
         await successor.sizes.target("low-1", target_command)
         await successor.creations.delete("low-2", Deletion(request_id="d"), "delete")
         for request_id in ("t", "d"):
-            operation = await successor.requests.operations.get(request_id, 5.0)
-            assert operation is not None
-            assert operation.state == "failed", operation.sentence
+            await has_failed(successor, request_id)
         assert sizes_asked(world) == []
         assert list(world.domains) == ["ebb-host-a.low-1", "ebb-host-a.low-2"]
-    finally:
-        await successor.close()
 
 
 # --- changes of what a VM is sold ------------------------------------------------------------------------------------
@@ -329,15 +307,9 @@ async def test_a_successor_of_the_agent_does_not_carry_out_a_resize_that_failed(
     late.arrives_in(domain)
     assert Intent.model_validate_json(domain.intent).was is not None
     world.failures.clear()
-    successor = make_agent(world, tmp_path)
-    await successor.start()
-    try:
-        operation = await successor.requests.operations.get("r", 5.0)
-        assert operation is not None
-        assert operation.state == "failed", operation.sentence
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "r")
         vm = successor.host.vms["low-1"]
         await until(lambda: vm.intent.was is None and not vm.lock.locked())
         assert (vm.intent.phase, vm.intent.spec.nominal.vector()) == (Phase.SETTLED, FULL)
         assert (domain.bound_mib, sizes_asked(world)) == (1024.0, [])
-    finally:
-        await successor.close()

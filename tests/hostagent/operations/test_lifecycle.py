@@ -10,7 +10,7 @@ import pytest
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent, succeeding
 from tests.hostagent.doing import reclaim, report
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -103,16 +103,12 @@ async def test_a_killed_agent_goes_on_with_the_very_same_notice(
     domain.intent = intent.changed(phase=Phase.STOPPING).model_dump_json()
     domain.state = "running"
     world.notices.clear()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         ended = await successor.requests.operations.get("p", 10)
         assert ended is not None
         assert "its guest was told" in ended.sentence
         assert {told["request_id"] for told in world.notices} == {"p"}
         assert domain.state == "stopped"
-    finally:
-        await successor.close()
 
 
 async def test_a_killed_agent_goes_on_with_the_notice_of_a_deletion(
@@ -124,16 +120,12 @@ async def test_a_killed_agent_goes_on_with_the_notice_of_a_deletion(
     await agent.close()
     world.notices.clear()
     world.programs_run = 0
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         ended = await successor.requests.operations.get("d", 20)
         assert ended is not None
         assert ended.sentence.startswith("preempted low-1, reason minimum (its guest was told"), ended.sentence
         assert {told["request_id"] for told in world.notices} == {"d"}
         assert list(world.domains) == ["ebb-host-a.low-2"]
-    finally:
-        await successor.close()
 
 
 async def test_a_vm_that_its_owner_stops_is_told_of_no_preemption(
@@ -198,16 +190,12 @@ async def test_a_start_that_was_answered_as_failed_is_not_carried_out_by_the_nex
     # As if the hypervisor had not stored that it is to go down.
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
     world.failures.clear()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         await until(lambda: successor.host.vm("low-1").intent.phase is Phase.STOPPED)
         assert domain.state == "stopped"
         ended = await successor.requests.operations.get("start", 10)
         assert ended is not None
         assert ended.state == "failed"
-    finally:
-        await successor.close()
 
 
 async def test_a_start_is_resumed_when_the_hypervisor_says_again_what_runs(
@@ -220,17 +208,13 @@ async def test_a_start_is_resumed_when_the_hypervisor_says_again_what_runs(
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
     domain.state = "paused"
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         world.failures["domains"] = "no connection"
         world.calls.clear()
         await until(lambda: ("domains", "") in world.calls)
         world.failures.clear()
         await until(lambda: successor.host.vm("low-1").intent.phase is Phase.SETTLED)
         assert domain.state == "running"
-    finally:
-        await successor.close()
 
 
 async def test_a_start_is_charged_with_what_came_up_or_given_up(
@@ -322,17 +306,13 @@ async def test_what_a_killed_agent_had_begun_is_ended_by_the_next(
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=phase).model_dump_json()
     domain.state = state
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         settled = Phase.STOPPED if phase is Phase.STOPPING else Phase.SETTLED
         await until(lambda: successor.host.vm("low-1").intent.phase is settled)
         assert domain.state == ("stopped" if phase is Phase.STOPPING else "running")
         ended = await successor.requests.operations.get("stop" if phase is Phase.STOPPING else "start", 10)
         assert ended is not None
         assert ended.state == "done"
-    finally:
-        await successor.close()
 
 
 @pytest.mark.parametrize("kind", ["start", "create"])
@@ -354,17 +334,13 @@ async def test_a_vm_that_a_killed_agent_let_run_is_held_to_its_size_again_before
     domain.intent = intent.changed(phase=phase, cause=changed).model_dump_json()
     # Somebody started it past the agent that was to start it.
     domain.state, domain.quota, domain.resumed_with_quota = "running", None, None
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         await until(lambda: successor.host.vm("low-1").intent.phase is Phase.SETTLED)
         assert domain.state == "running"
         assert domain.resumed_with_quota == pytest.approx(0.5)
         ended = await successor.requests.operations.get(kind, 10)
         assert ended is not None
         assert ended.state == "done", ended.sentence
-    finally:
-        await successor.close()
 
 
 async def test_a_creation_that_a_killed_agent_let_run_and_that_cannot_be_held_is_cleared_away(
@@ -375,16 +351,12 @@ async def test_a_creation_that_a_killed_agent_let_run_and_that_cannot_be_held_is
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING).model_dump_json()
     world.failures["suspend"] = "an earlier libvirt call has not returned"
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         ended = await successor.requests.operations.get("create", 10)
         assert ended is not None
         assert (ended.state, ended.sentence) == ("failed", "an earlier libvirt call has not returned")
         assert not successor.host.vms
         assert not world.domains
-    finally:
-        await successor.close()
 
 
 async def test_a_start_that_a_killed_agent_had_begun_is_given_up_where_more_runs_than_fits(
@@ -397,16 +369,12 @@ async def test_a_start_that_a_killed_agent_had_begun_is_given_up_where_more_runs
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
     domain.state, domain.boot_mib, domain.balloon_mib = "running", 9000.0, 9000.0
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         ended = await successor.requests.operations.get("start", 10)
         assert ended is not None
         assert (ended.state, "more than its size" in ended.sentence) == ("failed", True)
         assert domain.state == "stopped"
         assert successor.host.vm("low-1").intent.phase is Phase.STOPPED
-    finally:
-        await successor.close()
 
 
 # --- resize ----------------------------------------------------------------------------------------------------------
@@ -528,17 +496,13 @@ async def test_a_resize_that_was_cut_off_by_a_kill_comes_to_its_end(
     now = Intent.model_validate_json(domain.intent)
     half = old.changed(was=old.spec, phase=Phase.DEFLATING, target=now.target, cause=now.cause, generation=2)
     domain.intent, domain.plugged_mib, domain.online = half.model_dump_json(), 512.0, {0, 1, 2}
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         await until(lambda: successor.host.vm("low-1").intent.was is None, limit_s=40)
         intent = successor.host.vm("low-1").intent
         assert (intent.spec.nominal.memory_mib, intent.committed.memory_mib) == (768.0, 768.0)
         ended = await successor.requests.operations.get("resize", 10)
         assert ended is not None
         assert ended.state == "done", ended.sentence
-    finally:
-        await successor.close()
 
 
 async def test_a_vm_that_is_off_is_resized_at_once(client: Client, command: Command, two_vms: list[Domain]) -> None:

@@ -17,7 +17,7 @@ from hostagent.operations import resuming
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.conftest import Client, Command, low_vm, succeeding
 from tests.hostagent.doing import host_idle, reclaim
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -189,9 +189,7 @@ async def test_a_new_agent_finds_the_vms_of_the_old_one(
 ) -> None:
     await reclaim(command, cpu_cores=3.0)
     await agent.close()
-    successor = make_agent(world, tmp_path)
-    await successor.start()
-    try:
+    async with succeeding(world, tmp_path) as successor:
         await until(lambda: all(vm.link.connected for vm in successor.host.vms.values()))
         assert {vm.name: vm.status().current.cpu_cores for vm in successor.host.vms.values()} == {
             "low-1": 1.5,
@@ -200,8 +198,6 @@ async def test_a_new_agent_finds_the_vms_of_the_old_one(
         again = await successor.requests.operations.get("reclaim", 10)
         assert again is not None
         assert (again.state, again.kind) == ("done", "reclaim")
-    finally:
-        await successor.close()
 
 
 async def test_a_domain_that_somebody_else_took_over_is_left_alone(host: Host, world: World, command: Command) -> None:
@@ -474,9 +470,7 @@ async def test_a_creation_is_gone_on_with_once_the_hypervisor_says_how_far_it_go
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING).model_dump_json()
     monkeypatch.setattr(resuming, "ASK_AGAIN_S", 0.05)
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         world.failures["domains"] = "the monitor does not answer"
         running = await successor.requests.operations.get("c", 0.3)
         assert running is not None
@@ -487,5 +481,3 @@ async def test_a_creation_is_gone_on_with_once_the_hypervisor_says_how_far_it_go
         assert operation.state == "done"
         assert successor.host.vm("low-1").intent.phase is Phase.SETTLED
         assert list(world.domains.values()) == [domain]
-    finally:
-        await successor.close()

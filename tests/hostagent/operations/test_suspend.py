@@ -15,7 +15,7 @@ from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.agent_process import OVERHEAD_MIB
-from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.conftest import Client, Command, low_vm, succeeding
 from tests.hostagent.doing import report
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -172,15 +172,11 @@ async def test_a_killed_agent_finds_what_was_saved(
     # As it was just before the agent had written down that it is off.
     intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STOPPING, saved_mib=None)
     domain.intent = intent.model_dump_json()
-    successor = make_agent(world, tmp_path)
-    try:
-        await successor.start()
+    async with succeeding(world, tmp_path) as successor:
         ended = await successor.requests.operations.get("p", 10)
         assert ended is not None
         assert "its memory was saved" in ended.sentence
         assert successor.host.vms["low-1"].intent.saved_mib == domain.saved_mib
-    finally:
-        await successor.close()
 
 
 async def test_what_deletes_it_deletes_what_was_saved(command: Command, world: World, two_vms: list[Domain]) -> None:
