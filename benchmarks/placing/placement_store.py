@@ -49,6 +49,17 @@ def fill(path: Path, hosts: int, port: int) -> None:
         engine.dispose()
 
 
+def upgrade(path: Path) -> None:
+    """Bring the database to the newest version of its tables, as a manager does at its start."""
+    engine, more = create_engine(f"sqlite:///{path}"), True
+    try:
+        while more:
+            with engine.begin() as connection:
+                more = schema.migrate(connection)
+    finally:
+        engine.dispose()
+
+
 class _VM(NamedTuple):
     """One VM: the number of its host, its place there, and its number over all hosts."""
 

@@ -23,7 +23,7 @@ from sqlalchemy import create_engine, insert
 
 from benchmarks.placing.placement_hosts import VMS, host_name
 from benchmarks.placing.placement_manager import EVERY_S, RunningAgents, RunningManager, agents_of, manager_on
-from benchmarks.placing.placement_store import fill
+from benchmarks.placing.placement_store import fill, upgrade
 from cluster_manager.history.packs import AT, HOST, SEEN, WIDTH, Pack, encoded
 from cluster_manager.history.tiers import TIERS
 from cluster_manager.store import schema
@@ -104,13 +104,10 @@ def fleet(hosts: int = HOSTS, *, history: bool = True) -> Iterator[Fleet]:
 
 def remember(database: Path, hosts: int, now: float) -> float:
     """Write the history of the first hosts as if they had been there for a month; how many bytes a host takes."""
+    upgrade(database)
     engine, taken = create_engine(f"sqlite:///{database}"), 0
     generator = np.random.default_rng(7)
     try:
-        more = True
-        while more:
-            with engine.begin() as connection:
-                more = schema.migrate(connection)
         with engine.begin() as connection:
             for number in range(hosts):
                 mark = f"{number:06d}"

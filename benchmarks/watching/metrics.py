@@ -117,11 +117,12 @@ async def _agent(ground: BenchHost, count: int, codes: Mapping[str, Path | None]
     async with ManagerClient(ground.state.manager_url, token) as client:
         await idle.start(client, count, how)
         passing = _process(ground, "manager")
-        for name, code in codes.items():
-            await _restart(ground, code)
-            await asyncio.sleep(settle_s)
-            looking = _process(ground, ground.host.id)
-            for number in range(how.runs):
+        for number in range(how.runs):
+            # One after the other in each run, so that what settles with time is on neither side alone.
+            for name, code in codes.items():
+                await _restart(ground, code)
+                await asyncio.sleep(settle_s)
+                looking = _process(ground, ground.host.id)
                 how.report(f"looking at the agent of {name} for {window_s:g} s ({number + 1} of {how.runs})")
                 spent[name].append(await _idle(looking, window_s))
                 if name == "now":
