@@ -288,14 +288,22 @@ def _configured_workers(master: int) -> int:
         words = shlex.split(by_environment)
     except ValueError:
         words = []
-    number = found.get(b"WEB_CONCURRENCY", b"").decode("utf-8", "replace")
-    for words_ in (words, arguments(master)):
+    given = (words, arguments(master))
+    # gunicorn's own default, which a configuration file takes the place of: what that says is not known.
+    in_file = os.path.exists(f"/proc/{master}/cwd/gunicorn.conf.py") or any(map(names_file, given))
+    number = "" if in_file else found.get(b"WEB_CONCURRENCY", b"").decode("utf-8", "replace")
+    for words_ in given:
         number = workers_option(words_) or number
     return _number(number)
 
 
 def _number(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def names_file(words: list[str]) -> bool:
+    """Whether a configuration file is named."""
+    return any(word == "--config" or word.startswith(("-c", "--config=")) for word in words)
 
 
 def workers_option(words: list[str]) -> str:

@@ -145,9 +145,8 @@ class Gunicorn(Server):
         command = [sys.executable, "-m", "gunicorn", "--bind", f"127.0.0.1:{self.port}"]
         command += [] if in_file else ["--workers", str(workers)]
         command += ["--pid", str(self.pid_file), "--control-socket", str(directory / "control.ctl"), *options]
-        environment = {"MIB": str(mib), "NAME": name}
-        if not in_file:
-            environment["WEB_CONCURRENCY"] = "1"
+        # Both the file and the command line take its place.
+        environment = {"MIB": str(mib), "NAME": name, "WEB_CONCURRENCY": "1"}
         super().__init__([*command, "served:app"], directory, environment)
         self._workers_at_start = workers
 
