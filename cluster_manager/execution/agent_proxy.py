@@ -15,6 +15,7 @@ from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.store.store import Store
 from ebbtide.messages.adoptions import Adoptable
 from ebbtide.messages.commands import ModeCommand, SteadyCommand, SteadySettings, SteadyStatus, TargetCommand
+from ebbtide.messages.common import PartialVector
 from ebbtide.messages.dry_runs import Forecast
 from ebbtide.messages.explanations import EventRow, VMExplanation
 from ebbtide.messages.hosts import TemplateList
@@ -117,12 +118,18 @@ class AgentProxy:
         return await _passed_on(self._agents.templates(host))
 
     async def adoptable(self, host: str, domain: str) -> Adoptable:
-        """What a domain of a host could be adopted as, by what it uses.
+        """What a domain of a host could be adopted as, by what it uses; or that its host looks after it already.
 
         :raises RequestError: 404 unknown host or domain, 503 where the host does not answer.
         """
-        if self._hosts.get(host) is None:
+        if (known := self._hosts.get(host)) is None:
             raise RequestError(404, f"there is no host {host}", "host")
+        recorded = await self._store.recorded(host)
+        for vm in known.report.vms:
+            if domain in (vm.name, vm.domain) and vm.name not in recorded:
+                kept = PartialVector.model_validate(vm.minimum.model_dump())
+                why = f"{host} looks after {vm.name} already, and it is not on the record"
+                return Adoptable(domain=domain, known_as=vm.name, size=vm.nominal, minimum=kept, sentence=why)
         return await _passed_on(self._agents.adoptable(host, domain))
 
     async def metrics(self, host: str) -> bytes:

@@ -63,13 +63,15 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import AdoptRequest, StartRequest
-from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMStatus
+from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMState, VMStatus
 
 #: For how long a host that does not say whether it has adopted a domain is waited for, in seconds.
 ADOPTION_S = 60.0
 #: What its host does not tell of a VM.
 MADE_AS: Final = ("xml", "template", "start", "on_preemption", "preemption_notice_s", "steady")
 _LEAST: Final = Vector.of(HARD_FLOOR.with_component("disk_mib_s", 0.0).with_component("network_mib_s", 0.0))
+#: A VM that is anything else is being changed.
+_AT_REST: Final = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING, VMState.PAUSED, VMState.STOPPED)
 DONE, FAILED, PARTIAL = OperationState.DONE, OperationState.FAILED, OperationState.PARTIAL
 
 
@@ -351,6 +353,8 @@ def advance_adoption(state: AdoptionPlan, event: Event) -> Step:
                 sentence = f"{state.domain} on {host} is looked after as {vm}"
                 effects = (SetSpec(vm, spec_of(found)), SetVM(vm, VMPhase.RUNNING, host, sentence))
                 return end(state, DONE, sentence, *effects, share=False)
+            if found is not None and not state.starts and state.domain in (vm, found.domain):
+                return _taken_back(state, found)
             if found is not None:
                 return _not_adopted(state, f"{host} has a VM {vm} already")
             if state.starts:
@@ -378,6 +382,16 @@ def advance_adoption(state: AdoptionPlan, event: Event) -> Step:
         case AwaitHost(), HostBack():
             return again(state)
     raise unexpected(state, event)
+
+
+def _taken_back(state: AdoptionPlan, found: VMStatus) -> Step:
+    """Its host looks after it already, as after the store was restored: it is recorded as it is there."""
+    if found.state not in _AT_REST:
+        return _not_adopted(state, f"it is {found.state} on {found.host}; ask again when that has ended")
+    spec, off = spec_of(found), found.start_size is not None
+    sentence = f"{state.vm} on {state.home} is on the record again, {spec.priority} with {spec.nominal.vector()}"
+    phase = VMPhase.STOPPED if off else VMPhase.RUNNING
+    return end(state, DONE, sentence, SetSpec(state.vm, spec), SetVM(state.vm, phase, state.home, sentence), share=False)
 
 
 def _not_adopted(state: AdoptionPlan, why: str) -> Step:

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import Field
 
-from ebbtide.messages.common import Body, DomainName, PartialVector, Sentence, Vector
+from ebbtide.messages.common import Body, DomainName, Name, PartialVector, Sentence, Vector
 
 #: For how long a domain is looked at, seconds.
 MEASURED_S: Final = 5.0
@@ -17,6 +17,9 @@ class Adoptable(Body):
 
     domain: DomainName
     why_not: Sentence = Field("", description="why it cannot be adopted; empty: it can")
+    known_as: Name | None = Field(
+        None, description="its host looks after it already: adopting it records it as this VM, as it is; null: it does not"
+    )
     size: Vector = Field(Vector(), description="what it has, which becomes its nominal size")
     used: PartialVector = Field(PartialVector(), description="what it used while it was measured; null: not known")
     minimum: PartialVector = Field(PartialVector(), description="what it should keep by that; null: not known")

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import structlog
+from sqlalchemy import delete
+from sqlalchemy.ext.asyncio import AsyncConnection
 from typer.testing import CliRunner
 
+from cluster_manager.store import schema
 from ebbtide.cli.commands import options
 from ebbtide.cli.commands.lifecycle import minimums_by_use, proposal
 from ebbtide.cli.main import app
@@ -109,3 +112,20 @@ def test_what_cannot_be_adopted_is_refused_by_its_reason() -> None:
         minimums_by_use(found, PartialVector())
     assert minimums_by_use(found, PartialVector(cpu_cores=0.5)) == Vector(cpu_cores=0.5, memory_mib=300.0)
     assert "cores not known" in proposal(found, Vector())
+
+
+async def test_a_vm_that_only_its_host_knows_is_put_back_on_the_record_as_it_is(lab: Lab) -> None:
+    await lab.create("low")
+    assert lab.cluster.manager is not None
+
+    async def forget(connection: AsyncConnection) -> None:
+        await connection.execute(delete(schema.vms))
+
+    await lab.cluster.manager.store._write(forget)
+    words = ["vm", "adopt", "low", "--host", "host-a", "--yes", "--manager", lab.url]
+    done = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--token-file", str(lab.token_file)])
+    assert done.exit_code == 0, done.output
+    assert "host-a looks after low already, and it is not on the record: 3 cores, 1000 MiB; it keeps" in done.stdout
+    assert "low on host-a is on the record again" in done.output
+    row = await lab.cluster.get("/v1/vms/low")
+    assert (row["state"], row["priority"], row["minimum"]["memory_mib"]) == ("running", "deflatable", 300.0)

@@ -220,6 +220,37 @@ async def test_what_was_under_way_at_the_backup_is_not_done_again_by_a_restored_
         assert agent.running == {"owed"}
 
 
+async def test_a_vm_that_was_made_after_the_backup_is_put_back_on_the_record(tmp_path: Path, empty: Empty) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        await backup_of(cluster, file := tmp_path / "backup")
+        assert (await cluster.create(vm("late", on_preemption="delete"))).state is OperationState.DONE
+        await cluster.stop_manager()
+        await restore(restored := empty(), file)
+        cluster.settings = replace(cluster.settings, database=restored)
+        await cluster.start_manager()
+        await cluster.ready()
+        assert (await cluster.call("GET", "/v1/vms/late"))[0] == 404
+
+        assert (await cluster.get("/v1/adoptions?host=host-a&domain=late"))["known_as"] == "late"
+        body = {"request_id": "back", "host": "host-a", "domain": "late"}
+        assert (await cluster.call("POST", "/v1/adoptions", json=body))[0] == 202
+        ended = await cluster.ended("back")
+        assert ended.state is OperationState.DONE, ended.sentence
+        row = await cluster.get("/v1/vms/late")
+        assert (row["state"], row["host"], row["nominal"]["cpu_cores"], row["on_preemption"]) == (
+            "running",
+            "host-a",
+            3.0,
+            "stop",
+        )
+        status, problem = await cluster.call("POST", "/v1/adoptions", json={**body, "request_id": "again"})
+        assert (status, "late exists already" in problem["detail"]) == (409, True)
+        assert not [done for done in agent.done if done[0] == "adopt"], "its host is asked for nothing"
+        assert (await cluster.delete("late")).state is OperationState.DONE
+        assert agent.running == set()
+
+
 async def test_managers_on_a_backup_that_is_used_twice_are_above_those_on_its_first_use(
     tmp_path: Path, empty: Empty
 ) -> None:

@@ -185,6 +185,7 @@ def adopt(
     """Manage a running domain that was made without Ebbtide, at the size that it has.
 
     What it keeps in any case follows from what it uses now, where no minimum is given; `ebb vm resize` changes it.
+    A VM of its host that the manager does not know, as after a restored backup, is recorded as it is there.
     """
     minimum = _partial("minimum", cpu_cores=minimum_cpu_cores, memory_mib=minimum_memory_mib) or PartialVector()
     kept = minimum.onto(Vector())
@@ -192,10 +193,12 @@ def adopt(
         with Steps(quiet=to.for_programs) as steps:
             steps(f"looking for {MEASURED_S:g} s at what {domain} uses")
             found = to.ask(lambda client: client.adoptable(domain, host))
-        kept = minimums_by_use(found, minimum)
+        kept, question = minimums_by_use(found, minimum), f"adopt {domain} with this minimum"
+        if found.known_as is not None:
+            as_name, question = as_name or found.known_as, f"put {found.known_as} back on the record as it is"
         if not to.for_programs:
             print(shown(proposal(found, kept)))
-        confirm(f"adopt {domain} with this minimum", yes, instead="give --yes, or the minimums")
+        confirm(question, yes, instead="give --yes, or the minimums")
     carry_out(
         to,
         lambda client: client.adopt(domain, host, name=as_name, priority=priority, minimum=kept),
@@ -242,6 +245,8 @@ def minimums_by_use(found: Adoptable, given: PartialVector) -> Vector:
 
 def proposal(found: Adoptable, kept: Vector) -> str:
     """What was measured, and what follows, in words."""
+    if found.known_as is not None:
+        return f"{found.sentence}: {size(found.size)}; it keeps {size(kept)} in any case"
     used = found.used
     cores = "cores not known" if used.cpu_cores is None else f"{used.cpu_cores:g} cores"
     memory = "memory not known" if used.memory_mib is None else f"{used.memory_mib:g} MiB"

@@ -14,10 +14,12 @@ from cluster_manager.plans.plans import (
     ReadHost,
     ReinflationPending,
     Release,
+    SetSpec,
     SetVM,
     VMPhase,
 )
 from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import AdoptRequest, StartRequest
@@ -70,6 +72,46 @@ def test_an_adoption_whose_host_is_gone_ends_and_its_name_is_free() -> None:
     assert "does not say whether it has adopted it" in step.state.instruction.sentence
     (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
     assert (row.phase, row.owed) == (VMPhase.ENDED, False), "nobody else's domain is ever removed"
+
+
+@pytest.mark.parametrize(("domain", "start_size"), [("v", None), ("ebb-v", Vector(cpu_cores=0.5, memory_mib=400.0))])
+def test_a_vm_that_its_host_has_and_the_record_has_not_is_recorded_as_it_is(
+    domain: str, start_size: Vector | None
+) -> None:
+    spec = spec_of("v", "deflatable")
+    there = status_of(spec, "host-a").model_copy(update={"start_size": start_size})
+    step = start_adoption("p", "v", AdoptRequest(request_id="r", host="host-a", domain=domain)).next_step(
+        read("host-a", there)
+    )
+    assert isinstance(step.state.instruction, Finish)
+    assert step.state.instruction.state is OperationState.DONE
+    (sold,) = [effect.spec for effect in step.effects if isinstance(effect, SetSpec)]
+    assert (sold.priority, sold.nominal, sold.template) == (spec.priority, spec.nominal, "lab")
+    assert Vector.of(sold.allocation(ZERO).minimum) == there.minimum
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert (row.phase, row.host) == (VMPhase.RUNNING if start_size is None else VMPhase.STOPPED, "host-a")
+
+
+@pytest.mark.parametrize(
+    ("domain", "state", "why"),
+    [
+        ("v", VMState.MIGRATING, "it is migrating on host-a; ask again when that has ended"),
+        ("v", VMState.STOPPING, "it is stopping on host-a"),
+        ("web", VMState.RUNNING, "host-a has a VM v already"),
+    ],
+)
+def test_a_vm_that_is_being_changed_or_another_one_of_its_name_is_not_recorded(
+    domain: str, state: VMState, why: str
+) -> None:
+    there = status_of(spec_of("v", "deflatable"), "host-a", state=state)
+    step = start_adoption("p", "v", AdoptRequest(request_id="r", host="host-a", domain=domain)).next_step(
+        read("host-a", there)
+    )
+    assert isinstance(step.state.instruction, Finish)
+    assert step.state.instruction.state is OperationState.FAILED
+    assert why in step.state.instruction.sentence
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert (row.phase, row.owed) == (VMPhase.ENDED, False), "it stays on its host"
 
 
 def test_a_vm_that_is_still_being_stopped_is_not_said_to_run() -> None:
