@@ -173,7 +173,7 @@ def _spark() -> Iterator[str]:
             "Fig. 7a: ALS deflated earlier or later",
             "self is faster until 30 % of the job are done",
             "als_{} crossover",
-            lambda crossing: f"self before it, VM level after it: met; at 30 %: {_word(0.2 <= crossing <= 0.4)}; CPU only",
+            lambda crossing: f"self before, VM level after: met; at 30 %: {_word(0.2 <= crossing <= 0.4)}; CPU only",
         ),
         (
             "Fig. 7b: CNN's throughput at 50 %",

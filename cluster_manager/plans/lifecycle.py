@@ -391,7 +391,8 @@ def _taken_back(state: AdoptionPlan, found: VMStatus) -> Step:
     spec, off = spec_of(found), found.start_size is not None
     sentence = f"{state.vm} on {state.home} is on the record again, {spec.priority} with {spec.nominal.vector()}"
     phase = VMPhase.STOPPED if off else VMPhase.RUNNING
-    return end(state, DONE, sentence, SetSpec(state.vm, spec), SetVM(state.vm, phase, state.home, sentence), share=False)
+    effects = (SetSpec(state.vm, spec), SetVM(state.vm, phase, state.home, sentence))
+    return end(state, DONE, sentence, *effects, share=False)
 
 
 def _not_adopted(state: AdoptionPlan, why: str) -> Step:
