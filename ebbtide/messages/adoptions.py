@@ -18,7 +18,7 @@ class Adoptable(Body):
     domain: DomainName
     why_not: Sentence = Field("", description="why it cannot be adopted; empty: it can")
     known_as: Name | None = Field(
-        None, description="its host looks after it as this VM already, and adopting records it as it is; null: it does not"
+        None, description="its host looks after it as this VM already: adopting only records it; null: it does not"
     )
     size: Vector = Field(Vector(), description="what it has, which becomes its nominal size")
     used: PartialVector = Field(PartialVector(), description="what it used while it was measured; null: not known")
