@@ -43,6 +43,15 @@ def test_the_unit_has_few_privileges(unit: str, most: float) -> None:
     assert float(exposure[1]) <= most
 
 
+@pytest.mark.parametrize(
+    ("unit", "setting"),
+    [("ebb-manager", "ProcSubset"), ("ebb-hostagent", "ProtectClock"), ("ebb-hostagent", "PrivateDevices")],
+    ids=["/proc/stat, for the metrics of the process", "/dev/kvm, on an older systemd", "/dev/kvm"],
+)
+def test_the_unit_hides_nothing_that_its_daemon_reads(unit: str, setting: str) -> None:
+    assert f"\n{setting}=" not in (UNITS / f"{unit}.service").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("unit", EXPOSURE)
 def test_the_unit_waits_for_signs_of_life_and_for_a_clean_end(unit: str) -> None:
     text = (UNITS / f"{unit}.service").read_text(encoding="utf-8")
@@ -51,3 +60,21 @@ def test_the_unit_waits_for_signs_of_life_and_for_a_clean_end(unit: str) -> None
     watched = re.search(r"^WatchdogSec=(\d+)$", text, re.MULTILINE)
     assert watched is not None
     assert int(watched[1]) >= 30, "a loop that is held up for a moment is no reason to kill it"
+
+
+def test_what_a_page_adds_to_the_unit_for_tasks_is_taken_by_systemd(tmp_path: Path) -> None:
+    page = (ROOT / "docs/reference/tasks.md").read_text(encoding="utf-8")
+    unit = re.sub(
+        r"^(Exec\w+=/usr/bin/ebb\S*.*|Documentation=.*)\n",
+        "",
+        (UNITS / "ebb-manager.service").read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    ).replace("[Service]", "[Service]\nExecStart=/bin/true")
+    added = re.findall(r"^```ini\n.*?^(\[Service\]\n.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(added) == 2
+    for number, lines in enumerate(added):
+        assert "\nReadWritePaths=" in lines
+        copy = tmp_path / f"ebb-manager-{number}.service"
+        copy.write_text(f"{unit}\n{lines}", encoding="utf-8")
+        found = analyze("verify", "--recursive-errors=no", str(copy))
+        assert (found.returncode, found.stderr) == (0, "")
