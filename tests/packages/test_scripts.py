@@ -58,7 +58,7 @@ def test_a_removal_that_is_refused_leaves_manager_and_agent_as_they_were(machine
     (machine.folder / "var/lib/ebbtide/agent/state.json").touch()
     machine.program("ebb-hostagent", "exit 1")
     code, calls, said = machine.run("debian/prerm", "remove")
-    assert (code, "so the package stays" in said) == (1, True)
+    assert (code, "so the package stays" in said, "ebb host resume HOST" in said) == (1, True, True)
     assert calls[1:] == [STOPPED, "ebb-hostagent release", STARTED]
     # One that had not run is not started.
     machine.program("systemctl", '[ "$1" != is-active ] || { echo inactive; exit 3; }')
