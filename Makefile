@@ -1,4 +1,4 @@
-# Each of demo, test and check may be the first command on a fresh Debian 12: what is missing is installed.
+# Each of demo, test, check and packages may be the first command on a fresh Debian 12: what is missing is installed.
 VENV ?= .venv
 BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
@@ -80,7 +80,7 @@ docs: install $(VENV)/.installed-docs ## The documentation as a site in build/si
 pictures: install-test ## Pictures of the dashboard's views for docs/reference/dashboard.md (Chromium)
 	@PYTHONPATH=. $(BIN)/python -m tests.browser.pictures docs/assets/dashboard
 
-packages: $(VENV)/.installed-demo ## Debian packages, wheels, sdist, and the guest agent as one file, in dist/
+packages: install ## Debian packages, wheels, sdist, and the guest agent as one file, in dist/
 	@scripts/packages.sh $(BIN)/python
 
 bench: install-test ## Benchmarks: make bench NAME=policies (all without NAME)

@@ -1,4 +1,4 @@
-"""The scripts of the Debian packages, with a systemctl and an agent that write down how they are called."""
+"""The scripts of the Debian packages, with a systemctl and an agent that write down how they are called; and make."""
 
 from __future__ import annotations
 
@@ -113,3 +113,16 @@ def test_a_guest_agent_is_enabled_again_when_it_is_installed_after_a_removal(mac
     assert machine.run("guest/preinst", "install", "1.2") == (0, [], "")
     assert machine.run("guest/postinst", "configure", "1.2") == (0, [ENABLE, RELOAD, RESTART], "")
     assert machine.run("guest/postinst", "configure", "1.3")[1] == [RELOAD, TRY_RESTART], "once"
+
+
+@pytest.mark.parametrize("target", ["demo", "lab", "test", "check", "docs", "packages"])
+def test_what_may_be_the_first_command_installs_what_is_missing_first(target: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", target, f"VENV={tmp_path}"],
+        cwd=ROOT,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("scripts/install-deps.sh demo\n")
