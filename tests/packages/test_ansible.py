@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from ebbtide.cli.doctor import PROGRAMS
 
 PLACE = Path(__file__).parents[2] / "packaging/ansible"
 COMMANDS = {
@@ -27,3 +31,17 @@ def test_the_role_is_clean(name: str, tmp_path: Path) -> None:
     }
     done = subprocess.run(COMMANDS[name], cwd=PLACE, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def of_role(name: str) -> Any:
+    return yaml.safe_load((PLACE / "roles/ebbtide" / name / "main.yml").read_text(encoding="utf-8"))
+
+
+def test_a_host_gets_the_packages_of_all_programs_that_its_agent_calls() -> None:
+    """Nothing comes along with them, and a machine that was made a while ago has old lists of packages or none."""
+    installed = of_role("defaults")["ebbtide_host_packages"]
+    (install,) = [task["ansible.builtin.apt"] for task in of_role("tasks") if "libvirt" in task["name"]]
+    assert install["name"] == "{{ ebbtide_host_packages }}"
+    called = {PROGRAMS[program] for program in ("qemu-system-x86_64", "qemu-img", "libvirtd", "virtlogd")}
+    assert set(installed) == called | {"iproute2"}
+    assert (install["update_cache"], install["cache_valid_time"] > 0) == (True, True)
