@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ebbtide.rest.roles import Role, needed
 from tests.deploy.names import unknown_names
@@ -19,6 +20,17 @@ def test_the_scrape_configuration_is_one() -> None:
     assert "SUCCESS" in promtool("check", "config", "--syntax-only", "prometheus.yml", directory=DIRECTORY)
     for path in re.findall(r"http://127\.0\.0\.1:7100(/\S+)", (DIRECTORY / "prometheus.yml").read_text()):
         assert needed("GET", path) is Role.METRICS
+
+
+def test_the_lines_for_tls_are_taken_in_both_jobs_and_for_the_list_of_targets(tmp_path: Path) -> None:
+    text = (DIRECTORY / "prometheus.yml").read_text()
+    text = re.sub(r"# (scheme: https|tls_config: \{.*\})$", r"\1", text, flags=re.MULTILINE)
+    (tmp_path / "prometheus.yml").write_text(text.replace("url: http:", "url: https:"))
+    (tmp_path / "ebbtide.rules.yml").write_text(RULES)
+    assert "SUCCESS" in promtool("check", "config", "--syntax-only", "prometheus.yml", directory=tmp_path)
+    manager, hosts = yaml.safe_load(text)["scrape_configs"]
+    assert (manager["scheme"], hosts["scheme"]) == ("https", "https")
+    assert manager["tls_config"] == hosts["tls_config"] == hosts["http_sd_configs"][0]["tls_config"]
 
 
 def test_the_rules_pass_promtool_and_their_own_tests() -> None:
