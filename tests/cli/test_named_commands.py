@@ -89,6 +89,15 @@ def test_commands_that_are_named_exist() -> None:
     assert not mistakes, "\n".join(mistakes)
 
 
+def test_the_page_of_the_command_line_has_every_verb_of_a_noun() -> None:
+    page = (ROOT / "docs/reference/command-line.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `ebb (\w+)` \| [^`|]+: `([a-z ]+)` \|$", page, re.MULTILINE)
+    assert len(rows) >= 7
+    for noun, verbs in rows:
+        group = TREE.get_command(None, noun)
+        assert set(verbs.split()) == {name for name, one in group.commands.items() if not one.hidden}, noun
+
+
 def test_every_command_is_named_by_its_example_and_short_forms_by_none() -> None:
     for words, _, example in COMMANDS:
         calls = list(called(example))
