@@ -23,7 +23,7 @@ from ebbtide.lab import domains, own_libvirt, paths, processes, services
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.image import Image, build_image
 from ebbtide.lab.namespace import inside, outside, uri_of
-from ebbtide.lab.state import Daemon, LabHost, LabState, StateFile, make_directory, new_token, write_private
+from ebbtide.lab.state import LOCK, Daemon, LabHost, LabState, StateFile, make_directory, new_token, write_private
 from ebbtide.messages.common import Name, Vector
 from ebbtide.messages.hosts import HostStatus
 from ebbtide.rest.credentials import command_token, report_token
@@ -198,12 +198,17 @@ class Lab:
         names = [host.id for host in hosts]
         if len(set(names)) != len(names):
             raise LabError(f"two hosts have the same name: {', '.join(names)}")
-        for directory in (self.directory, self.logs):
-            make_directory(directory)
         state = LabState()
+        # First of all: a directory with files and without this one is another's (`StateFile.lock`).
         self._save(state)
+        make_directory(self.logs)
         if not own:
             self._ensure_libvirt(state)
+            if found := domains.domains_of(state.uri, names):
+                raise LabError(
+                    f"libvirt has domains already that this lab would take for its own: {', '.join(found)}; choose "
+                    f"other ids than {', '.join(names)}: `ebb lab up --host ID=cpu_cores=N,memory_mib=N`"
+                )
         image = build_image(paths.image_cache(), progress=lambda stage, done: self.report(f"guest image: {stage}"))
         accelerator = self._probe(image)
         state.image, state.accelerator, state.accelerator_reason = image.key, accelerator.kind, accelerator.reason
@@ -324,10 +329,11 @@ class Lab:
             if (any(left) or (not own and domains.domains_left(host_ids))) and not own_libvirt.answers(state):
                 revive()
             if own_libvirt.answers(state):
-                # In a libvirt of the lab's own there is nothing of others.
+                # In a libvirt of the lab's own there is nothing of others, and its logs go with its folders.
                 for uri in [host.uri for host in own] or [state.uri]:
                     domains.remove_domains(uri, None if own else host_ids, self.report, revive)
-                domains.remove_logs(host_ids)
+                if not own:
+                    domains.remove_logs(host_ids)
         services.stop_services(state, self.report)
         # The state file goes last, so that a `down` that was interrupted can be repeated.
         for name in CONTENTS:
@@ -336,7 +342,7 @@ class Lab:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        (self.directory / "lock").unlink(missing_ok=True)
+        (self.directory / LOCK).unlink(missing_ok=True)
         if self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 

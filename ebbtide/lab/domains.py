@@ -26,6 +26,27 @@ class _LibvirtGone(LabError):
     """libvirtd has ended, or hung up."""
 
 
+def domains_of(uri: str, host_ids: Iterable[str]) -> list[str]:
+    """Names of the domains whose owner is one of these hosts, or that are called as theirs are.
+
+    Raises LabError when libvirt does not say.
+    """
+    import libvirt
+
+    hosts, connection = list(host_ids), open_libvirt(uri)
+    try:
+        return sorted(
+            domain.name()
+            for domain in connection.listAllDomains()
+            if _owner(domain) in hosts or any(domain.name().startswith(domain_name(host, "")) for host in hosts)
+        )
+    except libvirt.libvirtError as error:
+        raise LabError(f"libvirt does not say which domains there are: {error}") from error
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):
+            connection.close()
+
+
 def remove_domains(
     uri: str,
     host_ids: Iterable[str] | None,

@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.kvm_device import DeviceAccess
 from ebbtide.lab.namespace import uri_of
+from ebbtide.lab.paths import STATE_VARIABLE
 from ebbtide.messages.common import Name, Vector
 
 FILE = "lab.json"
+LOCK = "lock"
 
 
 class Process(BaseModel):
@@ -125,14 +127,31 @@ class StateFile:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One `up` or `down` at a time. Raises LabError while another one is at work."""
+        """One `up` or `down` at a time. Raises LabError while another one is at work, and in a directory of others."""
+        self._refuse_others_directory()
         make_directory(self.directory)
-        with (self.directory / "lock").open("w") as lock:
+        with (self.directory / LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise LabError(f"another `ebb lab` is at work in {self.directory}") from error
             yield
+
+    def _refuse_others_directory(self) -> None:
+        """Files without a lab's are not ours: `down` would remove them.
+
+        A lab that was killed before it was described has left its lock, and perhaps the beginning of its file.
+        """
+        try:
+            names = sorted(path.name for path in self.directory.iterdir())
+        except OSError:
+            return  # it is not there, or make_directory says what is wrong with it
+        others = [name for name in names if name != LOCK and not name.startswith(f".{FILE}.")]
+        if others and FILE not in names:
+            raise LabError(
+                f"{self.directory} is no lab's, and not empty ({others[0]} is there): have {STATE_VARIABLE} name an "
+                "empty directory, or one that is not there yet"
+            )
 
 
 def make_directory(path: Path) -> None:
