@@ -16,35 +16,46 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
+from cluster_manager.options import ManagerOptions
 from ebbtide.cli.doctor_certificates import certificates
 from ebbtide.cli.findings import Finding
 from ebbtide.lab import kvm_device, paths, services
 from ebbtide.lab.errors import LabError
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.options import read_file
 from hostagent.limits.cgroups import cgroup_layout
 from hostagent.mechanisms.accelerator import probe_accelerator
+from hostagent.options import HostAgentOptions
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#: Programs that a lab needs, and the Debian packages that hold them.
+#: Programs, the Debian packages that hold them, and what needs them; a lab needs what a host needs, too.
 PROGRAMS = {
-    "qemu-system-x86_64": "qemu-system-x86",
-    "qemu-img": "qemu-utils",
-    "libvirtd": "libvirt-daemon-system",
-    "virtlogd": "libvirt-daemon-system",
-    "debootstrap": "debootstrap",
-    "busybox": "busybox-static",
-    "mke2fs": "e2fsprogs",
-    "dpkg-deb": "dpkg",
-    "unshare": "util-linux",
+    "qemu-system-x86_64": ("qemu-system-x86", "host"),
+    "qemu-img": ("qemu-utils", "host"),
+    "libvirtd": ("libvirt-daemon-system", "host"),
+    "virtlogd": ("libvirt-daemon-system", "host"),
+    "debootstrap": ("debootstrap", "lab"),
+    "busybox": ("busybox-static", "lab"),
+    "mke2fs": ("e2fsprogs", "lab"),
+    "dpkg-deb": ("dpkg", "lab"),
+    "unshare": ("util-linux", "lab"),
 }
+#: libvirt's modular daemon, where it has taken libvirtd's place.
+INSTEAD = {"libvirtd": "virtqemud"}
+#: Where the daemons of a machine keep what they know: agent, disks, enrolment, manager.
+DAEMONS = Path("/var/lib/ebbtide")
 #: Files that are for their owner only.
 PRIVATE = ("*.sqlite*", "*token*", "*.key", "state.json", "core-changes.jsonl", "disk.qcow2")
-#: A lab with the demo's three guests needs about this much of the host, MiB.
-MEMORY_MIB = 6000
+#: What a lab with the demo's three guests takes of the machine at the most, MiB: they are all on its larger host, whose
+#: capacity holds them and what QEMU needs besides; the rest is for the daemons.
+MEMORY_MIB = 4096
 DISK_MIB = 3000
+#: The id in the example of a host agent's options.
+_UNNAMED: Final = "..."
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,8 @@ class Diagnosis:
         """What keeps it from being so, in a sentence; empty where nothing does."""
         wrong = [finding for finding in self.findings if finding.needed and not finding.ok]
         missing = ", ".join(finding.name for finding in wrong if not finding.ended)
-        said = [f"{missing} missing; `scripts/install-deps.sh` installs all of it on Debian"] if missing else []
+        by = "what installs it stands beside it; in a checkout `scripts/install-deps.sh` installs all of it on Debian"
+        said = [f"{missing} missing; {by}"] if missing else []
         said += [f"{one.name}: {one.detail}; to renew it: {one.fix}" for one in wrong if one.ended]
         return "; ".join(said)
 
@@ -72,23 +84,50 @@ class Diagnosis:
         return {"ok": self.ok} | self.facts | {"findings": [finding.model_dump() for finding in self.findings]}
 
 
-def examine(report: Callable[[str], None] = lambda sentence: None) -> Diagnosis:
-    """Look at everything. Boots a tiny kernel once, for at most some seconds, unless the outcome is remembered."""
+def examine(
+    report: Callable[[str], None] = lambda sentence: None,
+    manager: Path = ManagerOptions.file,
+    agent: Path = HostAgentOptions.file,
+) -> Diagnosis:
+    """Look at everything. Boots a tiny kernel once, for at most some seconds, unless the outcome is remembered.
+
+    :param manager: the manager's file of options, where there is one; ``agent``: that of the host agent.
+    """
     facts: dict[str, Any] = {}
-    findings = [_user(), _python(), *_programs()]
-    findings.append(_bindings(facts))
-    findings.append(_libvirt(facts))
-    findings.append(_qemu(facts))
+    machine, purposes = _machine(manager, agent)
+    host, lab = "host" in purposes, "lab" in purposes
+    findings = [machine, _user(), _python(), *_programs(purposes)]
+    findings.append(_bindings(facts, needed=host))
+    findings.append(_libvirt(facts, lab=lab))
+    findings.append(_qemu(facts, needed=host))
     findings.append(_image(facts))
     report("probing the accelerator")
     findings.append(_accelerator(facts))
     findings.append(_kvm_device())
-    findings.append(_cgroups(facts))
+    findings.append(_cgroups(facts, needed=host))
     findings.append(_swap(facts))
-    findings.append(_private(paths.state_dir()))
-    findings.extend(certificates(datetime.datetime.now(datetime.UTC), facts))
-    findings.extend(_room(facts))
+    findings.append(_private(DAEMONS, paths.state_dir()))
+    findings.extend(certificates(datetime.datetime.now(datetime.UTC), facts, manager, agent))
+    findings.extend(_room(facts, lab=lab))
     return Diagnosis(findings, facts)
+
+
+def _machine(manager: Path, agent: Path) -> tuple[Finding, frozenset[str]]:
+    """What this machine is by the files of options on it, and so what it has to have of PROGRAMS.
+
+    The package brings both files, that of the host agent without the host's id.
+    """
+    try:
+        named = agent.exists() and read_file(agent)[0].get("id") != _UNNAMED
+    except (AccessError, OSError):
+        named = True  # by somebody, though it cannot be read
+    if named:
+        said, purposes = f"a host, by {agent}", frozenset({"host"})
+    elif agent.exists() or manager.exists():
+        said, purposes = f"no host: {agent} names none", frozenset[str]()
+    else:
+        said, purposes = f"no daemon has options in {agent.parent}: a machine for labs", frozenset({"host", "lab"})
+    return Finding(name="machine", ok=True, needed=False, detail=said), purposes
 
 
 def _user() -> Finding:
@@ -107,38 +146,40 @@ def _python() -> Finding:
     return Finding(name="python", ok=sys.version_info >= (3, 11), needed=True, detail=f"{version} at {sys.executable}")
 
 
-def _programs() -> list[Finding]:
+def _programs(purposes: frozenset[str]) -> list[Finding]:
     findings = []
-    for program, package in PROGRAMS.items():
-        path = shutil.which(program, path=SEARCH_PATH)
+    for program, (package, purpose) in PROGRAMS.items():
+        names = (program, INSTEAD.get(program, program))
+        path = next(filter(None, (shutil.which(name, path=SEARCH_PATH) for name in names)), None)
         findings.append(
             Finding(
                 name=program,
                 ok=path is not None,
-                needed=True,
-                detail=path or "not installed",
+                needed=purpose in purposes,
+                detail=path or f"not installed; a {purpose} needs it",
                 fix=None if path else f"apt-get install {package}",
             )
         )
     return findings
 
 
-def _bindings(facts: dict[str, Any]) -> Finding:
+def _bindings(facts: dict[str, Any], *, needed: bool) -> Finding:
     found = importlib.util.find_spec("libvirt") is not None
     version = importlib.metadata.version("libvirt-python") if found else None
     facts["libvirt_python"] = version
     return Finding(
         name="libvirt-python",
         ok=found,
-        needed=True,
+        needed=needed,
         detail=version or "not installed",
         fix=None if found else "apt-get install libvirt-dev pkg-config gcc python3-dev && pip install libvirt-python",
     )
 
 
-def _libvirt(facts: dict[str, Any]) -> Finding:
+def _libvirt(facts: dict[str, Any], *, lab: bool) -> Finding:
     running = services.LIBVIRTD.answers()
-    version, detail = None, "not running; `ebb lab up` starts it"
+    version = None
+    detail = "not running; " + ("`ebb lab up` starts it" if lab else "systemctl start libvirtd")
     if running:
         try:
             connection = services.open_libvirt("qemu:///system")
@@ -159,10 +200,10 @@ def version_text(number: int) -> str:
     return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
 
 
-def _qemu(facts: dict[str, Any]) -> Finding:
+def _qemu(facts: dict[str, Any], *, needed: bool) -> Finding:
     version = _version_of(["qemu-system-x86_64", "--version"])
     facts["qemu"] = version
-    return Finding(name="qemu", ok=version is not None, needed=True, detail=version or "not installed")
+    return Finding(name="qemu", ok=version is not None, needed=needed, detail=version or "not installed")
 
 
 def _version_of(argv: list[str]) -> str | None:
@@ -224,29 +265,30 @@ def _kvm_device() -> Finding:
     )
 
 
-def _cgroups(facts: dict[str, Any]) -> Finding:
+def _cgroups(facts: dict[str, Any], *, needed: bool) -> Finding:
     layout = cgroup_layout(Path("/proc/mounts").read_text())
     facts["cgroups"] = layout
     return Finding(
         name="cgroups",
         ok=layout != "none",
-        needed=True,
+        needed=needed,
         detail=layout if layout != "none" else "no cgroup file system is mounted, so no CPU can be throttled",
     )
 
 
-def _private(directory: Path) -> Finding:
+def _private(*directories: Path) -> Finding:
     """Whether other users can read stores, tokens, keys, journals and disks."""
+    apart = [one for one in directories if not any(other in one.parents for other in directories)]
     open_to_others, looked_at = [], 0
-    for pattern in PRIVATE:
-        for path in directory.rglob(pattern):
-            with contextlib.suppress(OSError):
-                found = path.lstat()
-                looked_at += 1
-                if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
-                    open_to_others.append(path)
+    for path in {path for directory in apart for pattern in PRIVATE for path in directory.rglob(pattern)}:
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            looked_at += 1
+            if stat.S_ISREG(found.st_mode) and found.st_mode & 0o077:
+                open_to_others.append(path)
     if not open_to_others:
-        return Finding(name="private files", ok=True, needed=False, detail=f"{looked_at} below {directory}")
+        below = " and ".join(map(str, apart))
+        return Finding(name="private files", ok=True, needed=False, detail=f"{looked_at} below {below}")
     words = shlex.join(str(path) for path in sorted(open_to_others)[:20])
     detail = f"{len(open_to_others)} can be read by other users, like {min(open_to_others)}"
     return Finding(name="private files", ok=False, needed=False, detail=detail, fix=f"chmod go= {words}")
@@ -259,7 +301,7 @@ def _swap(facts: dict[str, Any]) -> Finding:
     return Finding(name="swap", ok=total_mib > 0, needed=False, detail=detail)
 
 
-def _room(facts: dict[str, Any]) -> list[Finding]:
+def _room(facts: dict[str, Any], *, lab: bool) -> list[Finding]:
     cpus, available_mib = psutil.cpu_count() or 1, psutil.virtual_memory().available // 2**20
     place = paths.state_dir()
     while not place.exists():
@@ -276,7 +318,7 @@ def _room(facts: dict[str, Any]) -> list[Finding]:
         Finding(
             name="disk",
             ok=free_mib >= DISK_MIB,
-            needed=True,
+            needed=lab,
             detail=f"{free_mib} MiB free at {place}; a lab takes about {DISK_MIB} MiB",
         ),
     ]

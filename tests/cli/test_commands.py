@@ -112,9 +112,9 @@ def test_doctor_needs_no_libvirt_bindings(tmp_path: Path) -> None:
         "importlib.util.find_spec = lambda name, *a: None if name == 'libvirt' else find(name, *a)\n"
         "from ebbtide.cli import doctor\n"
         "facts = {}\n"
-        "finding = doctor._bindings(facts)\n"
+        "finding = doctor._bindings(facts, needed=True)\n"
         "assert not finding.ok and 'libvirt-dev' in finding.fix, finding\n"
-        "doctor._libvirt(facts)\n"
+        "doctor._libvirt(facts, lab=True)\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
