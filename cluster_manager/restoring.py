@@ -9,7 +9,7 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ async def restore(database: Database, file: Path, clock: Callable[[], float] = t
         source = stack.enter_context(await asyncio.to_thread(_opened, file))
         await asyncio.to_thread(_check_kind, database, file, source)
         if not isinstance(database, PostgreSQL):
-            stack.enter_context(_acting_as(await asyncio.to_thread(_owner, database)))
+            stack.enter_context(acting_as(*await asyncio.to_thread(_owner, database)))
         lock = lock_of(database, LOCK_S / 2, LOCK_S)
         try:
             await lock.hold()
@@ -119,16 +119,15 @@ def _owner(database: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _acting_as(owner: tuple[int, int]) -> Iterator[None]:
-    """As the owner of the store's directory, if root restores it: what waits there by a name of ours, say a link to a
-    file of root's, then does no more than its owner could do anyway. For the whole process.
+def acting_as(uid: int, gid: int, groups: Sequence[int] = ()) -> Iterator[None]:
+    """As another user, if we are root, for the whole process. As the owner of the store's directory what waits there by
+    a name of ours, say a link to a file of root's, does no more than its owner could do anyway.
     """
-    uid, gid = owner
     if os.geteuid() != 0 or uid == 0:
         yield
         return
-    groups = os.getgroups()
-    os.setgroups([])
+    before = os.getgroups()
+    os.setgroups(groups)
     os.setegid(gid)
     os.seteuid(uid)
     try:
@@ -136,7 +135,7 @@ def _acting_as(owner: tuple[int, int]) -> Iterator[None]:
     finally:
         os.seteuid(0)
         os.setegid(os.getgid())
-        os.setgroups(groups)
+        os.setgroups(before)
 
 
 def _restore_file(database: Path, file: Path, source: BinaryIO, now: float) -> Restored:

@@ -189,7 +189,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "ca show": Rollover,
     "ca finish": _object("FinishedCA", ca=str, certificates=list[str]),
     "token new": _object("Token", token=str, entry=dict[str, str]),
-    "config check": list[_object("Checked", file=str, errors=list[str])],  # type: ignore[misc]
+    "config check": list[_object("Checked", file=str, user=str, errors=list[str])],  # type: ignore[misc]
     "config example": _FREE,
     "guest enable": Enabled,
     "lab up": _LAB,

@@ -183,10 +183,13 @@ def test_the_example_names_every_option_at_its_default(model: type[DaemonOptions
             assert said == default
 
 
-def test_the_check_says_what_the_daemon_would(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_says_what_the_daemon_would(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(config, "SERVICE_USER", "nobody-of-this-name")
     file.write_text(NEEDED)
     config.check(file, to=Printing())
-    assert capsys.readouterr().out == f"{file}: the manager can start with it\n"
+    assert capsys.readouterr().out == f"{file}: the manager can start with it as user {file.owner()}\n"
     file.write_text(NEEDED.replace('"token"', '"nothing"'))
     with pytest.raises(AccessError, match=rf"{re.escape(str(file))}:3: token_file: --token-file: cannot read"):
         config.checked(config.Daemon.MANAGER, file)

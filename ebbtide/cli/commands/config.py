@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import enum
+import os
+import pwd
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +30,8 @@ class Daemon(enum.StrEnum):
 
 
 _MODELS: dict[Daemon, type[DaemonOptions]] = {Daemon.MANAGER: ManagerOptions, Daemon.HOSTAGENT: HostAgentOptions}
+#: Whose rights the manager's service has (packaging/systemd/ebb-manager.service); the host agent's has root's.
+SERVICE_USER = "ebbtide"
 
 
 def check(
@@ -34,7 +40,10 @@ def check(
     *,
     to: Printing,
 ) -> None:
-    """Check the files of the daemons' options, and the files that they name, as the daemons do at their start."""
+    """Check the files of the daemons' options, and the files that they name, as the daemons do at their start.
+
+    Root checks the manager's as the user of its service, ebbtide, where there is one.
+    """
     if file is None:
         found = {one: model.file for one, model in _MODELS.items() if daemon in (None, one) and model.file.exists()}
         if not found:
@@ -44,17 +53,37 @@ def check(
             raise EbbError(f"--daemon: {file} is neither manager.toml nor hostagent.toml by its name: say whose it is")
         found = {daemon or Daemon(file.stem): file}
     wrong = {path: list(_wrong(one, path)) for one, path in found.items()}
+    users = {path: _checks_as(one) for one, path in found.items()}
 
     def told() -> None:
         for one, path in found.items():
             for sentence in wrong[path]:
                 print_error(sentence)
-            if not wrong[path]:
-                print(f"{path}: the {one} can start with it")
+            if wrong[path]:
+                print(f"note: {path} was checked as user {users[path]}", file=sys.stderr)
+            else:
+                print(f"{path}: the {one} can start with it as user {users[path]}")
 
-    to.say([{"file": str(path), "errors": errors} for path, errors in wrong.items()], told)
+    to.say([{"file": str(path), "user": users[path], "errors": errors} for path, errors in wrong.items()], told)
     if any(wrong.values()):
         raise typer.Exit(2)
+
+
+def _service_user() -> pwd.struct_passwd | None:
+    """The user of the manager's service, where root asks and there is one."""
+    try:
+        return pwd.getpwnam(SERVICE_USER) if os.geteuid() == 0 else None
+    except KeyError:
+        return None
+
+
+def _checks_as(daemon: Daemon) -> str:
+    """The name of the user whose rights count: the service's, or the caller's."""
+    user = _service_user() if daemon is Daemon.MANAGER else None
+    try:
+        return (user or pwd.getpwuid(os.geteuid())).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _wrong(daemon: Daemon, path: Path) -> Iterator[str]:
@@ -69,13 +98,18 @@ def checked(daemon: Daemon, path: Path) -> None:
     if daemon is Daemon.MANAGER:
         from cluster_manager.configured import settings_of_all
         from cluster_manager.errors import SettingsError
+        from cluster_manager.restoring import acting_as
         from ebbtide.matcher.errors import EngineSettingsError
 
-        given = collect(ManagerOptions, path, {})
-        try:
-            settings_of_all(given.options)
-        except (SettingsError, AccessError, EngineSettingsError) as error:
-            raise AccessError(given.said(str(error))) from None
+        with ExitStack() as stack:
+            if (user := _service_user()) is not None:
+                groups = os.getgrouplist(user.pw_name, user.pw_gid)
+                stack.enter_context(acting_as(user.pw_uid, user.pw_gid, groups))
+            given = collect(ManagerOptions, path, {})
+            try:
+                settings_of_all(given.options)
+            except (SettingsError, AccessError, EngineSettingsError) as error:
+                raise AccessError(given.said(str(error))) from None
     else:
         asked = collect(HostAgentOptions, path, {})
         try:
