@@ -119,10 +119,7 @@ class Sweep:
     def share(self, base: dict[str, Any], best: dict[str, Any], metric: str, **case: Any) -> tuple[float, float]:
         """What a case has of the gain of the best over the base, and half of its 95 % interval (jackknife)."""
         ours, theirs = (1.0 - self.of(metric, **one) / self.of(metric, **base) for one in (case, best))
-        count = len(ours)
-        without = np.array([(ours.sum() - a) / (theirs.sum() - b) for a, b in zip(ours, theirs, strict=True)])
-        spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-        return float(ours.sum() / theirs.sum()), student(count) * spread
+        return of_sums(ours, theirs)
 
     def points(self, other: dict[str, Any], metric: str, **case: Any) -> tuple[float, float]:
         """The change of a share in points against another case, and half of its 95 % interval, seed by seed."""
@@ -133,11 +130,8 @@ class Sweep:
 
         For what differs much from seed to seed, and may be 0 for one.
         """
-        ours, theirs = self.of(metric, **case), self.of(metric, **other)
-        count = len(ours)
-        without = (ours.sum() - ours) / (theirs.sum() - theirs)
-        spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-        return 100.0 * (float(ours.sum() / theirs.sum()) - 1.0), 100.0 * student(count) * spread
+        ratio, half = of_sums(self.of(metric, **case), self.of(metric, **other))
+        return 100.0 * (ratio - 1.0), 100.0 * half
 
     def values(self, name: str) -> list[Any]:
         """Of an axis, in order."""
@@ -161,6 +155,16 @@ def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, floa
     count = len(values)
     half = student(count) * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
     return float(values.mean()), half
+
+
+def of_sums(
+    ours: np.ndarray[Any, np.dtype[np.float64]], theirs: np.ndarray[Any, np.dtype[np.float64]]
+) -> tuple[float, float]:
+    """The ratio of the sums of what belongs together in pairs, and half of its 95 % interval (jackknife)."""
+    count = len(ours)
+    without = (ours.sum() - ours) / (theirs.sum() - theirs)
+    spread = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
+    return float(ours.sum() / theirs.sum()), student(count) * spread
 
 
 def student(count: int) -> float:

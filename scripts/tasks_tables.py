@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-from kept_results import ROOT, begin, head, interval, placed, row
+from kept_results import ROOT, begin, head, of_sums, placed, row
 
 PAGE: Final = ROOT / "docs/research/benchmarks.md"
 RESULTS: Final = ROOT / "benchmarks/results"
@@ -25,15 +25,15 @@ FILES: Final = {
     ),
     "tasks-simulated": (
         {
-            "own": "first fit (Slurm's own choice, its default)",
-            "spread": "least loaded (Slurm's own choice, `LLN=YES`)",
+            "own": "first fit",
+            "spread": "least loaded (as Slurm's `LLN=YES`)",
             "capacity-random": "`capacity-random`",
             "live": "`live`: a manager's default, landmarks",
             "sized-live": "`sized-live`: as the real run, Eq. 1 with sizes",
             "oracle-no-kill": "`oracle-no-kill`",
         },
         {
-            "spread": "least loaded (Slurm's own choice, `LLN=YES`)",
+            "spread": "least loaded (as Slurm's `LLN=YES`)",
             "live": "`live`",
             "sized-live": "`sized-live`",
             "oracle-no-kill": "`oracle-no-kill`",
@@ -43,7 +43,7 @@ FILES: Final = {
 
 
 def table(figures: dict[str, Any], rows: dict[str, str]) -> Iterator[str]:
-    """Means over the runs; behind them the mean difference to the first row, pair by pair, with its interval."""
+    """Means over the runs; behind them the change of their sum against the first row's, with its interval."""
     base = next(iter(rows))
     yield from head("", "preemptions", "work lost, core-s", "mean completion, s", "p90 completion, s")
     for name, words in rows.items():
@@ -52,8 +52,8 @@ def table(figures: dict[str, Any], rows: dict[str, str]) -> Iterator[str]:
             mine, theirs = (np.array(figures[f"{one}_{key}"]["runs"], np.float64) for one in (name, base))
             cell = f"{mine.mean():.1f}"
             if name != base:
-                mean, half = interval(mine - theirs)
-                cell += f" ({mean / theirs.mean():+.1%} ± {half / theirs.mean():.1%})"
+                ratio, half = of_sums(mine, theirs)
+                cell += f" ({ratio - 1.0:+.1%} ± {half:.1%})"
             cells.append(cell)
         yield row(words, *cells)
 

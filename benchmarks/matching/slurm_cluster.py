@@ -96,7 +96,7 @@ class SlurmCluster:
     ) -> None:
         self.names = [f"n{number:0{len(str(nodes))}}" for number in range(1, nodes + 1)]
         self._telling = telling
-        #: Jobs go to the nodes with the most idle CPUs, not to the first ones.
+        #: Jobs go to the nodes with the most idle CPUs, not to those that fit best.
         self._least_loaded = least_loaded
         self.cores = cores
         self._slurmd_timeout_s = slurmd_timeout_s

@@ -1,9 +1,10 @@
 """`tasks`: the same tasks and core changes on real Slurm clusters, matched by us and as Slurm itself chooses.
 
-Slurm chooses twice: the first nodes that have room (`own`, its default), and the least loaded ones (`spread`). On all
-sides tasks are sleeps that may be begun again, who must make room when cores go is found by the same function,
-and a task that was broken off is submitted anew and keeps its place in the line. The core changes are a replay, not
-deflations of guests. All figures come from the logs of the slurmctlds, which are kept.
+Slurm chooses twice: by its default, of neighbouring nodes with room the fewest idle cores that suffice and in them the
+node that fits best (`own`), and the least loaded node (`spread`). On all sides tasks are sleeps that may be begun
+again, who must make room when cores go is found by the same function, and a task that was broken off is submitted anew
+and keeps its place in the line. The core changes are a replay, not deflations of guests. All figures come from the logs
+of the slurmctlds, which are kept.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ PERIOD_S: Final = 1.0
 #: What the matched side is held against.
 BASES: Final = {
     "own": "Slurm's own choice in the same run",
-    "spread": "Slurm's choice of the least loaded in the same run",
+    "spread": "Slurm's choice of the least loaded node, with the same tasks and core changes",
 }
 _FORK: Final = multiprocessing.get_context("fork")
 #: Clusters come up one after another: so many daemons at once do not find free ports.

@@ -53,9 +53,9 @@ LEAST_LOADED: Final = Policy(
     resized=lambda s, p, most_cores, seed: Idle(np.empty(0, np.int64)),
     by_demand=True,
 )
-#: Slurm's own choice is the first of its nodes, by their names, that has room (`own`), or the least loaded one
-#: (`spread`); `sized-live` is what the real run does, `live` the same by a manager's default prediction,
-#: `oracle-no-kill` knows what will come.
+#: `own` is the first of the nodes, by their names, that has room, which is not how Slurm chooses by default; `spread`
+#: the least loaded one, as Slurm's `LLN`; `sized-live` is what the real run does, `live` the same by a manager's
+#: default prediction, `oracle-no-kill` knows what will come.
 SHOWN: Final = {
     "own": Scheme("first-fit"),
     "spread": Scheme("least-loaded"),

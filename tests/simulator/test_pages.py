@@ -96,6 +96,13 @@ def test_right_estimates_are_no_case_of_wrong_ones() -> None:
     assert f" of {len(said) - 1} (" in line
 
 
+def test_what_is_saved_whole_in_every_run_has_no_spread() -> None:
+    lines = [line for line in made("tasks_tables")["tables"]() if line.startswith("| `oracle-no-kill` |")]
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("| `oracle-no-kill` | 0.0 (-100.0% ± 0.0%) | 0.0 (-100.0% ± 0.0%) |")
+
+
 def test_what_rebalancing_costs_is_written_of_the_kept_results() -> None:
     """The mean of the differences seed by seed, as it is rounded."""
     cases = json.loads((KEPT / "preemption.json").read_text())["cases"]
