@@ -101,7 +101,8 @@ def _run(number: int, group: MemoryGroup, directory: Path, size: Size, how: Pass
     # Which one comes first changes, so that what the machine does besides meets both.
     for follows in (True, False) if number % 2 == 0 else (False, True):
         with service(group, directory, size) as jvm:
-            full_mib = full_mib or jvm.warm(size)
+            warmed_mib = jvm.warm(size)
+            full_mib = full_mib or warmed_mib
             for share in (1.0, *SHARES):
                 window = jvm.at(share * full_mib if share < 1 else UNLIMITED, follows, size)
                 found[follows, share] = window

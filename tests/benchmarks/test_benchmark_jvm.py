@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from benchmarks.engines import jvm
 from benchmarks.engines.jvm import Window
-from benchmarks.host.memory_group import memory_group
+from benchmarks.host.memory_group import UNLIMITED, memory_group
 from benchmarks.passes import Pass
 
 
@@ -24,6 +29,29 @@ def test_ratios_are_taken_within_a_run_and_below_one_is_better() -> None:
     assert figures["follows_to_stays_75_p99"].value == 0.65
     assert "follows_to_stays_100_mean" not in figures
     assert figures["stays_50_mean_us"].value == 45
+
+
+def test_both_are_warmed_up_and_get_the_limits_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    full_mib = iter([400.0, 800.0])
+
+    class Service:
+        def warm(self, size: jvm.Size) -> float:
+            said.append("warm")
+            return next(full_mib)
+
+        def at(self, limit_mib: float, follows: bool, size: jvm.Size) -> Window:
+            said.append(f"{limit_mib:g}")
+            return Window(1.0, 1.0, 1.0, 1.0, 1.0)
+
+    @contextlib.contextmanager
+    def service(*arguments: Any) -> Iterator[Service]:
+        yield Service()
+
+    monkeypatch.setattr(jvm, "service", service)
+    group: Any = None
+    jvm._run(0, group, Path(), jvm.QUICK, Pass(runs=1))
+    assert said == ["warm", f"{UNLIMITED:g}", "300", "200"] * 2
 
 
 @pytest.mark.service
