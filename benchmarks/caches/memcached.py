@@ -131,10 +131,11 @@ def _measure(inside: Group, case: Case, share: float, arm: str, number: int, how
         client = Client(memcached.port, case.value_bytes)
         try:
             client.store(np.arange(case.count))
-            asked = workload.draw(_enough(window_s))
+            warm, asked = workload.draw(_enough(WARM_UP_S)), workload.draw(_enough(window_s))
+            warmed = client.run(warm, WARM_UP_S)
             full = client.run(asked, window_s)
             trained = _train(client, workload, TRAIN_S / 4 if how.quick else TRAIN_S)
-            trained = np.concatenate([asked[: full.gets], trained])
+            trained = np.concatenate([warm[: warmed.gets], asked[: full.gets], trained])
             footprint_mib = inside.usage_mib
             to_mib = footprint_mib * share
             with _under_load(client, workload):
@@ -173,8 +174,11 @@ def _window(
 ) -> Row:
     """Gets for a while, after a moment in which the reads of before are done."""
     client.run(workload.draw(_enough(WARM_UP_S)), WARM_UP_S, backend_s)
-    faults, reads = memcached.major_faults(), inside.reads()
-    load = client.run(workload.draw(_enough(window_s)), window_s, backend_s)
+    keys = workload.draw(_enough(window_s))
+    # Of the window alone, without what is still under way at its end.
+    counts = [(memcached.major_faults(), inside.reads())]
+    load = client.run(keys, window_s, backend_s, lambda: counts.append((memcached.major_faults(), inside.reads())))
+    faults, reads = (after - before for before, after in zip(*counts, strict=True))
     return replace(
         row,
         cap=cap,
@@ -182,8 +186,8 @@ def _window(
         hits_s=load.hits_s,
         served_s=load.served_s,
         hit_ratio=load.hit_ratio,
-        faults_per_get=(memcached.major_faults() - faults) / max(load.gets, 1),
-        reads_s=(inside.reads() - reads) / load.seconds,
+        faults_per_get=faults / max(load.gets, 1),
+        reads_s=reads / load.seconds,
         swapped_mib=memcached.status_mib("VmSwap"),
         load_average=os.getloadavg()[0],
     )

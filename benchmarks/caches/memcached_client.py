@@ -11,6 +11,7 @@ import heapq
 import select
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.caches.zipf import KEY_BYTES, Keys, get_bytes, gets, names
@@ -88,10 +89,17 @@ class Client:
         while not answer.endswith(b"MN\r\n"):
             answer += self._some(connection)
 
-    def run(self, keys: Keys, seconds: float | None = None, backend_s: float | None = None) -> Load:
+    def run(
+        self,
+        keys: Keys,
+        seconds: float | None = None,
+        backend_s: float | None = None,
+        over: Callable[[], None] = lambda: None,
+    ) -> Load:
         """Ask for these keys, in turn over all connections, until they are used up or the time is over.
 
         :param backend_s: where given, what is missing is stored so long after it was missed; the connection waits.
+        :param over: called when that is so, before what is still under way has been answered.
         """
         requests, length = memoryview(gets(keys, self._batch)), get_bytes(self._batch)
         following = iter(range(0, len(requests), length))
@@ -103,9 +111,12 @@ class Client:
             if (at := next(following, None)) is not None:
                 self._ask(connection, requests[at : at + length])
                 under_way += 1
-        answered_s = began_s
+        answered_s, said = began_s, False
         while under_way or waiting:
             now_s = time.perf_counter()
+            if now_s >= end_s and not said:
+                said = True
+                over()
             while waiting and waiting[0][0] <= now_s:
                 connection = self._connections[heapq.heappop(waiting)[1]]
                 missing = self._missing(connection)
@@ -116,7 +127,7 @@ class Client:
                         self._ask(connection, requests[at : at + length])
                         under_way += 1
             limit_s = 1.0 if not waiting else max(waiting[0][0] - now_s, 0.0)
-            for number, _ in self._poll.poll(limit_s):
+            for number, _ in self._poll.poll(limit_s if said else min(limit_s, end_s - now_s)):
                 connection = self._connections[number]
                 if not self._receive(connection, backend_s is not None):
                     continue
@@ -133,6 +144,8 @@ class Client:
             if under_way and time.perf_counter() - answered_s > ANSWER_LIMIT_S:
                 raise BenchmarkFailed(f"memcached has not answered for {ANSWER_LIMIT_S:g} s")
         took_s = min(time.perf_counter(), end_s) - began_s
+        if not said:
+            over()
         return Load(took_s, asked, hits, stored)
 
     def _ask(self, connection: _Connection, request: memoryview) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import socketserver
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.caches import memcached
+from benchmarks.caches import memcached, memcached_client
+from benchmarks.caches.memcached_client import Client, Load
 from benchmarks.caches.memcached_report import Row, curve, write
-from benchmarks.caches.zipf import Workload, get_bytes, gets, least_recently_used, popularity
+from benchmarks.caches.zipf import Keys, Workload, get_bytes, gets, least_recently_used, popularity
+from benchmarks.passes import Pass
 
 
 def workload(count: int = 1000, exponent: float = 0.99) -> Workload:
@@ -102,3 +109,71 @@ def test_a_table_and_a_picture_are_written(tmp_path: Path) -> None:
     assert lines[0]["hits_s"] == "500"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert said == []
+
+
+@contextlib.contextmanager
+def cache_of_nothing(answers: threading.Event) -> Iterator[int]:
+    """A server on this port that answers each `get` with no value, from when it may."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline():
+                answers.wait()
+                self.wfile.write(b"END\r\n")
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            answers.set()
+            server.shutdown()
+            serving.join()
+
+
+def test_the_end_of_a_window_is_told_before_what_is_under_way_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memcached_client, "ANSWER_LIMIT_S", 5.0)
+    answers = threading.Event()
+    with cache_of_nothing(answers) as port, contextlib.closing(Client(port, 64, connections=2, batch=2)) as client:
+        load = client.run(np.arange(100), 0.05, over=answers.set)
+    assert answers.is_set()
+    assert load.gets == 0
+
+
+def test_a_window_whose_keys_are_used_up_ends_with_the_last_answer() -> None:
+    answers, told = threading.Event(), []
+    answers.set()
+    with cache_of_nothing(answers) as port, contextlib.closing(Client(port, 64, connections=2, batch=2)) as client:
+        load = client.run(np.arange(10), over=lambda: told.append(1))
+    assert told == [1]
+    assert load.gets == 10
+
+
+def test_the_rate_at_full_size_is_measured_after_a_warm_up_as_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds: list[float] = []
+    drawn = iter(range(9))
+
+    class Stub:
+        def run(self, keys: Keys, window_s: float, *rest: Any) -> Load:
+            seconds.append(window_s)
+            for over in rest[1:]:
+                over()
+            return Load(1.0, 8, 8)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: next(drawn) if name in ("reads", "major_faults") else 0.0
+
+    cache, inside = Stub(), Stub()
+    inside.usage_mib = 100.0  # type: ignore[attr-defined]
+    cache.port = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(memcached, "server", lambda *arguments: contextlib.nullcontext(cache))
+    monkeypatch.setattr(memcached, "Client", lambda *arguments: cache)
+    monkeypatch.setattr(memcached, "_train", lambda *arguments: np.arange(8))
+    monkeypatch.setattr(memcached, "_under_load", lambda *arguments: contextlib.nullcontext())
+    case = memcached.Case("zipf_4k", 64, 4096, 0.99, (0.5,), (None,))
+    list(memcached._measure(inside, case, 0.5, "hypervisor", 0, Pass(runs=1, quick=True)))  # type: ignore[arg-type]
+    assert seconds == [memcached.WARM_UP_S, memcached.WINDOW_S / 4] * 3
