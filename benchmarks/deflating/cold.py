@@ -2,9 +2,10 @@
 
 One guest holds a memcached, a JVM and a compile at work, and pages that nobody uses: a file that was read once, and
 anonymous memory with swap behind it. It is deflated by 25 and 50 % by unplugging, with and without cold first, with the
-multi-generational LRU and without. Measured from the begin of the deflation on: MiB that are read back until it has
-ended (workingset_refault_* of the guest's /proc/vmstat), and 99th percentiles of the three over WINDOW_S. Each run has
-all cases, their order turned round from one to the next.
+multi-generational LRU and without. Before each deflation that memory is touched and that file is read, once, and then
+all three work for a while. Measured from the begin of the deflation on: MiB that are read back until it and WINDOW_S
+have ended (workingset_refault_* of the guest's /proc/vmstat), and 99th percentiles of the three over WINDOW_S. Each run
+has all cases, their order turned round from one to the next.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ FREE_MIB = 64
 #: Seconds of a measurement; the deflation begins with it.
 WINDOW_S, QUICK_S = 5.0, 3.0
 LOAD = Path(__file__).with_name("cold_load.py")
-SOCKET = "/run/cold-load"
+SOCKET, FILE = "/run/cold-load", "/cold"
 LRU = "/sys/kernel/mm/lru_gen/enabled"
 PERCENTILES = ("memcached_p99_ms", "jvm_p99_ms", "compile_p99_ms")
 _ASK = """
 import socket
-s = socket.socket(socket.AF_UNIX); s.connect("{path}"); s.sendall(b"{seconds:g}")
+s = socket.socket(socket.AF_UNIX); s.connect("{path}"); s.sendall(b"{words}")
 print(b"".join(iter(lambda: s.recv(4096), b"")).decode())
 """
 
@@ -110,10 +111,10 @@ async def _prepare(guest: LabLink, how: Pass) -> bool:
     await in_guest(guest, f"dd if=/dev/zero of=/swap bs=1M count={SWAP_MIB} && chmod 600 /swap")
     await in_guest(guest, "busybox mkswap /swap && busybox swapon /swap")
     await in_guest(guest, f"python3 -S -c '{filler(VALUES)}'")
-    begin = f"python3 -S /tmp/load.py {ANON_MIB} {VALUES} {SOCKET} >/dev/console 2>&1 </dev/null &"
+    begin = f"python3 -S /tmp/load.py {ANON_MIB} {VALUES} {SOCKET} {FILE} >/dev/console 2>&1 </dev/null &"
     await in_guest(guest, f"{begin} until [ -S {SOCKET} ]; do sleep 0.5; done")
     free = "$(busybox awk '/^MemFree/ {print int($2 / 1024)}' /proc/meminfo)"
-    how.report(await in_guest(guest, f"dd if=/dev/zero of=/cold bs=1M count=$(({free} - {FREE_MIB})); sync"))
+    how.report(await in_guest(guest, f"dd if=/dev/zero of={FILE} bs=1M count=$(({free} - {FREE_MIB})); sync"))
     return "yes" in await in_guest(guest, f"[ -e {LRU} ] && echo yes || echo no")
 
 
@@ -123,20 +124,28 @@ def _means(cold: bool) -> list[Mechanism]:
 
 
 async def _once(driver: VMDriver, guest: LabLink, case: Case, seconds: float) -> dict[str, float]:
-    """Fill the page cache, deflate while all work, and give back."""
-    lru = f"echo {'y' if case.generations else 'n'} >{LRU};"
-    await in_guest(guest, f"[ ! -e {LRU} ] || {lru} cat /cold >/dev/null")
+    """Fill memory with what is left alone then, deflate while all work, and give back."""
+    await in_guest(guest, f"[ ! -e {LRU} ] || echo {'y' if case.generations else 'n'} >{LRU}")
+    for words in ("anew", f"{seconds:g}"):
+        await _ask(guest, words)
     before = await _refaulted_mib(guest)
-    program = _ASK.format(path=SOCKET, seconds=seconds)
     # The load is at work before anything is taken.
-    load = asyncio.create_task(in_guest(guest, f"python3 -S -c '{program}'"), name="load")
+    load = asyncio.create_task(_ask(guest, f"{seconds:g}"), name="load")
     outcome = await driver.take(
         NOMINAL.less(ResourceVector(memory_mib=case.share * NOMINAL.memory_mib)), _means(case.cold)
     )
-    measured: dict[str, float] = json.loads(await load)
+    measured = await load
     refaulted = await _refaulted_mib(guest) - before
     await driver.give_back()
     return {**_of_the_deflation(outcome), "refaulted_mib": refaulted, **measured}
+
+
+async def _ask(guest: LabLink, words: str) -> dict[str, float]:
+    """Of the load."""
+    found: dict[str, float] = json.loads(
+        await in_guest(guest, f"python3 -S -c '{_ASK.format(path=SOCKET, words=words)}'")
+    )
+    return found
 
 
 def _of_the_deflation(outcome: Outcome) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Loads of the benchmark `cold`, run inside its guest: memcached, a JVM and a compile, beside pages that nobody uses.
 
-Holds ANON MiB that are touched once, and a JVM. For each connection to its socket, with a number of seconds in it, it
-works so long on all three at once and answers with the 99th percentiles. Standard library of the guest's Python only.
+Holds ANON MiB that nobody uses, and a JVM. For each connection to its socket, with a number of seconds in it, it works
+so long on all three at once and answers with the 99th percentiles; with `anew` in it, it touches what nobody uses and
+reads FILE, each once. Standard library of the guest's Python only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-ANON_MIB, COUNT, SOCKET = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+ANON_MIB, COUNT, SOCKET, FILE = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 SOURCES = sorted(glob.glob("/usr/lib/python3*/*.py"))
 
 
@@ -72,6 +73,16 @@ def measure(jvm: Any, seconds: float) -> dict[str, float]:
     return {**found, "jvm_p99_ms": p99_us / 1000, "jvm_requests": requests}
 
 
+def anew(idle: bytearray) -> dict[str, float]:
+    """Have all of it in memory, used once: out of swap again, and not in the page cache from before."""
+    idle[::4096] = bytes(len(idle) // 4096)
+    with open(FILE, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while file.read(1 << 20):
+            pass
+    return {}
+
+
 def main() -> None:
     idle = bytearray(os.urandom(4096)) * (ANON_MIB * 256)
     command = ["java", "-Xmx64m", "-Xms16m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
@@ -86,7 +97,9 @@ def main() -> None:
         while idle:
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(json.dumps(measure(jvm, float(connection.recv(64)))).encode())
+                asked = connection.recv(64)
+                answer = anew(idle) if asked == b"anew" else measure(jvm, float(asked))
+                connection.sendall(json.dumps(answer).encode())
 
 
 main()

@@ -1,0 +1,85 @@
+"""The benchmark `cold`: what its guest holds besides the loads is idle, and nobody touches it but between two cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.deflating import cold
+from ebbtide.deflation.bounds import Bound
+from ebbtide.deflation.cascade.instructions import Outcome
+from ebbtide.deflation.resources import ResourceVector
+
+ANON_MIB = 32
+
+
+def referenced_mib(pid: int) -> float:
+    said = re.search(r"^Referenced: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert said is not None
+    return int(said[1]) / 1024
+
+
+def connected(place: Path) -> socket.socket:
+    """Once somebody listens there."""
+    end_s = time.monotonic() + 30.0
+    while True:
+        asking = socket.socket(socket.AF_UNIX)
+        try:
+            asking.connect(str(place))
+            return asking
+        except OSError:
+            asking.close()
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+
+
+def test_idle_memory_is_touched_when_it_is_to_be_idle_anew(tmp_path: Path) -> None:
+    java, file, place = tmp_path / "java", tmp_path / "file", tmp_path / "load"
+    java.write_text("#!/bin/sh\necho ready\nexec cat >/dev/null\n")
+    java.chmod(0o755)
+    file.write_bytes(bytes(2**20))
+    argv = [sys.executable, "-S", str(cold.LOAD), str(ANON_MIB), "1", str(place), str(file)]
+    with subprocess.Popen(argv, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}) as load:
+        try:
+            asking = connected(place)
+            Path(f"/proc/{load.pid}/clear_refs").write_text("1")
+            assert referenced_mib(load.pid) < ANON_MIB / 2
+            with asking:
+                asking.sendall(b"anew")
+                assert json.loads(asking.recv(64)) == {}
+            assert referenced_mib(load.pid) >= ANON_MIB
+        finally:
+            load.kill()
+
+
+async def test_what_is_cold_was_left_alone_while_the_loads_worked_before_it_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+
+    async def in_guest(guest: Any, script: str) -> str:
+        asked = re.search(r'sendall\(b"(.*?)"\)', script)
+        said.append(asked[1] if asked else script.rpartition(" ")[2])
+        return "{}" if asked else "workingset_refault_file 256\n"
+
+    class Driver:
+        async def take(self, size: ResourceVector, means: Any) -> Outcome:
+            bound = Bound(2, None, 1024.0, 0.0)
+            return Outcome(bound, bound, size, (), ResourceVector(), 1.0, "")
+
+        async def give_back(self) -> None:
+            said.append("given back")
+
+    monkeypatch.setattr(cold, "in_guest", in_guest)
+    row = await cold._once(Driver(), None, cold.Case(0.5, True, True), 3.0)  # type: ignore[arg-type]
+    assert said == [f">{cold.LRU}", "anew", "3", "/proc/vmstat", "3", "/proc/vmstat", "given back"]
+    assert row["refaulted_mib"] == 0
