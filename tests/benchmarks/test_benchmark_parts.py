@@ -307,6 +307,14 @@ def test_every_way_to_deflate_the_cpu_leaves_the_same_cores(share: float, nomina
     assert settings["both"].online <= settings["off-lining"].online
 
 
+def test_a_run_measures_equal_settings_once_and_the_next_one_in_the_other_order() -> None:
+    ways = {(way, share): cpu.setting(way, 2.0, share) for way in cpu.WAYS for share in cpu.SHARES}
+    assert ways["off-lining", 0.75] == ways["both", 0.75]
+    first = cpu.in_turn(ways.values(), 0)
+    assert len(first) == len(set(first)) == len(ways) - 1
+    assert cpu.in_turn(ways.values(), 1) == first[::-1]
+
+
 # --- being ended -----------------------------------------------------------------------------------------------------
 
 
