@@ -152,7 +152,8 @@ def _figures(turns: Turns) -> Figures:
     }
     for name, words in PHASES.items():
         seconds = [phases.get(name, 0.0) for phases in turns.phases]
-        figures[f"agent_{name.replace(' ', '_')}_s"] = Figure.over(seconds, "s", f"part of agent_s: {words}")
+        of = f"part of agent_s, overlapping with others, so that parts add up to more: {words}"
+        figures[f"agent_{name.replace(' ', '_')}_s"] = Figure.over(seconds, "s", of)
     for layer in Layer:
         speeds = [speed for outcome in turns.outcomes if (speed := _speed(outcome, layer)) is not None]
         if speeds:

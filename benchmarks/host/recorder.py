@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import math
 import threading
 import time
 from collections import Counter
@@ -129,13 +130,18 @@ def waits_for_the_guest(step: Step) -> bool:
 
 
 def spent(steps: Sequence[Step], total_s: float) -> dict[str, float]:
-    """Seconds by kind of call; what no call took (pauses, files, the loop itself) is ``rest``."""
+    """Seconds by kind of call, which overlap; in which no call was under way (pauses, files, the loop) is ``rest``.
+
+    :param steps: by their beginnings.
+    """
     kinds: dict[str, float] = {}
+    rest_s, end_s = total_s, -math.inf
     for step in steps:
         kind = "devices" if waits_for_the_guest(step) else kind_of(step.name)
         kinds[kind] = kinds.get(kind, 0.0) + step.seconds
-    # Calls that overlap would be counted twice: what is left over is never less than nothing.
-    kinds["rest"] = max(total_s - sum(kinds.values()), 0.0)
+        rest_s -= max(step.began_s + step.seconds - max(step.began_s, end_s), 0.0)
+        end_s = max(end_s, step.began_s + step.seconds)
+    kinds["rest"] = max(rest_s, 0.0)
     return kinds
 
 

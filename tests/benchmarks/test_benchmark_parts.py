@@ -234,6 +234,16 @@ def test_the_time_of_a_deflation_is_split_among_its_calls_and_the_rest() -> None
     }
 
 
+def test_calls_that_overlap_leave_the_rest_of_the_time_in_which_there_was_none() -> None:
+    steps = [
+        step("application.status", 1.0, 4.0),
+        step("set_plugged", 2.0, 1.0),
+        step("status", 4.0, 2.0),
+        step("set_balloon", 8.0, 1.0),
+    ]
+    assert spent(steps, 10.0) == {"application": 4.0, "devices": 2.0, "readings": 2.0, "rest": 4.0}
+
+
 def test_calls_of_libvirt_are_counted_and_names_are_not() -> None:
     class Domain:
         def name(self) -> str:
