@@ -125,11 +125,11 @@ class Found:
     moved_mib: dict[str, list[float]] = field(default_factory=dict)
 
 
-def cases(quick: bool) -> list[Case]:
-    """In the order of one run. Of two that are compared, which comes first changes with the share."""
+def cases(quick: bool, number: int = 0) -> list[Case]:
+    """In the order of a run. Of two that are compared, which comes first changes with the share and from run to run."""
     shares = SHARES[2::2] if quick else SHARES
     capped = [(shares[-1], reads_s) for reads_s in (CAPS[:1] if quick else CAPS)]
-    return list(_both([*((share, NATIVE) for share in shares), *capped]))
+    return list(_both([*((share, NATIVE) for share in shares), *capped]))[:: 1 if number % 2 == 0 else -1]
 
 
 def _both(kinds: list[tuple[float, int]]) -> Iterator[Case]:
@@ -190,12 +190,13 @@ async def _measure(ground: BenchHost, how: Pass, size_mib: float, place: Path) -
                         f"run {number + 1} of {how.runs}, the application alone: {took_s:.1f} s; virtio-mem alone "
                         f"after it: {outcome.sentence}"
                     )
-                    for case, outcomes in found.cases.items():
+                    for case in cases(how.quick, number):
                         seconds = await _fill(guest, size_mib)
                         capped = reads_capped(qemu_pid(vm.domain), place.parent, case.reads_s or None)
                         async with _moved(guest, found, case.name):
                             with capped:
-                                outcomes.append(outcome := await _take(driver, size_mib * (1 - case.share), case.asked))
+                                outcome = await _take(driver, size_mib * (1 - case.share), case.asked)
+                        found.cases[case].append(outcome)
                         await driver.give_back()
                         await asyncio.to_thread(bring_back, place)
                         how.report(

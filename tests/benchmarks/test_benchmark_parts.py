@@ -389,6 +389,9 @@ def test_latencies_are_compared_under_the_same_cap_and_neither_is_always_first()
     assert len(set(named)) == len(named)
     assert named[-1] == "without_application_50_500_reads"
     assert {case.asked for case in latency.cases(quick=False)[::2]} == {True, False}
+    for quick in (True, False):
+        assert latency.cases(quick, 1) == latency.cases(quick, 0)[::-1]
+        assert latency.cases(quick, 2) == latency.cases(quick, 0)
 
 
 # --- levels ----------------------------------------------------------------------------------------------------------
