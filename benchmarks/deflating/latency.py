@@ -150,7 +150,7 @@ def run(how: Pass) -> Figures:
     with bench(capacity, how.report) as ground:
         # Not in the lab's own directory, which goes with the lab: what a killed benchmark left must be found again.
         place = ground.lab.directory.with_suffix(".swap")
-        with swap(place, int(size_mib), how.report) as swap_mib:
+        with swap(place, int(size_mib), how.report, ours=True) as swap_mib:
             found = run_async(_measure(ground, how, size_mib, place))
     conditions = (
         f"a VM of {size_mib:g} MiB, {VCPUS} vCPUs, {FILLED:.0%} of it in memcached, {swap_mib} MiB of swap, "

@@ -18,13 +18,20 @@ RESERVE_MIB = 2048
 
 
 @contextlib.contextmanager
-def swap(path: Path, size_mib: int, report: Callable[[str], None]) -> Iterator[int]:
+def swap(path: Path, size_mib: int, report: Callable[[str], None], *, ours: bool = False) -> Iterator[int]:
     """Have at least ``size_mib`` of swap; gives how much there is, 0 where the host cannot have it.
 
     Swap that the host has is used as it is. What a killed benchmark left at ``path`` is taken away first.
+
+    :param ours: what is measured needs it in ``path``. Raises BenchmarkFailed where the host has swap of its own.
     """
     clear(path)
     present_mib = _present_mib()
+    if ours and present_mib:
+        raise BenchmarkFailed(
+            f"this host has {present_mib} MiB of swap of its own, which the benchmark can neither read back nor cap as "
+            "its own file: switch it off for that time (swapoff -a, then swapon -a)"
+        )
     if present_mib >= size_mib:
         yield present_mib
         return

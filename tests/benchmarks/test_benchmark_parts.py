@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app
 from benchmarks.deflating import bare, burst, cpu, latency, levels, neighbours, side_by_side
 from benchmarks.deflating.steady_arrivals import A_DAY, BATCHES, HOST_GIB, arrivals
-from benchmarks.figures import Figure, document, ratios
+from benchmarks.figures import BenchmarkFailed, Figure, document, ratios
 from benchmarks.host import swapfile
 from benchmarks.host.bench_host import run_async, terminable
 from benchmarks.host.recorder import (
@@ -448,6 +449,25 @@ def test_swap_that_the_host_has_is_used_as_it_is(tmp_path: Path, monkeypatch: py
     with swapfile.swap(tmp_path / "ours", 1024, print) as present_mib:
         assert present_mib == 4096
         assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("benchmark", [latency, levels])
+def test_what_has_to_read_swap_back_is_not_measured_with_the_hosts_own(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swaps = tmp_path / "swaps"
+    swaps.write_text("Filename Type Size Used Priority\n/dev/sda2 partition 4194304 0 -2\n")
+    monkeypatch.setattr(swapfile, "PROC_SWAPS", swaps)
+    ground = SimpleNamespace(lab=SimpleNamespace(directory=tmp_path / "lab"))
+    monkeypatch.setattr(benchmark, "bench", lambda capacity, report: contextlib.nullcontext(ground))
+    monkeypatch.setattr(latency, "room_mib", lambda most: most)
+
+    async def measure(*arguments: Any) -> None:
+        raise AssertionError("it is measured")
+
+    monkeypatch.setattr(benchmark, "_measure", measure)
+    with pytest.raises(BenchmarkFailed, match="4096 MiB of swap of its own"):
+        benchmark.run(Pass(quick=True))
 
 
 def test_a_host_that_cannot_have_swap_is_measured_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
