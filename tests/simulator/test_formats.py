@@ -190,6 +190,16 @@ def test_opendc_times_are_milliseconds_of_the_epoch(tmp_path: Path) -> None:
     assert trace.report.skipped == {"no runtime": 1}
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.timestamp("ms", "UTC")], ids=str)
+def test_opendc_times_are_numbers_or_timestamps(tmp_path: Path, kind: Any) -> None:
+    at = pa.array([1664575200000, 1664575201500], pa.int64()).cast(kind)
+    table = pa.table({"id": [1, 2], "submission_time": at, "duration": [1, 1], "cpu_count": [1, 1]})
+    pa.parquet.write_table(table, tmp_path / "t.parquet")
+    trace = Trace(tmp_path / "t.parquet")
+    assert [row["submit_s"] for batch in trace for row in batch.rows()] == [0, 1.5]
+    assert trace.report.origin == "2022-09-30T22:00:00+00:00"
+
+
 def test_opendc_instants_beyond_the_calendar_are_malformed(tmp_path: Path) -> None:
     table = pa.table({"id": [1], "submission_time": [2**62], "duration": [1], "cpu_count": [1]})
     pa.parquet.write_table(table, tmp_path / "t.parquet")

@@ -143,7 +143,8 @@ def _column(path: Path, column: Column, array: Any, done: int) -> Any:
         )
     if not (types.is_integer(kind) or types.is_floating(kind)):
         raise _wrong(path, column, kind, "numbers", done)
-    return np.array(array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+    numbers = np.array(array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+    return numbers / 1000 if column.form is Form.TIME else numbers
 
 
 def _choice(path: Path, column: Column, array: Any, done: int) -> Any:

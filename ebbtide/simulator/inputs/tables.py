@@ -32,7 +32,7 @@ class Form(Enum):
     CHOICE = "choice"
     #: Numbers with ``;`` between them: `Ragged`.
     LIST = "list"
-    #: A calendar time, UTC where it names no zone: seconds since the epoch.
+    #: A calendar time, UTC where it names no zone: seconds since the epoch. In Parquet a number is milliseconds.
     TIME = "time"
     #: Not read at all.
     IGNORED = "ignored"

@@ -1,4 +1,6 @@
-"""Tasks of OpenDC's workloads, SURF's Lisa cluster (Ambati et al. 2021) among them: Parquet, times in milliseconds."""
+"""Tasks of OpenDC's workloads, SURF's Lisa cluster (Ambati et al. 2021) among them: Parquet; times are in milliseconds
+or timestamps.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from ebbtide.simulator.inputs.parquet import ParquetFormat
 from ebbtide.simulator.inputs.tables import SORT, Builder, Column, Form, Rows, Table
 
 #: The end of the year 9999.
-_LATEST_MS: Final = 253_402_300_799_000
+_LATEST_S: Final = 253_402_300_799
 
 
 class _Jobs(Builder):
@@ -25,7 +27,7 @@ class _Jobs(Builder):
         batch = JobBatch(
             id=table["id"],
             group=same("", count),
-            submit_s=table["submission_time"] / 1000,
+            submit_s=table["submission_time"],
             runtime_s=runtime_s,
             cpu_cores=table["cpu_count"],
             memory_mib=np.where(memory_mib > 0, memory_mib, np.nan),
@@ -42,7 +44,7 @@ TASKS: Final = ParquetFormat(
     kind="jobs",
     columns=(
         Column("id", Form.TEXT),
-        Column("submission_time", minimum=0, maximum=_LATEST_MS),
+        Column("submission_time", Form.TIME, minimum=0, maximum=_LATEST_S),
         Column("duration", minimum=0),
         Column("cpu_count", minimum=1),
         Column("mem_capacity", minimum=0, optional=True),
