@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -76,20 +76,20 @@ class Run:
         first = int(np.searchsorted(at_s, plan.from_s))
         for row in range(first):
             if self._arrivals.departs_s[row] > plan.from_s:
-                self._arrive(row, plan.from_s)
+                self._arrive(row, plan.from_s, counts=False)
         for host in self._hosts.values():
             host.learner.arrivals.clear()  # as an agent that starts: what it finds came long ago
-        row, last, before, now_s = first, int(np.searchsorted(at_s, end_s)), Totals(), plan.from_s
+        row, last, before, now_s = first, int(np.searchsorted(at_s, end_s)), replace(self._totals), plan.from_s
         steps = max(int((end_s - plan.from_s) / LOOK_S), 1)
         for step in range(steps):
             now_s = plan.from_s + (step + 1) * LOOK_S
             while row < last and at_s[row] <= now_s:
                 self._depart_until(float(at_s[row]))
-                self._arrive(row, float(at_s[row]))
+                self._arrive(row, float(at_s[row]), counts=bool(at_s[row] >= begin_s))
                 row += 1
             self._depart_until(now_s)
             if now_s - LOOK_S < begin_s <= now_s:
-                before = Totals(**{name: getattr(self._totals, name) for name in Totals.__slots__})
+                before = replace(self._totals)
             for host in self._hosts.values():
                 host.look(now_s)
             if now_s >= begin_s:
@@ -103,7 +103,7 @@ class Run:
             at_s, name, host = heapq.heappop(self._leaving)
             self._hosts[host].leave(at_s, name)
 
-    def _arrive(self, row: int, now_s: float) -> None:
+    def _arrive(self, row: int, now_s: float, *, counts: bool) -> None:
         arrivals, plan = self._arrivals, self._plan
         low = int(arrivals.sold_as[row]) == LOW
         nominal = ResourceVector(float(arrivals.upper[row, CPU]), float(arrivals.upper[row, MEMORY]))
@@ -112,7 +112,6 @@ class Run:
         vm = Allocation(str(row), priority, nominal, least if low else nominal, nominal)
         views = [HostView(host.name, host.capacity, host.free(), host.deflatable()) for host in self._hosts.values()]
         ranked = rank_hosts(vm.charge, views)
-        counts = now_s >= plan.window_s[0]
         if not ranked:
             self._refused += counts
             return

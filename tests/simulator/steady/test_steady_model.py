@@ -214,6 +214,25 @@ def test_a_run_is_the_same_again(scheme: str) -> None:
     assert run_of(scheme, 3)[1] == run_of(scheme, 3)[1]
 
 
+def test_who_is_there_when_a_window_without_warm_up_begins_is_no_arrival_of_it() -> None:
+    plan = Plan(REACTIVE, 1, CAPACITY, (4000.0, 8000.0), 4000.0, 280.0, 1.0, None, Habits())
+    count = 14
+    size = np.tile([1.0, 3072.0, 0.0, 0.0], (count, 1))
+    standing = Arrivals(
+        at_s=np.arange(float(count)),
+        departs_s=np.full(count, np.inf),
+        upper=size,
+        minimum=size / 4,
+        sold_as=np.full(count, LOW, np.int64),
+        curve=np.zeros(count, np.int64),
+        draws=np.zeros((count, 2)),
+    )
+    run = Run(plan, standing, 1)
+    found = run.go(lambda share: None)
+    assert run._totals.reclaimed_mib > 0, "they found no room at once"
+    assert (found["arrivals"], found["reclaimed_gib_per_day"]) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
