@@ -214,11 +214,18 @@ def refused_by_all_s(s: State, p: Intervals, now_s: float) -> float:
 def hopeless_queue(s: State, p: Intervals, queue: int) -> bool:
     """Whether no task of a queue can start in this look: whatever one of them asks for, it is too long for it.
 
+def least_core_s(s: State, p: Intervals, queue: int) -> float:
+    """The least core-time that a task of a queue has left: where there are checkpoints, one that was killed has any."""
+    if s.sums[SUM.checkpoint_every] > 0.0:
+        return 0.0
+    return float(p.edges[s.queues[queue, QUEUE.rank]])
+
+
     A queue holds tasks of one class of core-time (`Settings.by_length`).
     """
     heeds = p.facts[FACT.heeds]
     cores = s.queues[queue, QUEUE.cores]
-    low = p.edges[s.queues[queue, QUEUE.rank]]
+    low = least_core_s(s, p, queue)
     # Rounding may have put a task beyond the class's end.
     high = p.edges[s.queues[queue, QUEUE.rank] + 1] * (1.0 + 1e-8)
     least_s = low / cores
@@ -383,7 +390,7 @@ def wake(s: State, p: Intervals, now_s: float) -> None:
             return
     for i in range(s.counts[COUNT.active]):
         queue = s.active[i]
-        task = s.queues[queue, QUEUE.first] if p.edges[s.queues[queue, QUEUE.rank]] < big_core_s else -1
+        task = s.queues[queue, QUEUE.first] if least_core_s(s, p, queue) < big_core_s else -1
         while task >= 0:
             if asks_for(p, s.tasks[task, TASK.cores], s.times[task, TIME.estimate]) != STABLE_ONES:
                 s.sums[SUM.wake] = min(s.sums[SUM.wake], at_s)

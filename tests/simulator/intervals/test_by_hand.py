@@ -105,6 +105,14 @@ def test_intervals_that_end_are_learned() -> None:
     assert ended.sum() == 1
 
 
+def test_time_alone_lets_a_big_job_go_on_that_checkpoints_have_made_small() -> None:
+    """60 s on a, killed at 57 s with 10 s left: it waits for the next step, and no event comes until 1000 s."""
+    moves = [(0.0, "a", 2.0), (0.0, "b", 2.0), (57.0, "a", 0.0), (1000.0, "b", 1.0)]
+    options = Options("h1-h2", 1, 10.0, 50.0, 15.0, 0.6, lengths(), learns=False)
+    found = run([job(0, 1, 60)], None, moves, policy=policy(options), by_length=True, checkpoint_every_s=10.0)
+    assert spans(found) == {0: (1, 60, 70)}
+
+
 def test_what_no_machine_is_trusted_with_is_left_and_the_run_ends() -> None:
     """No interval lasted 40 s, and a never has room for three cores."""
     moves = [(0.0, "a", 2.0), (0.0, "b", 4.0), (50.0, "b", 2.0)]
@@ -181,16 +189,30 @@ def asking_everybody(options: Options) -> Policy:
     return replace(usual, kernels={**usual.kernels, "schedule": ask_everybody}, state=Everybody, resized=resized)
 
 
-@pytest.mark.parametrize("heuristics", ["first-fit", "h3", "ias"])
+@pytest.mark.parametrize(
+    ("heuristics", "checkpoint_every_s", "seeds"),
+    [("first-fit", 0.0, (0, 1, 2)), ("h3", 0.0, (0, 1, 2)), ("ias", 0.0, (0, 1, 2)), ("ias", 2.0, (3,))],
+)
 @pytest.mark.parametrize("requeue", ["head", "tail"])
-def test_who_is_not_asked_again_would_be_refused_again(heuristics: str, requeue: str) -> None:
+def test_who_is_not_asked_again_would_be_refused_again(
+    heuristics: str, checkpoint_every_s: float, seeds: tuple[int, ...], requeue: str
+) -> None:
     """Refusals that stand from look to look save questions only: machines that change off the grid of steps, too."""
-    for seed in range(3):
+    for seed in seeds:
         jobs, moves = single(seed)
         ended = lengths(n1=3, n2=1, n5=2)
         options = Options(heuristics, 2, 10.0, 40.0, 8.0, 0.5, ended)
         one, other = (
-            run(jobs, None, moves, policy=which(options), by_length=True, memory=False, requeue=requeue)
+            run(
+                jobs,
+                None,
+                moves,
+                policy=which(options),
+                by_length=True,
+                memory=False,
+                requeue=requeue,
+                checkpoint_every_s=checkpoint_every_s,
+            )
             for which in (policy, asking_everybody)
         )
         assert one.results.jobs_done > 25
