@@ -88,6 +88,8 @@ class Intervals(NamedTuple):
     ended: Floats
     tails: Floats
     sums: Floats
+    #: Of the intervals that ended in this run, how many had which length in steps, whether it learns from them or not.
+    met: Floats
     #: The shortest runtime that found no machine in this look, by what was asked and by cores; s.
     hopeless: Floats
     tree: Ints

@@ -45,11 +45,14 @@ _EARLY = 1e-6
 def changed(s: State, p: Intervals, machine: int, now_s: float, cores_before: int) -> None:
     """A machine has another size: all is asked again. One that goes off ends an interval."""
     p.facts[FACT.all] = 1
-    if p.facts[FACT.learns] == 0 or cores_before == 0 or s.machines[machine, MACHINE.cores] != 0:
+    if cores_before == 0 or s.machines[machine, MACHINE.cores] != 0:
         return
     steps = int((now_s - s.machine_times[machine, MACHINE_TIME.changed]) / p.numbers[NUMBER.every_s] + 0.5)
-    p.ended[p.bands[machine], min(max(steps, 0), p.ended.shape[1] - 1)] += 1.0
-    p.facts[FACT.news] = 1
+    steps = min(max(steps, 0), len(p.met) - 1)
+    p.met[steps] += 1.0
+    if p.facts[FACT.learns] != 0:
+        p.ended[p.bands[machine], steps] += 1.0
+        p.facts[FACT.news] = 1
 
 
 def ended(s: State, p: Intervals, task: int, machine: int, now_s: float, completed: bool) -> None:
@@ -211,15 +214,15 @@ def refused_by_all_s(s: State, p: Intervals, now_s: float) -> float:
     return found_s
 
 
-def hopeless_queue(s: State, p: Intervals, queue: int) -> bool:
-    """Whether no task of a queue can start in this look: whatever one of them asks for, it is too long for it.
-
 def least_core_s(s: State, p: Intervals, queue: int) -> float:
     """The least core-time that a task of a queue has left: where there are checkpoints, one that was killed has any."""
     if s.sums[SUM.checkpoint_every] > 0.0:
         return 0.0
     return float(p.edges[s.queues[queue, QUEUE.rank]])
 
+
+def hopeless_queue(s: State, p: Intervals, queue: int) -> bool:
+    """Whether no task of a queue can start in this look: whatever one of them asks for, it is too long for it.
 
     A queue holds tasks of one class of core-time (`Settings.by_length`).
     """

@@ -256,10 +256,9 @@ def _options(case: Case, seed: int, load: float) -> Options:
 def _figures(found: Results, seen: Seen, options: Options, load: float, measured: _Measured) -> dict[str, float]:
     there = found.there_core_s
     killed = seen.killed.tolist()
-    ended = (seen.ended - options.ended).sum(axis=0) if options.learns else np.zeros(1)
-    count, hours = float(ended.sum()), np.arange(len(ended)) * options.every_s / 3600
-    mean_h = float(ended @ hours) / count if count else math.nan
-    spread_h = math.sqrt(float(ended @ (hours - mean_h) ** 2) / count) if count else math.nan
+    count, hours = float(seen.met.sum()), np.arange(len(seen.met)) * options.every_s / 3600
+    mean_h = float(seen.met @ hours) / count if count else math.nan
+    spread_h = math.sqrt(float(seen.met @ (hours - mean_h) ** 2) / count) if count else math.nan
     return {
         "goodput": found.goodput,
         "wasted_share": found.lost_core_s / there if there else math.nan,

@@ -55,18 +55,18 @@ class Carbon:
 class Seen:
     """What has happened up to an instant.
 
-    :param killed: as `Intervals.killed`; ``ended``: as `Intervals.ended`.
+    :param killed: as `Intervals.killed`; ``met``: as `Intervals.met`.
     """
 
     kills: int
     changes: int
     killed: Floats
-    ended: Floats
+    met: Floats
 
     @classmethod
     def of(cls, engine: Engine) -> Seen:
         found, kept = engine.results(), engine.policy_state
-        return cls(found.kills, found.changes, kept.killed.copy(), kept.ended.copy())
+        return cls(found.kills, found.changes, kept.killed.copy(), kept.met.copy())
 
 
 class Changes:

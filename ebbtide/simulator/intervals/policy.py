@@ -77,6 +77,7 @@ def policy(options: Options) -> Policy:
             ended=past,
             tails=np.zeros(options.ended.shape),
             sums=np.zeros(options.ended.shape),
+            met=np.zeros(options.ended.shape[1]) if p is None else p.met,
             hopeless=np.full((3, most_cores + 1), np.inf),
             tree=node_tree.tree_of(machines),
             known=np.full(machines, -1, np.int64),

@@ -110,13 +110,14 @@ def test_what_is_offered_is_the_work_that_comes_in_the_window_of_the_cores_that_
     assert on_two_machines(tmp_path)["offered_share"] == pytest.approx((30 + 20) * 4 / 96)
 
 
-def test_changes_and_intervals_are_counted_up_to_the_end_of_the_days_whatever_comes_then() -> None:
+@pytest.mark.parametrize("learns", [True, False])
+def test_changes_and_intervals_are_counted_up_to_the_end_of_the_days_whatever_comes_then(learns: bool) -> None:
     """They are those of the walk that the seed has always given for so many days."""
     case = MODEL.settings(SMALL)
     assert isinstance(case.platform, Walk)
     shares = case.platform.shares(np.random.default_rng([1, 1]), 6 * 86_400.0)
     on = np.floor(shares.value * 20 + 1e-9)
-    found = run()
+    found = run(learns=learns)
     assert found["changes"] == on[0] + np.abs(np.diff(on)).sum()
     assert found["intervals"] == -np.diff(on).clip(max=0).sum()
 
