@@ -145,7 +145,7 @@ class Workers:
     def _heard(self, one: _Worker) -> tuple[int | None, Finished | None]:
         try:
             kind, number, content = one.connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # also in the middle of a message
             return self._died(one)
         if kind == worker.PROGRESS:
             one.share = content

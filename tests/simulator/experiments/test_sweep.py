@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ebbtide.simulator.errors import ExperimentError
-from ebbtide.simulator.experiments import code, load, model, results, run, runner
+from ebbtide.simulator.experiments import code, load, model, processes, results, run, runner
+from ebbtide.simulator.experiments.experiment import Case, Run
 from ebbtide.simulator.experiments.finished import Finished
 from ebbtide.simulator.experiments.finished import load as load_run
 from ebbtide.simulator.experiments.finished import save as save_run
@@ -166,6 +167,18 @@ def test_a_process_that_is_killed_costs_its_run_only(tmp_path: Path) -> None:
 
 
 def test_a_slip_in_the_last_case_is_found_before_the_first_run(tmp_path: Path, log: Path) -> None:
+def test_a_process_that_dies_in_the_middle_of_a_message_costs_its_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = (
+        "import os, sys; from multiprocessing.connection import Connection; "
+        "one = Connection(int(sys.argv[1])); one.recv(), one.recv(); os.write(one.fileno(), bytes([0, 0, 0, 9, 1]))"
+    )
+    monkeypatch.setattr(processes, "_COMMAND", dies)
+    with processes.Workers(LINEAR, None, 1) as workers:
+        (event,) = [one for one in workers.events([Run(Case({}, {}), 1, "key")]) if one.finished is not None]
+    assert event.finished is not None
+    assert event.finished.error == "its process ended with 0"
+
+
     text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\n[settings]\nlog="{log}"\n[sweep]\nx=[1, 2, -1]\n'
     with pytest.raises(ExperimentError, match=r"lines.toml: settings.x must be at least 0, but is -1 \(x=-1\)"):
         run(put(tmp_path, text), output=tmp_path / "out", workers=0)
