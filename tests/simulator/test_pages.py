@@ -58,6 +58,26 @@ def test_each_kept_result_says_how_it_was_made(path: Path) -> None:
     assert len(kept["seeds"]) >= 3
 
 
+def test_what_is_kept_of_how_a_sweep_was_made_says_what_policies_are_and_how_inputs_are_read() -> None:
+    old: dict[str, Any] = dict.fromkeys(("name", "version", "commit", "seeds", "settings"))
+    old |= {"command": "ebb sim run a.toml", "inputs": {"jobs": {"sha256": "0"}}}
+    new = old | {"policies": {"a": {}}, "inputs": {"jobs": {"sha256": "0", "format": "swf", "options": {}}}}
+    origin = made("kept_results")["origin"]
+    assert origin(new)["inputs"] == origin(old)["inputs"] == {"jobs": "0"}
+    assert (origin(new)["policies"], origin(new)["read"]) == ({"a": {}}, {"jobs": {"format": "swf"}})
+    assert "policies" not in origin(old)
+
+
+def test_how_much_less_steady_mode_reads_again_is_written_of_the_kept_results() -> None:
+    names = made("steady_tables")
+    sweep, page = names["Sweep"]("steady"), names["PAGE"].read_text()
+    for demand in (1.0, 1.3):
+        with_it, without = (
+            sweep.mean("refault_mib_per_vm_h", demand=demand, policy=scheme) for scheme in ("steady", "reactive")
+        )
+        assert re.search(rf"\s{100 * (1 - with_it / without):.0f} %\s+less\s+at\s+{demand}\b", page)
+
+
 def test_matching_is_compared_over_ten_seeds() -> None:
     for name in made("matcher_tables")["SECTIONS"]:
         if (KEPT / f"{name}.json").exists():
