@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kept_results import KEPT, ROOT, begin, placed, without_places
+from kept_results import KEPT, ROOT, begin, origin, placed
 
 PAGE = ROOT / "docs" / "research" / "cloudcoaster.md"
 BEGIN = begin("coaster_tables.py")
@@ -29,10 +29,7 @@ def keep(directory: Path) -> None:
     from ebbtide.simulator.experiments import load
 
     results = load(directory)
-    meta = results.meta
-    kept = {name: meta[name] for name in ("name", "version", "commit", "seeds", "settings")}
-    kept["command"] = without_places(str(meta["command"]))
-    kept["inputs"] = {name: given["sha256"] for name, given in meta["inputs"].items()}
+    kept = origin(results.meta)
     kept["cases"] = [
         case
         | {
@@ -43,7 +40,7 @@ def keep(directory: Path) -> None:
     ]
     cases = ",\n".join(json.dumps(case) for case in kept.pop("cases"))
     text = f'{json.dumps(kept)[:-1]},\n"cases": [\n{cases}\n]}}\n'
-    (KEPT / f"{meta['name']}.json").write_text(text, encoding="utf-8")
+    (KEPT / f"{kept['name']}.json").write_text(text, encoding="utf-8")
 
 
 def _short(value: float) -> float | None:

@@ -40,9 +40,7 @@ def keep(directory: Path, metrics: Collection[str] = ()) -> None:
 
     results = load(directory)
     meta = results.meta
-    kept = {name: meta[name] for name in ("name", "version", "commit", "seeds", "settings")}
-    kept["command"] = without_places(str(meta["command"]))
-    kept["inputs"] = {name: given["sha256"] for name, given in meta["inputs"].items()}
+    kept = origin(meta)
     failed = {failure["run"].rpartition(", seed=")[0]: failure["error"] for failure in meta["failures"]}
     if failed:
         kept["failed"] = failed
@@ -73,6 +71,19 @@ def _by_job(table: Mapping[str, Any], case: Mapping[str, Any]) -> list[list[int]
     mine = np.logical_and.reduce([table[name] == value for name, value in case.items()])
     seeds = table["seed"][mine]
     return [table[JOBS][mine][seeds == seed].round().astype(int).tolist() for seed in np.unique(seeds)]
+
+
+def origin(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of how a sweep was made: what of meta.json does not belong to the machine; older ones say less."""
+    names = ("name", "version", "commit", "seeds", "settings", "policies")
+    kept = {name: meta[name] for name in names if name in meta}
+    kept["command"] = without_places(str(meta["command"]))
+    kept["inputs"] = {name: given["sha256"] for name, given in meta["inputs"].items()}
+    kept["read"] = {
+        name: {word: given[word] for word in ("format", "options", "order") if given.get(word)}
+        for name, given in meta["inputs"].items()
+    }
+    return kept
 
 
 def without_places(command: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ebbtide.simulator.errors import ExperimentError
 from ebbtide.simulator.experiments.experiment import SEED, Value, shown
-from ebbtide.simulator.experiments.results import Column, Results, load
+from ebbtide.simulator.experiments.results import READING, Column, Results, load
 from ebbtide.simulator.experiments.statistics import Interval, interval
 
 
@@ -85,6 +85,8 @@ class _Side:
     columns: Mapping[str, Column]
     #: What else a run depends on, by name: settings, model, code, contents of inputs.
     terms: Mapping[str, Any]
+    #: The same, compared where both say it: what policies stand for, and how inputs are read. Older runs do not say.
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def cases(self, axes: Sequence[str]) -> dict[tuple[Value, ...], Column]:
         """Rows of each case of these axes."""
@@ -151,7 +153,10 @@ def _side(name: str, results: Results) -> _Side:
     terms = {f"settings.{key}": value for key, value in meta["settings"].items()}
     terms |= {key: meta[key] for key in ("model", "code") if key in meta}
     terms |= {f"inputs.{key} (sha256)": one["sha256"] for key, one in meta.get("inputs", {}).items()}
-    return _Side(name, results.axes, results.metrics, results.columns, terms)
+    more = {f"policies.{key}": value for key, value in meta.get("policies", {}).items()}
+    for key, one in meta.get("inputs", {}).items():
+        more |= {f"inputs.{key}.{word}": one[word] for word in READING if word in one}
+    return _Side(name, results.axes, results.metrics, results.columns, terms, more)
 
 
 def _along(results: Results, axis: str, baseline: Value | None) -> list[_Side]:
@@ -175,8 +180,10 @@ def _differences(baseline: _Side, other: _Side, metrics: Sequence[str], notes: l
         for axis in one.axes:
             if axis not in axes and len(set(one.columns[axis].tolist())) > 1:
                 raise ExperimentError("compare", f"cannot: {one.name} varies {axis}, and {two.name} has no such axis")
-    for name in dict.fromkeys((*baseline.terms, *other.terms)):
-        if (mine := baseline.terms.get(name)) != (theirs := other.terms.get(name)):
+    both_say = [name for name in baseline.more if name in other.more]
+    all_mine, all_theirs = {**baseline.terms, **baseline.more}, {**other.terms, **other.more}
+    for name in dict.fromkeys((*baseline.terms, *other.terms, *both_say)):
+        if (mine := all_mine.get(name)) != (theirs := all_theirs.get(name)):
             notes.append(f"{name} is {mine} in {baseline.name} and {theirs} in {other.name}")
     ours, yours = baseline.cases(axes), other.cases(axes)
     for one, mine_, theirs_ in ((baseline, ours, yours), (other, yours, ours)):

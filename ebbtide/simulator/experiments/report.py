@@ -14,7 +14,7 @@ from ebbtide.simulator.experiments.experiment import BOUND, ERROR, RUN_S, SEED, 
 from ebbtide.simulator.experiments.finished import write_whole
 from ebbtide.simulator.experiments.panels import label, panels
 from ebbtide.simulator.experiments.progress import in_words
-from ebbtide.simulator.experiments.results import Results
+from ebbtide.simulator.experiments.results import READING, Results
 from ebbtide.simulator.experiments.statistics import CONFIDENCE
 
 #: Runs that stand in the report one by one; of more it shows means only.
@@ -199,10 +199,8 @@ def _origin(results: Results) -> Iterator[str]:
     run_s = float(results.columns[RUN_S].sum())
     facts = [
         ("settings", _settings(meta["settings"])),
-        *(
-            (f"input {name}", f"{one['path']}, {one['bytes']} bytes, sha256 {one['sha256']}")
-            for name, one in meta["inputs"].items()
-        ),
+        *((f"policy {name}", _settings(one)) for name, one in meta.get("policies", {}).items()),
+        *((f"input {name}", _input(one)) for name, one in meta["inputs"].items()),
         ("runs", f"{made['made']} made now, {made['kept']} kept from before; {in_words(run_s)} of work, {where}"),
         ("from, to", f"{meta['started']}, {meta['ended']}"),
         ("code", meta["code"]),
@@ -216,6 +214,12 @@ def _origin(results: Results) -> Iterator[str]:
 
 def _settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in settings.items()) or "the model's own"
+
+
+def _input(one: Mapping[str, Any]) -> str:
+    stated = {word: one[word] for word in READING if one.get(word)}
+    read = f"; read with {_settings(stated)}" if stated else ""
+    return f"{one['path']}, {one['bytes']} bytes, sha256 {one['sha256']}{read}"
 
 
 def _table(kind: str, names: Sequence[str], rows: Iterable[Sequence[Value]]) -> Iterator[str]:

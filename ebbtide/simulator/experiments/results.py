@@ -23,6 +23,8 @@ TABLES: Final = "tables"
 
 Column = NDArray[Any]
 
+#: What meta.json says of how an input is read, as `Input` has it.
+READING: Final = ("format", "options", "order")
 #: Of meta.json, which reading relies on.
 _KEYS: Final = ("name", "axes", "metrics", "seeds", "settings", "runs")
 

@@ -139,6 +139,7 @@ def _run(
         "workers": None if dask else _count(workers),
         "inputs": {
             name: {"path": str(one.path), "bytes": files.size(name), "sha256": prints[name]}
+            | {word: getattr(one, word) for word in columns.READING}
             for name, one in experiment.inputs.items()
         },
         **_facts(experiment, sweep, metrics),
@@ -170,6 +171,7 @@ def _facts(experiment: Experiment, sweep: _Sweep, metrics: Sequence[str]) -> dic
         "metrics": metrics,
         "seeds": list(experiment.seeds),
         "settings": dict(experiment.settings),
+        "policies": {policy.name: dict(policy.settings) for policy in experiment.policies},
         "runs": {"total": len(ended), "kept": sweep.reused, "made": sweep.made, "failed": sweep.failed},
         "failures": failures[:_MOST_FAILURES],
         "warnings": [*experiment.notes, *_warnings(ended)],

@@ -57,6 +57,23 @@ def test_only_seeds_that_both_have_are_compared_and_the_others_are_told_of() -> 
     )
 
 
+def test_what_a_policy_stands_for_and_how_an_input_is_read_is_told_where_it_differs() -> None:
+    rows = [("a", 1, 1.0)]
+    trace = {"path": "t", "bytes": 1, "sha256": "0"}
+
+    def read(name: str, share: float, form: str | None) -> Results:
+        inputs = {"jobs": trace | {"format": form, "options": {}, "order": None}}
+        return results(name, rows, policies={"a": {"policy": "x", "share": share}}, inputs=inputs)
+
+    assert compare(read("one", 0.5, "swf"), read("other", 0.6, None)).notes == (
+        "policies.a is {'policy': 'x', 'share': 0.5} in one and {'policy': 'x', 'share': 0.6} in other",
+        "inputs.jobs.format is swf in one and None in other",
+    )
+    # Older results do not say, which is no difference.
+    older = results("older", rows, inputs={"jobs": trace})
+    assert compare(older, read("one", 0.5, "swf")).notes == ()
+
+
 def test_a_run_that_failed_is_in_no_pair() -> None:
     after = results("after", [("a", 1, math.nan), ("a", 2, 22.0), ("a", 3, 32.0)])
     (only,) = compare(BEFORE, after).differences

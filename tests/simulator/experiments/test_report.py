@@ -139,6 +139,17 @@ def test_it_names_command_version_and_seeds_and_lets_no_name_be_markup(swept: Pa
     assert "b" not in Tables(page).tags
 
 
+def test_it_says_what_policies_stand_for_and_how_inputs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("one")
+    stated = '[inputs.data]\npath = "data"\nformat = "swf"\noptions = { unit = 2 }\n'
+    found = run(put(tmp_path, SWEEP + stated), output=tmp_path / "out", workers=0, overrides={"seeds": 1})
+    read = {key: found.meta["inputs"]["data"][key] for key in ("format", "options", "order")}
+    assert read == {"format": "swf", "options": {"unit": 2}, "order": None}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert '<td class="text">policy steep</td><td class="text">policy = steep</td>' in page
+    assert "; read with format = swf, options = {&#x27;unit&#x27;: 2}</td>" in page
+
+
 def test_it_needs_no_network_and_runs_nothing(swept: Path) -> None:
     page = Tables((swept / "report.html").read_text())
     assert not set(page.tags) & {"script", "link", "iframe", "object"}

@@ -79,6 +79,7 @@ def test_every_case_runs_with_every_seed_and_all_is_written(tmp_path: Path) -> N
     np.testing.assert_array_equal(np.isnan(part["late"]), part["axis_x"] <= 2)
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
     assert (meta["command"], meta["seeds"], meta["axes"]) == ("the command", [1, 2, 3], ["policy", "x", "inner.step"])
+    assert meta["policies"] == {"flat": {"policy": "flat"}, "steep": {"policy": "steep"}}
     assert meta["runs"] == {"total": 36, "kept": 0, "made": 36, "failed": 0}
     assert meta["started"] <= meta["ended"]
     assert meta["host"]["cores"] == os.cpu_count()
@@ -166,7 +167,6 @@ def test_a_process_that_is_killed_costs_its_run_only(tmp_path: Path) -> None:
     assert set(found.columns["error"][failed]) == {"its process was killed by SIGKILL"}
 
 
-def test_a_slip_in_the_last_case_is_found_before_the_first_run(tmp_path: Path, log: Path) -> None:
 def test_a_process_that_dies_in_the_middle_of_a_message_costs_its_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
     dies = (
         "import os, sys; from multiprocessing.connection import Connection; "
@@ -179,6 +179,7 @@ def test_a_process_that_dies_in_the_middle_of_a_message_costs_its_run_only(monke
     assert event.finished.error == "its process ended with 0"
 
 
+def test_a_slip_in_the_last_case_is_found_before_the_first_run(tmp_path: Path, log: Path) -> None:
     text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\n[settings]\nlog="{log}"\n[sweep]\nx=[1, 2, -1]\n'
     with pytest.raises(ExperimentError, match=r"lines.toml: settings.x must be at least 0, but is -1 \(x=-1\)"):
         run(put(tmp_path, text), output=tmp_path / "out", workers=0)
