@@ -191,6 +191,12 @@ def test_capacity_under_carbon_meets_its_mean() -> None:
     assert shares.value[i] == pytest.approx(budget / intensity.value[i])
 
 
+def test_a_carbon_budget_counts_values_for_as_long_as_they_hold() -> None:
+    intensity = SeriesBatch(at_s=np.array([0.0, 1.0, 4.0, 5.0]), value=np.array([400.0, 100.0, 400.0, 400.0]))
+    (shares,) = capacity.under_carbon([intensity], capacity.carbon_budget([intensity], 0.7))
+    assert shares.value @ [1, 3, 1, 1] / 6 == pytest.approx(0.7)
+
+
 def vms_of(rows: list[tuple[float, float, float, float]]) -> VmBatch:
     table = np.array(sorted(rows, key=lambda row: row[0]), np.float64).reshape(-1, 4)
     n = len(table)

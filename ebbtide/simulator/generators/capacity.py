@@ -72,19 +72,24 @@ def under_carbon(intensity: Iterable[SeriesBatch], budget: float) -> Iterator[Se
 def carbon_budget(intensity: Iterable[SeriesBatch], mean_share: float) -> float:
     """The budget at which mean capacity is ``mean_share``, by bisection over a whole series.
 
+    Each value counts for as long as it holds, the last one for as long as the one before it.
+
     :raises InvalidParameter: a share that no budget reaches, or no series.
     """
     if not 0 < mean_share < 1:
         raise InvalidParameter("mean_share", f"must lie between 0 and 1, but is {mean_share:g}")
-    values = np.concatenate([batch.value for batch in intensity] or [np.empty(0)])
-    if not len(values) or values.max() <= 0:
+    batches = [batch for batch in intensity if len(batch)]
+    if not batches or (whole := SeriesBatch.joined(batches)).value.max() <= 0:
         raise InvalidParameter("intensity", "has no value above 0")
+    values, held_s = whole.value, np.diff(whole.at_s)
+    # As shares of the longest: all are 1 where they are alike.
+    weights = np.append(held_s, held_s[-1:]) / held_s.max() if held_s.any() else np.ones(len(values))
     low, high = 0.0, float(values.max())
     for _ in range(100):
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        if np.minimum(1.0, middle / np.maximum(values, middle)).mean() < mean_share:
+        if np.average(np.minimum(1.0, middle / np.maximum(values, middle)), weights=weights) < mean_share:
             low = middle
         else:
             high = middle

@@ -14,7 +14,7 @@ import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.fields import Given
-from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
+from ebbtide.simulator.experiments.model import INPUTS, POLICY, Input, Outcome
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.intervals.arrays import SHORTER_H
 from ebbtide.simulator.intervals.history import big_from, intervals
@@ -22,7 +22,8 @@ from ebbtide.simulator.intervals.platform import Carbon, Changes, Seen
 from ebbtide.simulator.intervals.policy import HEURISTICS, Options, policy
 from ebbtide.simulator.jobs.columns import Floats
 from ebbtide.simulator.jobs.engine import Engine, Machines
-from ebbtide.simulator.jobs.facts import Facts, known, last_of_series
+from ebbtide.simulator.jobs.facts import Facts, known
+from ebbtide.simulator.jobs.intake import rounded_up
 from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, Walk, made
 from ebbtide.simulator.jobs.results import Results
 from ebbtide.simulator.jobs.rows import JobRowsTable
@@ -88,6 +89,9 @@ class IntervalsModel:
         """Raises InvalidParameter."""
         g = Given(given)
         trace, carbon = g.inputs("jobs", "carbon")
+        jobs: Made | Input = made(g, 0.8) if trace is None else trace
+        if isinstance(jobs, Made) and jobs.tasks != (1, 1):
+            raise InvalidParameter("most_tasks", f"must be 1 here, but is {jobs.tasks[1]}")
         per_h = g.number("changes_per_h", 1.0, above=0)
         least = g.number("capacity_least", 0.4, least=0, most=1)
         mean = g.number("capacity_start", 0.7, above=0, least=least, most=1)
@@ -95,7 +99,7 @@ class IntervalsModel:
         if carbon is not None:
             if mean >= 1:
                 raise g.wrong("capacity_start", f"must be below 1 with a series of carbon, but is {mean:g}")
-            platform = Carbon(carbon, g.number("carbon_from_s", 0.0, least=0), mean)
+            platform = Carbon(carbon, g.number("carbon_from_s", 0.0, least=0), mean, 3600.0 / per_h)
         else:
             platform = Walk(
                 interval_s=3600.0 / per_h,
@@ -112,13 +116,13 @@ class IntervalsModel:
                 g.whole("machines", 1000, least=1, most=MOST_MACHINES),
                 g.whole("cpu_cores", 24, least=1, most=MOST_CORES),
             ),
-            jobs=made(g) if trace is None else trace,
+            jobs=jobs,
             days=days,
             platform=platform,
             every_s=3600.0 / per_h,
             least=least,
             mean=mean,
-            load=g.number("load", 0.8, above=0) if trace is None else None,
+            load=jobs.load if isinstance(jobs, Made) else None,
             stable_fill=g.number("stable_fill", 1.1, least=0),
             aggressiveness=g.number("aggressiveness", 0.6, least=0, most=1),
             bands=g.whole("bands", 1, least=1, most=10_000),
@@ -147,15 +151,18 @@ class IntervalsModel:
         return case
 
     def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[Any, Facts]:
-        """What is in each trace: whether the windows lie in it; and of jobs, the load that they make."""
+        """What is in each trace: whether it fits and the windows lie in it; and of jobs, the load that they make."""
         found: dict[Any, Facts] = {}
+        checked: list[Carbon] = []
         for number, case in enumerate(settings):
             if isinstance(case.jobs, Input):
-                key = str(case.jobs.path), case.days
-                found[key] = known(case.jobs, case.days * _DAY_S)
-                found[key].within(case.engine.from_s, case.engine.to_s)
-            if isinstance(case.platform, Carbon):
-                case.platform.within(last_of_series(case.platform.series, "carbon"))
+                facts = found[_key(case)] = _facts(case, case.jobs)
+                if facts.tasks > facts.jobs:
+                    raise InvalidParameter(f"{INPUTS}.jobs", "has jobs of several tasks; here each must have one")
+                facts.within(case.engine.from_s, case.engine.to_s)
+            if isinstance(case.platform, Carbon) and case.platform not in checked:
+                case.platform.shares(case.days * _DAY_S)
+                checked.append(case.platform)
             progress((number + 1) / len(settings))
         return found
 
@@ -163,12 +170,19 @@ class IntervalsModel:
         """One run: the same jobs and switches for all policies of a seed."""
         facts = None
         if isinstance(settings.jobs, Input):
-            facts = (prepared or {}).get((str(settings.jobs.path), settings.days))
-            facts = facts or known(settings.jobs, settings.days * _DAY_S)
+            facts = (prepared or {}).get(_key(settings)) or _facts(settings, settings.jobs)
         return simulate(settings, seed, progress, facts=facts)
 
 
 MODEL: Final = IntervalsModel()
+
+
+def _key(case: Case) -> Any:
+    return str(case.jobs.path) if isinstance(case.jobs, Input) else "", case.days, case.machines.cpu_cores
+
+
+def _facts(case: Case, jobs: Input) -> Facts:
+    return known(jobs, case.days * _DAY_S, case.machines.cpu_cores)
 
 
 def simulate(
@@ -181,7 +195,7 @@ def simulate(
         load = facts.mean_cores / (case.mean * case.machines.count * case.machines.cpu_cores)
     options = _options(case, seed, load)
     rows = JobRowsTable() if case.rows else None
-    measured = _Measured(case.engine.from_s, case.engine.to_s)
+    measured = _Measured(case.engine.from_s, case.engine.to_s, case.machines.cpu_cores)
     jobs = measured.counted(_jobs(case, seed, _RUN_JOBS))
     rng = np.random.default_rng([seed, _RUN_CAPACITY])
     changes = Changes(case.platform, case.machines, case.days * _DAY_S, case.engine.to_s, rng)
@@ -205,19 +219,21 @@ def simulate(
 
 @dataclass
 class _Measured:
-    """Counts the jobs that are submitted within what is measured, and their work."""
+    """Counts the jobs that are submitted within what is measured, and their work; not those that are refused."""
 
     from_s: float
     to_s: float
+    most_cores: int
     jobs: int = 0
     core_s: float = 0.0
 
     def counted(self, batches: Iterable[JobBatch]) -> Iterator[JobBatch]:
         for batch in batches:
-            within = (batch.submit_s >= self.from_s) & (batch.submit_s < self.to_s)
+            cores = rounded_up(batch.cpu_cores)
+            within = (batch.submit_s >= self.from_s) & (batch.submit_s < self.to_s) & (cores <= self.most_cores)
             self.jobs += int(within.sum())
             tasks = batch.task_runtime_s
-            self.core_s += float((tasks.means() * tasks.lengths * batch.cpu_cores)[within].sum())
+            self.core_s += float((tasks.means() * tasks.lengths * cores)[within].sum())
             yield batch
 
 
@@ -229,13 +245,13 @@ def _jobs(case: Case, seed: int, which: int) -> Iterable[JobBatch]:
         # As many as are looked at, however long the run is: their tail is heavy.
         made_jobs = replace(made_jobs, until_s=100 * made_jobs.until_s)
     on_cores = case.mean * case.machines.count * case.machines.cpu_cores
-    return made_jobs.batches(np.random.default_rng([seed, which]), on_cores)
+    return made_jobs.batches(np.random.default_rng([seed, which]), on_cores, case.machines.cpu_cores)
 
 
 def _options(case: Case, seed: int, load: float) -> Options:
     """The policy's thresholds, learned from other jobs and other intervals than those of the run."""
     stable = int(case.least * case.machines.count + 1e-9) if isinstance(case.platform, Walk) else 0
-    core_s, runtime_s = _seen(_jobs(case, seed, _PAST_JOBS))
+    core_s, runtime_s = _seen(_jobs(case, seed, _PAST_JOBS), case.machines.cpu_cores)
     past = []
     if isinstance(case.platform, Walk) and case.history_days:
         past = [case.platform.shares(np.random.default_rng([seed, _PAST_CAPACITY]), case.history_days * _DAY_S)]
@@ -289,14 +305,15 @@ def _figures(found: Results, seen: Seen, options: Options, load: float, measured
     }
 
 
-def _seen(batches: Iterable[JobBatch]) -> tuple[Floats, Floats]:
-    """Work and runtimes of tasks, of the first jobs."""
+def _seen(batches: Iterable[JobBatch], most_cores: int) -> tuple[Floats, Floats]:
+    """Work and runtimes of tasks, of the first jobs that are not refused."""
     core_s, runtime_s, count = [], [], 0
     for batch in batches:
         tasks = batch.task_runtime_s
-        cores = np.repeat(batch.cpu_cores, tasks.lengths)
-        values = tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
-        core_s.append(values * cores)
+        cores = np.repeat(rounded_up(batch.cpu_cores), tasks.lengths)
+        fit = cores <= most_cores
+        values = tasks.values[tasks.offsets[0] : tasks.offsets[-1]][fit]
+        core_s.append(values * cores[fit])
         runtime_s.append(values)
         count += len(values)
         if count >= _LOOKED_AT:

@@ -5,50 +5,69 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.experiments.model import Input
+from ebbtide.simulator.experiments.model import INPUTS, Input
 from ebbtide.simulator.generators import capacity
 from ebbtide.simulator.inputs.batches import CapacityBatch, SeriesBatch
 from ebbtide.simulator.jobs.columns import TASK, TIME, Floats
 from ebbtide.simulator.jobs.engine import Engine, Machines
 from ebbtide.simulator.jobs.model import Walk
 
+#: Steps of 3600 / changes_per_h seconds need not be whole numbers.
+_ROUNDING_S: Final = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Carbon:
-    """Capacity under a constant carbon budget (Wijayawardana 2025 §4.2): so high that mean capacity is ``mean``."""
+    """Capacity under a constant carbon budget (Wijayawardana 2025 §4.2): so high that mean capacity is ``mean``.
+
+    :param every_s: between two instants at which machines may be switched, the first of which is time 0.
+    """
 
     series: Input
     from_s: float
     mean: float
-
-    def within(self, last_s: float) -> None:
-        """:raises InvalidParameter: the last value of the series, at ``last_s``, comes before the window begins."""
-        if self.from_s > last_s:
-            raise InvalidParameter(
-                "carbon_from_s", f"is {self.from_s:g}, but the last value of the series comes at {last_s:g} s"
-            )
+    every_s: float
 
     def shares(self, budget_s: float) -> SeriesBatch:
         """Shares of machines that are on, from time 0 to the end of the series.
 
         :param budget_s: mean capacity is that of so many seconds.
-        :raises InvalidParameter: the series has no values, or ends before the window begins.
+        :raises InvalidParameter: the series has no values, ends before the window begins, or has values at other
+            instants than machines may be switched at.
         """
         batches = list(self.series.batches(SeriesBatch, "carbon", from_first=True))
         if not batches:
-            raise InvalidParameter("carbon", "has no values")
+            raise InvalidParameter(f"{INPUTS}.carbon", "has no values")
         whole = SeriesBatch.joined(batches)
-        self.within(float(whole.at_s[-1]))
+        if self.from_s > whole.at_s[-1]:
+            last = f"the last value of the series comes at {whole.at_s[-1]:g} s"
+            raise InvalidParameter("carbon_from_s", f"is {self.from_s:g}, but {last}")
         # what holds when the window begins may come before it
         first = max(int(np.searchsorted(whole.at_s, self.from_s, side="right")) - 1, 0)
         kept = whole.take(slice(first, None))
+        self._aligned(kept.at_s)
         kept = replace(kept, at_s=np.maximum(kept.at_s - self.from_s, 0.0))
         budget = capacity.carbon_budget([kept.take(kept.at_s < budget_s)], self.mean)
         return next(capacity.under_carbon([kept], budget))
+
+    def _aligned(self, at_s: Floats) -> None:
+        """:raises InvalidParameter: values are not a step apart, or not whole steps from the window's begin."""
+        step_s = float(np.diff(at_s).min(initial=math.inf))
+        if math.isfinite(step_s) and abs(step_s - self.every_s) > _ROUNDING_S:
+            given = f"is {3600 / self.every_s:g}, so that machines may be switched every {self.every_s:g} s"
+            raise InvalidParameter("changes_per_h", f"{given}, but the series of carbon has a step of {step_s:g} s")
+        later_s = at_s[at_s > self.from_s]
+        steps = (later_s - self.from_s) / self.every_s
+        off = np.abs(steps - np.round(steps)) * self.every_s > _ROUNDING_S
+        if off.any():
+            wanted = f"each later value of the series must come whole steps of {self.every_s:g} s after it"
+            one = f"one comes at {later_s[off][0]:.12g} s"
+            raise InvalidParameter("carbon_from_s", f"is {self.from_s:.12g}; {wanted}, and {one}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.experiments.model import INPUTS, Input
+from ebbtide.simulator.experiments.model import Input
 from ebbtide.simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
-from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch, SeriesBatch
+from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
+from ebbtide.simulator.jobs.intake import rounded_up
 
 #: Of the arrays in the cache.
 _VERSION: Final = 1
@@ -22,10 +23,12 @@ _VERSION: Final = 1
 class Facts:
     """Jobs that are submitted up to ``last_s``, counted from the first of them.
 
-    :param core_s: work of all jobs, and (``early_core_s``) of those that come before ``before_s``.
+    :param core_s: work of all jobs that fit on a machine, and (``early_core_s``) of those that come before
+        ``before_s``; in whole cores.
     """
 
     jobs: int
+    tasks: int
     last_s: float
     core_s: float
     early_core_s: float
@@ -51,28 +54,32 @@ class Facts:
         return (f"what is measured ends at {to_s:g} s, and the last job of the trace comes at {self.last_s:g} s",)
 
 
-def known(trace: Input, before_s: float = math.inf) -> Facts:
+def known(trace: Input, before_s: float = math.inf, most_cores: float = math.inf) -> Facts:
     """What a trace of jobs is; read once, and then kept in the cache.
 
+    :param most_cores: of a machine: what wants more is refused, and is no work.
     :raises InvalidParameter: it has no jobs, or is of another kind.
     """
 
     def make() -> dict[str, Any]:
-        jobs, last_s, sums = 0, 0.0, [0.0, 0.0]
+        jobs, all_tasks, last_s, sums = 0, 0, 0.0, [0.0, 0.0]
         for batch in trace.batches(JobBatch, "jobs", from_first=True):
             if not len(batch):
                 continue
             jobs, last_s = jobs + len(batch), float(batch.submit_s[-1])
             tasks = batch.task_runtime_s
-            core_s = np.repeat(batch.cpu_cores, tasks.lengths) * tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
+            all_tasks += int(tasks.lengths.sum())
+            cores = rounded_up(batch.cpu_cores)
+            cores = np.repeat(np.where(cores <= most_cores, cores, 0.0), tasks.lengths)
+            core_s = cores * tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
             early = np.repeat(batch.submit_s < before_s, tasks.lengths)
             sums = [sums[0] + float(core_s.sum()), sums[1] + float(core_s[early].sum())]
-        return {"facts": np.array([jobs, last_s, *sums])}
+        return {"facts": np.array([jobs, all_tasks, last_s, *sums])}
 
-    jobs, last_s, core_s, early = _kept("jobs", trace, before_s, make)["facts"].tolist()
+    jobs, all_tasks, last_s, core_s, early = _kept("jobs", trace, (before_s, most_cores), make)["facts"].tolist()
     if not jobs:
         raise InvalidParameter("jobs", "are none")
-    return Facts(int(jobs), last_s, core_s, early, before_s)
+    return Facts(int(jobs), int(all_tasks), last_s, core_s, early, before_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +121,6 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
 
     most, mean, last_s = _kept("capacity", trace, (from_s, until_s), make)["facts"].tolist()
     return Supply(math.floor(most + 1e-9), mean, last_s)
-
-
-def last_of_series(trace: Input, name: str) -> float:
-    """When the last value of a series comes, counted from the first; read once, and then kept in the cache; s.
-
-    :param name: of the input.
-    :raises InvalidParameter: it has no values, or is of another kind.
-    """
-
-    def make() -> dict[str, Any]:
-        ends = [batch.at_s[-1] for batch in trace.batches(SeriesBatch, name, from_first=True) if len(batch)]
-        return {"facts": np.array(ends[-1:], np.float64)}
-
-    last = _kept("series", trace, None, make)["facts"].tolist()
-    if not last:
-        raise InvalidParameter(f"{INPUTS}.{name}", "has no values")
-    return float(last[0])
 
 
 def since(batches: Iterable[CapacityBatch], from_s: float) -> Iterator[CapacityBatch]:

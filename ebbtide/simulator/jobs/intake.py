@@ -170,7 +170,12 @@ def whole(field: str, values: Any, least: int) -> Ints:
     lowest = _sound(field, numbers, 0.0)
     if least and lowest <= 0:
         raise InvalidParameter(field, "must be above 0")
-    return np.maximum(np.ceil(numbers - _TOLERANCE), least).astype(np.int64)
+    return rounded_up(numbers, least).astype(np.int64)
+
+
+def rounded_up(numbers: Floats, least: int = 1) -> Floats:
+    """The same of numbers that are taken as they are."""
+    return np.maximum(np.ceil(numbers - _TOLERANCE), least)
 
 
 def skipped(batches: Iterator[Any], rows: int) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.experiments.fields import Given
+from ebbtide.simulator.experiments.fields import REQUIRED, Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
 from ebbtide.simulator.generators import arrivals, capacity
 from ebbtide.simulator.generators.durations import BoundedPareto, ClampedZipf, Durations, Gaussian, Uniform
@@ -41,8 +41,15 @@ class Made:
     job_cores: tuple[float, ...]
     tasks: tuple[int, int]
 
-    def batches(self, rng: np.random.Generator, mean_cores: float) -> Iterator[JobBatch]:
-        work = self.durations.mean_s() * float(np.mean(self.job_cores)) * sum(self.tasks) / 2
+    def batches(self, rng: np.random.Generator, mean_cores: float, most_cores: float = math.inf) -> Iterator[JobBatch]:
+        """As many as want the load, without the work of those that want more than ``most_cores``: they are refused.
+
+        :raises InvalidParameter: all do.
+        """
+        if min(self.job_cores) > most_cores:
+            raise InvalidParameter("job_cores", f"must have one of at most the {most_cores:g} cores of a machine")
+        cores = [one if one <= most_cores else 0.0 for one in self.job_cores]
+        work = self.durations.mean_s() * float(np.mean(cores)) * sum(self.tasks) / 2
         times = arrivals.poisson(rng, self.load * mean_cores / work, self.until_s)
         return arrivals.jobs(rng, times, self.durations, self.job_cores, self.tasks)
 
@@ -170,11 +177,11 @@ class JobsModel:
             stream = changes.batches(np.random.default_rng(change_seed), end_s, machines)
         elif changes is not None:
             stream = since(changes.batches(CapacityBatch, "capacity", from_first=True), settings.capacity_from_s)
+        most_cores = supply.most_cores if supply is not None else machines.cpu_cores if machines is not None else 1
         if isinstance(jobs, Made):
-            batches = jobs.batches(np.random.default_rng(job_seed), mean_cores)
+            batches = jobs.batches(np.random.default_rng(job_seed), mean_cores, most_cores)
         else:
             batches = jobs.batches(JobBatch, "jobs", from_first=True)
-        most_cores = supply.most_cores if supply is not None else machines.cpu_cores if machines is not None else 1
         rows = JobRowsTable() if settings.rows else None
         engine = Engine(
             batches if rows is None else rows.named(batches),
@@ -228,8 +235,11 @@ def _supply(case: Case, facts: Facts | None, known: dict[Any, Any]) -> Supply | 
     return found
 
 
-def made(g: Given) -> Made:
-    """Jobs that are made, by the settings of docs/internals/jobs.md. Raises InvalidParameter."""
+def made(g: Given, load: Any = REQUIRED) -> Made:
+    """Jobs that are made, by the settings of docs/internals/jobs.md. Raises InvalidParameter.
+
+    :param load: its default.
+    """
     kind = g.choice("durations", _DURATIONS, "surf")
     durations: Durations = SURF_HALF_YEAR
     if kind == "uniform":
@@ -242,15 +252,13 @@ def made(g: Given) -> Made:
         durations = ClampedZipf(g.number("exponent"))
     cores = g.value("job_cores", [1.0, 2.0, 4.0, 8.0])
     if not isinstance(cores, list | tuple) or not all(map(_is_size, cores)) or not cores:
-        raise InvalidParameter(
-            "job_cores", f"must be a list of numbers above 0 and at most {MOST_CORES}, but is {cores!r}"
-        )
+        raise InvalidParameter("job_cores", f"must be a list of whole numbers from 1 to {MOST_CORES}, but is {cores!r}")
     tasks = (g.whole("least_tasks", 1, least=1), g.whole("most_tasks", 1, least=1))
     if tasks[1] < tasks[0]:
         raise InvalidParameter("most_tasks", f"must be at least least_tasks, but is {tasks[1]}")
     return Made(
         durations,
-        load=g.number("load", above=0.0),
+        load=g.number("load", load, above=0.0),
         until_s=g.number("days", above=0.0) * _DAY_S,
         job_cores=tuple(float(x) for x in cores),
         tasks=tasks,
@@ -258,7 +266,9 @@ def made(g: Given) -> Made:
 
 
 def _is_size(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST_CORES
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= MOST_CORES and value % 1 == 0
+    )
 
 
 def _engine(g: Given) -> Settings:

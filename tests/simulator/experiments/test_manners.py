@@ -186,6 +186,19 @@ def test_what_is_left_out_is_said_with_its_share_of_the_work(tmp_path: Path) -> 
     )
 
 
+def test_what_is_left_out_is_in_no_load_and_a_part_of_a_core_is_a_whole_one(tmp_path: Path) -> None:
+    given = ON_TRACES["intervals"] | {"from_s": 0.0}
+    whole = ((0, 3600, 4), (300, 600, 2), (8000, 600, 8))
+    wide = ((0, 3600, 4), (300, 600, 1.5), (4000, 7200, 30), (8000, 600, 8))
+    one, other = (
+        outcome("intervals", **given, inputs={"jobs": Input(trace(tmp_path, by_s, jobs))}).metrics
+        for by_s, jobs in ((0.0, whole), (1.0, wide))
+    )
+    assert other["offered_load"] == pytest.approx((3600 * 4 + 600 * 2 + 600 * 8) / 8000 / (0.7 * 10 * 16))
+    for name in ("jobs_measured", "offered_load", "offered_share", "failure_rate", "big_core_h"):
+        assert other[name] == pytest.approx(one[name])
+
+
 def test_machines_are_rented_for_jobs_that_no_fixed_one_holds(tmp_path: Path) -> None:
     jobs = Input(trace(tmp_path))
     for policy in ("all-jobs-wait", "both", "both-tried-after", "both-tried-forest"):
@@ -235,6 +248,7 @@ def test_facts_of_a_trace_are_found_once(tmp_path: Path) -> None:
     found = known(Input(trace(tmp_path, 50.0)), 4000.0)
     assert (found.jobs, found.last_s, found.core_s, found.early_core_s) == (4, 8000.0, WORK, 3600 * 4 + 600 * 2)
     assert found.mean_cores == pytest.approx((3600 * 4 + 600 * 2) / 4000)
+    assert known(Input(trace(tmp_path, 50.0)), 4000.0, 16).core_s == WORK - 30 * 7200
 
 
 COASTER = (

@@ -66,12 +66,30 @@ def test_capacity_follows_a_carbon_budget(tmp_path: Path) -> None:
 
 def test_a_window_that_begins_between_two_values_of_a_series_begins_with_the_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "carbon.csv"
-    path.write_text("at_s,value\n0,100\n3600,400\n7200,100\n")
-    shares = Carbon(Input(path), from_s=1800.0, mean=0.5).shares(7200.0)
-    assert shares.at_s.tolist() == [0, 1800, 5400]
-    assert shares.value.tolist() == pytest.approx([2 / 3, 1 / 6, 2 / 3])
-    with pytest.raises(InvalidParameter, match="carbon_from_s is 7201, but the last value of the series comes at 7200"):
-        Carbon(Input(path), from_s=7201.0, mean=0.5).shares(7200.0)
+    path.write_text("at_s,value\n0,100\n3600,400\n10800,100\n14400,100\n")
+    shares = Carbon(Input(path), from_s=7200.0, mean=0.5, every_s=3600.0).shares(10_800.0)
+    assert shares.at_s.tolist() == [0, 3600, 7200]
+    assert shares.value.tolist() == pytest.approx([1 / 6, 2 / 3, 2 / 3])
+    with pytest.raises(InvalidParameter, match=r"carbon_from_s is 18000, but the last value .* comes at 14400"):
+        Carbon(Input(path), from_s=18_000.0, mean=0.5, every_s=3600.0).shares(7200.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"changes_per_h": 2}, "changes_per_h is 2, .* every 1800 s, but the series of carbon has a step of 3600 s"),
+        ({"carbon_from_s": 1800}, "carbon_from_s is 1800; .* whole steps of 3600 s after it, and one comes at 3600 s"),
+    ],
+)
+def test_a_series_that_is_not_in_step_with_the_switches_is_refused_before_the_first_run(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    path = tmp_path / "carbon.csv"
+    path.write_text("\n".join(["at_s,value", *(f"{3600 * hour},{100 + hour}" for hour in range(200))]) + "\n")
+    given = SMALL | {"inputs": {"carbon": Input(path)}, "history_days": 0}
+    MODEL.prepare([MODEL.settings(given)], lambda share: None)
+    with pytest.raises(InvalidParameter, match=sentence):
+        MODEL.prepare([MODEL.settings(given | changes)], lambda share: None)
 
 
 def on_two_machines(tmp_path: Path) -> dict[str, float]:
@@ -122,6 +140,17 @@ def test_changes_and_intervals_are_counted_up_to_the_end_of_the_days_whatever_co
     assert found["intervals"] == -np.diff(on).clip(max=0).sum()
 
 
+def test_jobs_want_four_fifths_of_the_capacity_unless_told_otherwise() -> None:
+    assert MODEL.settings({"days": 1}).load == 0.8
+
+
+def test_a_trace_with_jobs_of_several_tasks_is_refused_before_the_first_run(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("id,submit_s,runtime_s,cpu_cores,task_runtime_s\na,0,60,1,60\nb,9,60,1,60;60\n")
+    with pytest.raises(InvalidParameter, match=r"inputs\.jobs has jobs of several tasks"):
+        MODEL.prepare([MODEL.settings({"days": 1, "inputs": {"jobs": Input(path)}})], lambda share: None)
+
+
 def test_history_of_a_walk_by_hand() -> None:
     """Two of four machines on at 0 h, four from 1 h, one from 3 h: machines 3, 2 last two steps, machine 1 three."""
     shares = SeriesBatch(at_s=np.arange(4, dtype=np.float64) * 3600.0, value=np.array([0.5, 1.0, 1.0, 0.25]))
@@ -147,6 +176,8 @@ def test_big_jobs_are_those_that_have_the_share() -> None:
         ({"aggressiveness": 1.5}, "aggressiveness"),
         ({"bands": 0}, "bands"),
         ({"capacity_most": 0.3}, "capacity_most"),
+        ({"most_tasks": 2}, "most_tasks must be 1 here"),
+        ({"job_cores": [1.5]}, "job_cores must be a list of whole numbers"),
         ({"days": 0}, "days"),
         ({"inputs": {"vms": 1}}, "inputs.vms"),
         ({"machine": 1}, "machine"),

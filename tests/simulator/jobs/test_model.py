@@ -41,6 +41,14 @@ def test_load_is_what_was_asked_for_and_a_seed_decides() -> None:
     assert one["jobs_done"] == one["jobs"] > 1000
 
 
+def test_made_jobs_that_are_too_wide_for_any_machine_are_no_load() -> None:
+    found = metrics(durations="uniform", least_s=60, most_s=600, days=2.0, job_cores=[2, 32])
+    assert found["jobs_refused"] > 0
+    assert found["utilisation"] == pytest.approx(0.5, abs=0.05)
+    with pytest.raises(InvalidParameter, match="job_cores must have one of at most the 16 cores of a machine"):
+        metrics(job_cores=[32])
+
+
 def test_a_walk_kills_and_checkpoints_save() -> None:
     walk: dict[str, Any] = {
         "capacity": "walk",
@@ -75,6 +83,7 @@ def test_a_trace_goes_in_with_its_own_capacity() -> None:
         ({"load": 0}, "load"),
         ({"durations": "pareto"}, "shape"),
         ({"job_cores": []}, "job_cores"),
+        ({"job_cores": [1, 0.5]}, "job_cores"),
         ({"least_tasks": 3}, "most_tasks"),
         ({"capacity": "tide"}, "capacity"),
         ({"inputs": {"vms": Input(Path("/nowhere"))}}, "inputs"),
