@@ -52,6 +52,8 @@ class ClusterSettings:
     window_until_s: float
     #: The grid of the trace's times, within which each tenant's VMs are moved.
     grid_s: float
+    #: VMs that came before it and are not seen to depart were followed no longer: their lives are drawn.
+    followed_until_s: float
     applications: tuple[str, ...]
     start_deflated: bool
     validate: bool
@@ -150,6 +152,7 @@ def settings_of(fields: Given, policy: ClusterPolicy) -> ClusterSettings:
         window_from_s=fields.number("window_from_s", 4 * workload.DAY_S, least=0),
         window_until_s=fields.number("window_until_s", 9 * workload.DAY_S, above=0),
         grid_s=fields.number("grid_s", 0.0, least=0),
+        followed_until_s=fields.number("followed_until_s", 0.0, least=0),
         applications=fields.texts("applications", tuple(APPLICATIONS)),
         start_deflated=fields.flag("start_deflated", False),
         validate=fields.flag("validate", False),
@@ -168,8 +171,9 @@ class Case:
 
     def __init__(self, settings: ClusterSettings, seed: int, prepared: Any) -> None:
         arrays = prepared[str(settings.vms.path), settings.sample_share]
-        of_times, of_vms = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(2))
-        sample = workload.moved_off_grid(workload.Sample.of(arrays), settings.grid_s, of_times)
+        of_times, of_vms, of_lives = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(3))
+        sample = workload.with_drawn_lives(workload.Sample.of(arrays), settings.followed_until_s, of_lives)
+        sample = workload.moved_off_grid(sample, settings.grid_s, of_times)
         self._until_s = settings.window_until_s
         self._demand = demand = workload.offered(sample, settings.window_s)
         if demand.peak_cores <= 0:

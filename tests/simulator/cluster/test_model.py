@@ -83,6 +83,20 @@ def test_policies_that_never_preempt_have_no_victims(trace: Input, policy: str) 
         assert metrics["hosted_overcommitment_peak"] > 1
 
 
+def test_vms_of_a_piece_that_ends_before_the_window_need_not_stay_for_ever(trace: Input, tmp_path: Path) -> None:
+    """Of those that came on the first day nobody saw the end of lifetimes of 90,000 s; the default keeps them."""
+    header, *lines = trace.path.read_text(encoding="utf-8").splitlines()
+    rows = [line.split(",") for line in lines]
+    for row in rows:
+        row[6] = "1" if int(row[0]) < 1_886_400 and row[7] == "90000" else "0"
+    path = tmp_path / "pieces.csv"
+    path.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n", encoding="utf-8")
+    pieces = Input(path, "azure-derived")
+    stay, drawn, again = (run(pieces, followed_until_s=until_s, overcommitment=1.6) for until_s in (0, 86_400, 86_400))
+    assert drawn.metrics == again.metrics
+    assert drawn.metrics["offered_peak_cores"] < stay.metrics["offered_peak_cores"]
+
+
 def test_tables_say_what_each_node_hosted_and_each_day_asked_for(trace: Input) -> None:
     outcome = run(trace)
     nodes = outcome.tables["nodes"]["overcommitment"]
@@ -114,6 +128,7 @@ def test_low_priority_vms_may_start_deflated(trace: Input) -> None:
         ({"overcommitment": 1.6, "placement": "worst-fit"}, "placement"),
         ({"overcommitment": 1.6, "sample_share": 0}, "sample_share"),
         ({"overcommitment": 1.6, "window_from_s": 9e9}, "window_from_s"),
+        ({"overcommitment": 1.6, "followed_until_s": -1}, "followed_until_s"),
         ({"overcommitment": 1.6, "applications": ["doom"]}, "applications"),
         ({"overcommitment": 1.6, "overcommittment": 2}, "overcommittment"),
     ],

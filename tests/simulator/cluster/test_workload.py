@@ -26,6 +26,7 @@ from ebbtide.simulator.cluster.workload import (
     nodes_for,
     offered,
     sampled,
+    with_drawn_lives,
 )
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.inputs import batches
@@ -86,6 +87,28 @@ def test_times_move_within_their_place_of_the_grid_and_tenants_stay_together() -
     leaving = np.isfinite(moved.departs_s)
     assert (moved.departs_s - moved.arrives_s)[leaving] == pytest.approx(900)
     assert moved_off_grid(sample, 0.0, np.random.default_rng(1)) is sample
+
+
+def test_vms_that_the_trace_lost_sight_of_leave_as_others_of_their_age_did() -> None:
+    """Followed until 100: half of those seen for longer than that left after 500, the others are there at the end."""
+    lost = [(0.0, math.inf, 1.0)] * 400
+    known = [(0.0, 50.0, 1.0), (0.0, 500.0, 1.0)] * 100 + [(200.0, math.inf, 1.0)] * 100 + [(5000.0, 5001.0, 1.0)]
+    sample = sample_of(lost + known)
+    drawn = with_drawn_lives(sample, 100.0, np.random.default_rng(1))
+    assert drawn.departs_s[400:].tolist() == sample.departs_s[400:].tolist()
+    assert set(drawn.departs_s[:400].tolist()) == {500.0, math.inf}
+    assert 150 < np.isinf(drawn.departs_s[:400]).sum() < 250
+    again, other = (with_drawn_lives(sample, 100.0, np.random.default_rng(seed)).departs_s for seed in (1, 2))
+    assert drawn.departs_s.tolist() == again.tolist() != other.tolist()
+
+
+def test_vms_that_are_followed_to_the_end_stay() -> None:
+    sample = sample_of([(0, math.inf, 1), (100, 400, 1), (300, 9000, 1)])
+    for until_s in (0.0, 300.0):
+        drawn = with_drawn_lives(sample, until_s, np.random.default_rng(1))
+        assert math.isinf(drawn.departs_s[0]) == (until_s == 0)
+    late = sample_of([(100, math.inf, 1), (200, 250, 1), (300, 9000, 1)])
+    assert math.isinf(with_drawn_lives(late, 100.0, np.random.default_rng(1)).departs_s[0])
 
 
 def test_the_offered_peak_counts_departures_of_an_instant_before_its_arrivals() -> None:
