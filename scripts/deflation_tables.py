@@ -368,7 +368,10 @@ def _apart(sweep: Sweep, over: float) -> float:
 
 def command(sweep: Sweep) -> str:
     seeds = sweep.kept["seeds"]
-    text = f"`{sweep.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval, per cent."
+    text = (
+        f"`{sweep.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins and "
+        "times (the tenants are the same in all seeds), per cent."
+    )
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
@@ -381,19 +384,20 @@ def fig8c() -> Iterator[str]:
     others = [case for case in room if case not in few]
     half = [case for case in every if 2 * preempted(sweep, case) > preempted(only, alone(case))]
     least = min((bound(case) for case in half), default=0.0)
+    beyond = sum(bound(case) > least - 1e-9 for case in every)
     words = (
         "s: the share of low-priority VMs; f: their minimum as a share of what they are sold; bound: 1.6 (1 - s + "
         "s f), what VMs take of the cluster at its peak when every low-priority one has its minimum: above 1 nobody "
         f"can keep them all. At overcommitment 1.6, of {len(every)} settings in {len(room)} it is below {ROOM:g}. "
         f"In {len(few)} of these under {NEGLIGIBLE:g} % of the low-priority VMs are preempted; the others: "
         f"{', '.join(_named(sweep, case) for case in others) or 'none'}. More than half of the preemptions of "
-        f"preemption only: {len(half)} settings, with bounds of {least:.2f} and more."
+        f"preemption only: {len(half)} of the {beyond} settings with bounds of {least:.2f} and more."
     )
     yield from (
         textwrap.fill(words, 120, break_on_hyphens=False),
         "",
-        "D: deflation, P: preemption only, for which minimums mean nothing. Preempted of those admitted, refused of",
-        "those offered.",
+        "D: deflation, P: preemption only, for which minimums mean nothing. Preempted within the window, whenever they",
+        "came, per VM admitted within it; refused of those offered.",
         "",
     )
     titles = ("preempted D", "P", "low refused D", "P", "high refused D", "P")
