@@ -40,11 +40,13 @@ def tables() -> Iterator[str]:
     """The lines."""
     sweep = Sweep("preemption")
     seeds = sweep.kept["seeds"]
-    yield from (
-        f"`{sweep.kept['command']}`,",
-        f"seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval.",
-        "",
+    yield f"`{sweep.kept['command']}`,"
+    yield filled(
+        f"seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins and times: the tenants are the "
+        f"same in all seeds. In brackets: how many of the {len(seeds)} seeds have such a figure, where not all do; in "
+        "the others moves prevented every preemption."
     )
+    yield ""
     yield from head("overcommitment", "policy", *(words for _, words, *_ in COLUMNS))
     for level in sweep.values("overcommitment"):
         for policy in sweep.values("policy"):
@@ -53,16 +55,19 @@ def tables() -> Iterator[str]:
             yield row(f"{level:.1f}", f"`{policy}`", *cells)
     yield from (
         "",
-        "What moves save against `stop`, of its mean, with the intervals of the differences seed by seed:",
+        "What moves save against `stop`, of its sum over the seeds, with jackknife intervals over the seeds:",
         "",
     )
     yield from head("overcommitment", *(words for *_, words in SAVED), "moves a day", "GiB a day")
     for level in sweep.values("overcommitment"):
         cells = []
         for metric, policy, _ in SAVED:
-            stop, ours = (sweep.of(metric, overcommitment=level, policy=name) for name in ("stop", policy))
-            saved = interval(100.0 * (stop - ours) / stop.mean()) if stop.mean() > 0.5 / len(stop) else None
-            cells.append(f"{saved[0]:.0f} ± {saved[1]:.0f} %" if saved else "-")
+            stop = {"overcommitment": level, "policy": "stop"}
+            if sweep.of(metric, **stop).sum() > 0.5:
+                change, half = sweep.relative(stop, metric, overcommitment=level, policy=policy)
+                cells.append(f"{-change:.0f} ± {half:.0f} %")
+            else:
+                cells.append("-")
         case = {"overcommitment": level, "policy": "rebalancing"}
         moved = (f"{sweep.mean(metric, **case):,.0f}" for metric in ("moves_per_day", "moved_gib_per_day"))
         yield row(f"{level:.1f}", *cells, *moved)
@@ -82,18 +87,20 @@ def tables() -> Iterator[str]:
 
 
 def _cell(sweep: Sweep, metric: str, digits: int, scale: float, case: dict[str, Any]) -> str:
-    """The mean over seeds in which there is a figure."""
+    """The mean over seeds in which there is a figure, and how many these are if not all."""
     if metric.startswith("move") and case["policy"] not in ("migration", "rebalancing"):
         return "-"
     if (metric.startswith(("back", "not_back")) and case["policy"] == "delete") or not sweep.has(metric, **case):
         return "-"
-    values = scale * sweep.of(metric, **case)
-    values = values[~np.isnan(values)]
+    every = scale * sweep.of(metric, **case)
+    values = every[~np.isnan(every)]
     if len(values) == 0:
         return "-"
     mean, half = interval(values)
     text = f"{mean:,.{digits}f}"
-    return text if len(values) == 1 or float(f"{half:.{digits}f}") == 0.0 else f"{text} ± {half:,.{digits}f}"
+    if len(values) > 1 and float(f"{half:.{digits}f}") != 0.0:
+        text += f" ± {half:,.{digits}f}"
+    return text if len(values) == len(every) else f"{text} ({len(values)})"
 
 
 def written(page: str) -> str:

@@ -133,3 +133,23 @@ def test_what_rebalancing_costs_is_written_of_the_kept_results() -> None:
     mean = sum(a - b for a, b in zip(both, alone, strict=True)) / len(both)
     page = made("preemption_tables")["PAGE"].read_text()
     assert re.search(rf"\s{mean:.0f} ± \d+ more\s+a\s+day\s+at\s+2\.0", page)
+
+
+def test_what_moves_save_has_the_jackknife_interval_of_a_ratio() -> None:
+    """Both the savings and what they are a share of differ from seed to seed."""
+    names = made("preemption_tables")
+    case = {"overcommitment": 1.4, "policy": "rebalancing"}
+    stop = case | {"policy": "stop"}
+    change, half = names["Sweep"]("preemption").relative(stop, "preemptions_per_day", **case)
+    (row,) = [line for line in names["tables"]() if line.startswith("| 1.4 |") and "%" in line]
+    assert row.split(" | ")[2] == f"{-change:.0f} ± {half:.0f} %"
+
+
+def test_a_mean_over_a_part_of_the_seeds_says_over_how_many() -> None:
+    names = made("preemption_tables")
+    case = {"overcommitment": 1.4, "policy": "migration"}
+    back = names["Sweep"]("preemption").of("back_median_s", **case)
+    missing = sum(value != value for value in back)
+    assert 0 < missing < len(back)
+    (row,) = [line for line in names["tables"]() if line.startswith("| 1.4 | `migration`")]
+    assert row.count(f"({len(back) - missing})") == 2

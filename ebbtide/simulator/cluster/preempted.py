@@ -54,7 +54,9 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What things take. A VM that is stopped or moved holds its minimum of memory, once it has given the rest."""
+    """What things take. A VM that is stopped, or moved instead, holds its minimum of memory, once it has given the
+    rest; one that is moved to where there is room is copied as it is.
+    """
 
     #: From a start to work that goes on, in seconds.
     boot_s: float = 40.0
