@@ -329,20 +329,21 @@ def probe(s: Coaster, ends: Ends, server: int, job: int, now_s: float) -> None:
 
 
 def short_job_comes(s: Coaster, ends: Ends, job: int, now_s: float) -> None:
-    """Send a short job's probes; some go to servers on demand, which are not taken away (§3.3)."""
+    """Send a short job's probes; some go to servers on demand, which are not taken away (§3.3): the last ones at any
+    rate, where too few of those before did."""
     fixed = s.knobs[KNOB.fixed]
-    on_demand = 0
     tasks = s.offsets[job + 1] - s.offsets[job]
+    on_demand = on_demand_probes(tasks, s.knobs[KNOB.each_task] != 0)
     s.numbers[NUMBER.backlog_s] += tasks * s.mean_s[job]
-    for _ in range(probes(tasks, s.numbers[NUMBER.probe_ratio], s.knobs[KNOB.least_probes])):
+    for left in range(probes(tasks, s.numbers[NUMBER.probe_ratio], s.knobs[KNOB.least_probes]), 0, -1):
         server = open_server(s)
         if server < 0:
             server = draw(s.draws, fixed)
+        if server >= fixed and on_demand >= left:
+            server = draw(s.draws, s.knobs[KNOB.short])
         if server < fixed:
-            on_demand += 1
+            on_demand -= 1
         probe(s, ends, server, job, now_s)
-    for _ in range(on_demand, on_demand_probes(tasks, s.knobs[KNOB.each_task] != 0)):
-        probe(s, ends, draw(s.draws, s.knobs[KNOB.short]), job, now_s)
 
 
 def resize(s: Coaster, ends: Ends, now_s: float) -> None:

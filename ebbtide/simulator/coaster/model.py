@@ -30,7 +30,7 @@ class CoasterModel:
     """A run's seed draws the probes, and the jobs where they are made."""
 
     name: Final = "coaster"
-    version: Final = 3
+    version: Final = 4
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:

@@ -250,7 +250,7 @@ def _state(at_s: Floats, mean_s: Floats, tasks: Any, runtime_s: Floats, terms: T
     numbers[a.NUMBER.threshold], numbers[a.NUMBER.provisioning_s] = terms.threshold, terms.provisioning_s
     numbers[a.NUMBER.since_s] = at_s[0]
     entries = sum(
-        count if is_long(mean, terms.cutoff_s) else probes(count, terms.probe_ratio, terms.least_probes) + count
+        count if is_long(mean, terms.cutoff_s) else probes(count, terms.probe_ratio, terms.least_probes)
         for count, mean in zip(tasks.tolist(), mean_s.tolist(), strict=True)
     )
     servers, made, waited_s, ran_on = a.empty(fixed + most, entries, len(runtime_s), len(tasks))

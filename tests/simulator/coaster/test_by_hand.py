@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.simulator.coaster.arrays import KNOB
 from ebbtide.simulator.coaster.running import Terms
 from ebbtide.simulator.errors import InvalidParameter
 from tests.simulator.coaster.scenes import told
@@ -77,14 +78,15 @@ def test_by_the_wait_servers_are_rented_for_short_work_and_released_when_it_is_d
     assert found.metrics["transient_lifetime_max_h"] == pytest.approx(190 / 3600)
 
 
-@pytest.mark.parametrize(("copies", "void"), [("task", 3), ("job", 1)])
-def test_each_short_task_has_a_probe_on_demand(copies: str, void: int) -> None:
-    """At 130 s three tasks have three probes, of this seed all on the two transient servers. Three more go to server 0,
-    or one: so many come too late."""
+@pytest.mark.parametrize(("copies", "on_demand"), [("task", 3), ("job", 1)])
+def test_each_short_task_has_one_of_the_probes_on_demand(copies: str, on_demand: int) -> None:
+    """At 130 s three tasks have three probes, of this seed all for the two transient servers: instead all go to server
+    0, or the last one does."""
     found = told(
         [job(0, 1, 200, 200), job(130, 1, 30, 30, 30)], seed=4, **FOUR, copies=copies, least_probes=1, probe_ratio=1.0
     )
-    assert found.metrics["probes_void"] == void
+    assert found.state.ran_on[2:].tolist().count(0) == on_demand
+    assert found.state.knobs[KNOB.entries] == 2 + 3
 
 
 def test_no_more_are_asked_for_than_the_threshold_wants() -> None:
