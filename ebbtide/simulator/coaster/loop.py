@@ -348,6 +348,7 @@ def short_job_comes(s: Coaster, ends: Ends, job: int, now_s: float) -> None:
 
 def resize(s: Coaster, ends: Ends, now_s: float) -> None:
     """Ask for as many transient servers as the rule wants, or release one: slowly, one each time (§3.3)."""
+    before = s.knobs[KNOB.have]
     expected_s = 0.0
     if s.knobs[KNOB.by_wait] != 0:
         passed_s = now_s - s.numbers[NUMBER.expected_at_s]
@@ -362,7 +363,7 @@ def resize(s: Coaster, ends: Ends, now_s: float) -> None:
         else:
             threshold = s.numbers[NUMBER.threshold]
             what = wanted(s.knobs[KNOB.long], s.knobs[KNOB.fixed] + have, threshold, have, most)
-        if what < 0:
+        if what < 0 and have == before:
             release(s, now_s)
             return
         server = free_row(s) if what > 0 else -1

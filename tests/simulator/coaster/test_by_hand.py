@@ -95,6 +95,13 @@ def test_no_more_are_asked_for_than_the_threshold_wants() -> None:
     assert found.metrics["transient_peak"] == 1
 
 
+def test_what_was_just_asked_for_is_not_given_up_again() -> None:
+    """At 0 s two of six are above .3, two of seven below it: two are asked for and come at 120 s, when three are long.
+    Given up at once, the second was asked for again at 50 s and came at 170 s."""
+    found = told([job(0, 1, 200, 200), job(50, 1, 200)], **FOUR | {"servers": 6})
+    assert found.metrics["transient_lifetime_mean_h"] == pytest.approx(80 / 3600)
+
+
 def test_a_released_server_ends_what_it_has() -> None:
     """Three short tasks at 190 s have a server each until 220 s; the transient ones are released at 200 s."""
     found = told([job(0, 1, 200, 200), job(190, 1, 30, 30, 30)], **FOUR)
