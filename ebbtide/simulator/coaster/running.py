@@ -169,6 +169,7 @@ class Run:
         # While jobs come: in a tail without new work all servers are given back.
         active = float(state.numbers[a.NUMBER.arriving_s]) / arrivals_s if arrivals_s > 0 else math.nan
         active_all = float(state.numbers[a.NUMBER.active_s]) / span_s if span_s > 0 else math.nan
+        there_s = span_s * servers + float(state.numbers[a.NUMBER.active_s])
         came = int(state.knobs[a.KNOB.came])
         replaced = terms.short_servers - kept_servers(terms.short_servers, terms.replaced_share)
         found = {
@@ -181,7 +182,7 @@ class Run:
             "short_tasks": float(len(short)),
             "long_work_share": _share(self.long, state),
             "servers_on_demand": float(servers),
-            "utilisation": float(state.numbers[a.NUMBER.busy_s]) / (span_s * servers) if span_s > 0 else 0.0,
+            "utilisation": float(state.numbers[a.NUMBER.busy_s]) / there_s if there_s > 0 else 0.0,
             "transient_most": float(most),
             "transient_peak": float(state.knobs[a.KNOB.peak]),
             "transient_mean": active,

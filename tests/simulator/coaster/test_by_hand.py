@@ -102,6 +102,12 @@ def test_what_was_just_asked_for_is_not_given_up_again() -> None:
     assert found.metrics["transient_lifetime_mean_h"] == pytest.approx(80 / 3600)
 
 
+def test_work_is_shared_among_all_servers_that_were_there() -> None:
+    """410 s on three servers for 220 s, and on two for the 80 s until 200 s."""
+    found = told([job(0, 1, 200, 200), job(210, 1, 10)], **FOUR)
+    assert found.metrics["utilisation"] == pytest.approx(410 / (3 * 220 + 2 * 80))
+
+
 def test_a_released_server_ends_what_it_has() -> None:
     """Three short tasks at 190 s have a server each until 220 s; the transient ones are released at 200 s."""
     found = told([job(0, 1, 200, 200), job(190, 1, 30, 30, 30)], **FOUR)
