@@ -102,6 +102,13 @@ def test_what_was_just_asked_for_is_not_given_up_again() -> None:
     assert found.metrics["transient_lifetime_mean_h"] == pytest.approx(80 / 3600)
 
 
+def test_servers_are_rented_when_a_long_job_comes_and_not_when_its_tasks_begin_later() -> None:
+    """Short tasks have all servers until 50 s; the long ones of 1 s run from then to 250 s, two of three servers."""
+    found = told([job(0, 1, 50, 50, 50), job(1, 1, 200, 200)], **FOUR)
+    assert found.state.waited_s.tolist() == [0, 0, 0, 49, 49]
+    assert found.metrics["transient_peak"] == 0
+
+
 def test_work_is_shared_among_all_servers_that_were_there() -> None:
     """410 s on three servers for 220 s, and on two for the 80 s until 200 s."""
     found = told([job(0, 1, 200, 200), job(210, 1, 10)], **FOUR)
