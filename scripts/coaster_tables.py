@@ -12,12 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from kept_results import KEPT, ROOT, begin, origin, placed
-=======
 import numpy as np
-from kept_results import KEPT, ROOT, begin, filled, placed, without_places
->>>>>>> 0d1d8cc5 (CloudCoaster's results are made anew with copies among the probes; those on made jobs have their intervals and seeds)
+from kept_results import KEPT, ROOT, begin, filled, origin, placed
 
 PAGE = ROOT / "docs" / "research" / "cloudcoaster.md"
 BEGIN = begin("coaster_tables.py")
@@ -43,7 +39,7 @@ def keep(directory: Path) -> None:
             m: [_short(x) for x in (one.mean, one.low, one.high)]
             for m, one in results.means(results.metrics, case).items()
         }
-        | ({"by_seed": _by_seed(results.columns, case)} if meta["name"] in BY_SEED else {})
+        | ({"by_seed": _by_seed(results.columns, case)} if kept["name"] in BY_SEED else {})
         for case in results.cases()
     ]
     cases = ",\n".join(json.dumps(case) for case in kept.pop("cases"))

@@ -116,13 +116,13 @@ def test_right_estimates_are_no_case_of_wrong_ones() -> None:
     assert f" of {len(said) - 1} (" in line
 
 
-<<<<<<< HEAD
 def test_what_is_saved_whole_in_every_run_has_no_spread() -> None:
     lines = [line for line in made("tasks_tables")["tables"]() if line.startswith("| `oracle-no-kill` |")]
     assert len(lines) == 2
     for line in lines:
         assert line.startswith("| `oracle-no-kill` | 0.0 (-100.0% ± 0.0%) | 0.0 (-100.0% ± 0.0%) |")
-=======
+
+
 def test_figures_of_cloudcoaster_on_made_jobs_have_their_interval_and_their_seeds() -> None:
     names = made("coaster_tables")
     cases = json.loads((KEPT / "coaster.json").read_text())["cases"]
@@ -133,7 +133,6 @@ def test_figures_of_cloudcoaster_on_made_jobs_have_their_interval_and_their_seed
             mean, _, high = (scale * value for value in case[metric])
             assert f"{mean:.1f} ± {high - mean:.1f} {unit}" in page
         assert ", ".join(f"{wait:.3g}" for wait in case["by_seed"]["delay_mean_s"]) in page
->>>>>>> 0d1d8cc5 (CloudCoaster's results are made anew with copies among the probes; those on made jobs have their intervals and seeds)
 
 
 def test_what_rebalancing_costs_is_written_of_the_kept_results() -> None:
