@@ -213,7 +213,7 @@ def simulate(
     found = engine.run(lambda now_s: progress(min(now_s / changes.until_s, 1.0)))
     tables = {} if rows is None else {"jobs": rows.columns()}
     beyond = () if facts is None else facts.beyond(case.engine.to_s)
-    warnings = (*found.too_wide(case.machines.cpu_cores), *beyond, *changes.beyond())
+    warnings = (*found.not_done(case.machines.cpu_cores), *beyond, *changes.beyond())
     return Outcome(_figures(found, changes.seen_by(engine), options, load, measured), tables, warnings)
 
 

@@ -224,6 +224,8 @@ class Options(NamedTuple):
     looks: int = 10
     #: Jobs whose number is a multiple of it make checkpoints, where there are any.
     checkpointed: int = 11
+    #: Memory of the machine that will ever have most; UNLIMITED_MIB: unknown, as for OPTION.most_cores.
+    most_mib: int = 12
 
 
 OPTION: Final = Options()

@@ -32,7 +32,7 @@ _EVENTS: Final = 1 << 18
 #: Tasks taken in at a time: what a processor's cache holds.
 _PORTION: Final = 1 << 13
 #: Of files with a saved engine.
-_VERSION: Final = 10
+_VERSION: Final = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Engine:
     :param seed: of the policy's chance.
     :param elastic: so many machines more, after those of ``machines``, which begin without cores: the policy gives them
         what it puts on them, and takes it away again (`simulator.jobs.machines`). They do not go with ``changes``.
-    :param most_cores: no machine will ever be larger: jobs that want more are refused and counted. Default: known
-        where there are no changes; else such jobs wait.
+    :param most_cores, most_mib: no machine will ever have more cores or memory: jobs that want more are refused and
+        counted. Defaults: known where there are no changes (and no elastic machines, for memory); else such jobs wait.
     :param done: takes a row for each job that is done, ``attempts`` one for each attempt that ends; some at a time.
     :param compile: see `build`.
     :raises InvalidParameter: names the parameter.
@@ -92,6 +92,7 @@ class Engine:
         settings: Settings | None = None,
         seed: int = 0,
         most_cores: int | None = None,
+        most_mib: int | None = None,
         elastic: int = 0,
         done: Sink | None = None,
         attempts: Sink | None = None,
@@ -116,7 +117,11 @@ class Engine:
         self._most = machines.cpu_cores if machines is not None else 1
         if most_cores is None and changes is None and machines is not None:
             most_cores = machines.cpu_cores
-        self.state = self._fresh(most_cores or 0)
+        if most_mib is None and changes is None and machines is not None and not elastic:
+            most_mib = machines.memory_mib
+        if most_mib is None or not self.settings.memory:
+            most_mib = c.UNLIMITED_MIB
+        self.state = self._fresh(most_cores or 0, most_mib)
         if machines is not None and machines.count:
             self.state = state.with_machines(self.state, machines.count, 0.0)
             self.machine_numbers = {f"machine-{i}": i for i in range(machines.count)}
@@ -136,6 +141,7 @@ class Engine:
             "machines": None if machines is None else list(astuple(machines)),
             "elastic": elastic,
             "most_cores": most_cores,
+            "most_mib": most_mib,
             "options": {name: _digest(a) for name, a in state.as_mapping(self.policy_state, "").items()},
         }
 
@@ -238,7 +244,7 @@ class Engine:
                 "policy", f"has other options here than when {path} was saved: its {', '.join(differ)} begin otherwise"
             )
 
-    def _fresh(self, most_cores: int) -> State:
+    def _fresh(self, most_cores: int, most_mib: int) -> State:
         given, s = self.settings, state.empty_state()
         s.options[c.OPTION.discipline] = DISCIPLINES[given.discipline]
         s.options[c.OPTION.kills] = KILLS[given.kills]
@@ -251,7 +257,7 @@ class Engine:
         s.options[c.OPTION.by_demand] = self.policy.by_demand
         s.options[c.OPTION.done] = self._sinks[0] is not None
         s.options[c.OPTION.attempts] = self._sinks[1] is not None
-        s.options[c.OPTION.most_cores] = most_cores
+        s.options[[c.OPTION.most_cores, c.OPTION.most_mib]] = most_cores, most_mib
         s.sums[c.SUM.checkpoint_every] = given.checkpoint_every_s
         s.sums[c.SUM.checkpoint_cost] = given.checkpoint_cost_s
         s.sums[c.SUM.from_s], s.sums[c.SUM.to_s] = given.from_s, given.to_s

@@ -16,7 +16,7 @@ from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
 from ebbtide.simulator.jobs.intake import rounded_up
 
 #: Of the arrays in the cache.
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,11 @@ def known(trace: Input, before_s: float = math.inf, most_cores: float = math.inf
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A trace of capacity: cores of its largest machine, of all machines on average, and when it changes last."""
+    """A trace of capacity: cores of its largest machine, and the most memory that one has (None: as much as anybody
+    wants); cores of all machines on average; when it changes last."""
 
     most_cores: int
+    most_mib: int | None
     mean_cores: float
     last_s: float
 
@@ -106,9 +108,10 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
     """
 
     def make() -> dict[str, Any]:
-        most = total = area = now_s = last_s = 0.0
+        most = most_mib = total = area = now_s = last_s = 0.0
         cores: dict[str, float] = {}
         for batch in since(trace.batches(CapacityBatch, "capacity", from_first=True), from_s):
+            most_mib = max(most_mib, float(np.nan_to_num(batch.memory_mib, nan=math.inf).max(initial=0.0)))
             for name, at_s, size in zip(batch.machine, batch.at_s.tolist(), batch.cpu_cores.tolist(), strict=True):
                 last_s = at_s
                 most = max(most, size)
@@ -117,10 +120,11 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
                     now_s, total = at_s, total + size - cores.get(name, 0.0)
                     cores[name] = size
         mean = (area + total * (until_s - now_s)) / until_s if 0 < until_s < math.inf else total
-        return {"facts": np.array([most, mean, last_s])}
+        return {"facts": np.array([most, most_mib, mean, last_s])}
 
-    most, mean, last_s = _kept("capacity", trace, (from_s, until_s), make)["facts"].tolist()
-    return Supply(math.floor(most + 1e-9), mean, last_s)
+    most, most_mib, mean, last_s = _kept("capacity", trace, (from_s, until_s), make)["facts"].tolist()
+    mib = math.floor(most_mib + 1e-9) if math.isfinite(most_mib) else None
+    return Supply(math.floor(most + 1e-9), mib, mean, last_s)
 
 
 def since(batches: Iterable[CapacityBatch], from_s: float) -> Iterator[CapacityBatch]:

@@ -45,7 +45,7 @@ def admit(s: State, row: int, now_s: float) -> bool:
     replicas = s.options[OPTION.replicas]
     count = (s.in_offsets[row + 1] - first) * replicas
     cores = s.queues[queue, QUEUE.cores]
-    if 0 < s.options[OPTION.most_cores] < cores:
+    if 0 < s.options[OPTION.most_cores] < cores or s.queues[queue, QUEUE.memory] > s.options[OPTION.most_mib]:
         s.counts[COUNT.refused] += 1
         for task in range(first, s.in_offsets[row + 1]):
             add(s.sums, SUM.refused, cores * s.in_runtime[task] * replicas)

@@ -33,7 +33,7 @@ MOST_CORES: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Jobs that are made: Poisson arrivals for so long, so many that they want ``load`` of the mean capacity."""
+    """Jobs that are made: Poisson arrivals for so long, so many that they want ``load`` of `batches`' ``cores``."""
 
     durations: Durations
     load: float
@@ -41,16 +41,16 @@ class Made:
     job_cores: tuple[float, ...]
     tasks: tuple[int, int]
 
-    def batches(self, rng: np.random.Generator, mean_cores: float, most_cores: float = math.inf) -> Iterator[JobBatch]:
+    def batches(self, rng: np.random.Generator, cores: float, most_cores: float = math.inf) -> Iterator[JobBatch]:
         """As many as want the load, without the work of those that want more than ``most_cores``: they are refused.
 
         :raises InvalidParameter: all do.
         """
         if min(self.job_cores) > most_cores:
             raise InvalidParameter("job_cores", f"must have one of at most the {most_cores:g} cores of a machine")
-        cores = [one if one <= most_cores else 0.0 for one in self.job_cores]
-        work = self.durations.mean_s() * float(np.mean(cores)) * sum(self.tasks) / 2
-        times = arrivals.poisson(rng, self.load * mean_cores / work, self.until_s)
+        fitting = [one if one <= most_cores else 0.0 for one in self.job_cores]
+        work = self.durations.mean_s() * float(np.mean(fitting)) * sum(self.tasks) / 2
+        times = arrivals.poisson(rng, self.load * cores / work, self.until_s)
         return arrivals.jobs(rng, times, self.durations, self.job_cores, self.tasks)
 
 
@@ -167,19 +167,26 @@ class JobsModel:
         # Made jobs come for so long, those of a trace until its last one; then the walk stands still.
         end_s = jobs.until_s if isinstance(jobs, Made) else facts.last_s if facts is not None else math.nan
         machines, changes = settings.machines, settings.changes
-        mean_cores = supply.mean_cores if supply is not None else math.nan
+        # Of which `load` is a share: of a trace its mean; of a walk what is on at its start.
+        on_cores = supply.mean_cores if supply is not None else math.nan
         if machines is not None:
-            mean_cores = float(machines.count * machines.cpu_cores)
+            on_cores = float(machines.count * machines.cpu_cores)
         stream: Iterator[CapacityBatch] | None = None
         if isinstance(changes, Walk):
             assert machines is not None
-            mean_cores *= changes.start
+            on_cores *= changes.start
             stream = changes.batches(np.random.default_rng(change_seed), end_s, machines)
         elif changes is not None:
             stream = since(changes.batches(CapacityBatch, "capacity", from_first=True), settings.capacity_from_s)
-        most_cores = supply.most_cores if supply is not None else machines.cpu_cores if machines is not None else 1
+        most_cores, most_mib = 1, None
+        if supply is not None:
+            most_cores, most_mib = supply.most_cores, supply.most_mib
+        elif machines is not None:
+            most_cores, most_mib = machines.cpu_cores, machines.memory_mib
+        if not settings.engine.memory:
+            most_mib = None
         if isinstance(jobs, Made):
-            batches = jobs.batches(np.random.default_rng(job_seed), mean_cores, most_cores)
+            batches = jobs.batches(np.random.default_rng(job_seed), on_cores, most_cores)
         else:
             batches = jobs.batches(JobBatch, "jobs", from_first=True)
         rows = JobRowsTable() if settings.rows else None
@@ -191,6 +198,7 @@ class JobsModel:
             settings=settings.engine,
             seed=int(policy_seed.generate_state(1)[0]),
             most_cores=most_cores,
+            most_mib=most_mib,
             done=None if rows is None else rows.take,
         )
         found = engine.run(lambda now_s: progress(min(max(now_s / end_s, 0.0), 1.0)) if end_s > 0 else None)
@@ -200,7 +208,7 @@ class JobsModel:
         if supply is not None:
             # without an end the window is as long as jobs come
             beyond += supply.beyond(to_s if math.isfinite(to_s) else end_s)
-        return Outcome(found.metrics, tables, (*found.too_wide(most_cores), *beyond))
+        return Outcome(found.metrics, tables, (*found.not_done(most_cores, most_mib), *beyond))
 
 
 def _machines(g: Given) -> Machines:

@@ -1,7 +1,7 @@
 """Policies that look at room only: best fit, first fit, a random node, filling of the node that reports.
 
-The choices themselves are kernels of `ebbtide.matcher` (node_levels, node_tree, node_bins). Here is what they know of
-the machines, kept up to date; one compiled loop serves all four.
+The choices themselves are kernels of `simulator.nodes` (levels, tree, bins). Here is what they know of the machines,
+kept up to date; one compiled loop serves all four.
 """
 
 from __future__ import annotations

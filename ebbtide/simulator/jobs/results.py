@@ -57,14 +57,26 @@ class Results:
         flat = {name: float(getattr(self, name)) for name in self.__slots__ if name != "measures"}
         return flat | self.measures
 
-    def too_wide(self, most_cores: int) -> tuple[str, ...]:
-        """What is to be said of jobs that were refused."""
-        if not self.jobs_refused:
-            return ()
-        return (
-            f"{self.jobs_refused} of {self.jobs + self.jobs_refused} jobs want more cores than the {most_cores} of the "
-            f"largest machine and are left out, with {self.refused_work_share:.1%} of the work",
-        )
+    def not_done(self, most_cores: int, most_mib: int | None = None) -> tuple[str, ...]:
+        """What is to be said of jobs that were refused, and of those that wait when nothing happens any more.
+
+        :param most_mib: memory of the machine that has most; None: as much as anybody wants.
+        """
+        said = []
+        if self.jobs_refused:
+            more = f"more cores than the {most_cores} of the largest machine"
+            if most_mib is not None:
+                more += f", or more memory than the {most_mib} MiB of any,"
+            said.append(
+                f"{self.jobs_refused} of {self.jobs + self.jobs_refused} jobs want {more} and are left out, with "
+                f"{self.refused_work_share:.1%} of the work"
+            )
+        if self.jobs_left:
+            said.append(
+                f"{self.jobs_left} of {self.jobs} jobs are not done: they, or one ahead of them, wait in the end for "
+                "room that no machine has"
+            )
+        return tuple(said)
 
 
 #: Names of all of `Results.metrics`.

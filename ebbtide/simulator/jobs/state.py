@@ -56,6 +56,7 @@ def empty_state() -> State:
     )
     s.counts[c.COUNT.free_task] = s.counts[c.COUNT.free_job] = s.counts[c.COUNT.reserved] = -1
     s.options[c.OPTION.checkpointed] = 1
+    s.options[c.OPTION.most_mib] = c.UNLIMITED_MIB
     s.sums[c.SUM.wake] = s.sums[c.SUM.until] = s.sums[c.SUM.to_s] = np.inf
     s.sums[c.SUM.from_s] = -np.inf
     return with_jobs(with_tasks(s, _TASKS), _JOBS)
