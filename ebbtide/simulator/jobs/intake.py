@@ -131,7 +131,7 @@ def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: fl
     if settings.by_length:
         if len(runtime_s) != len(cores):
             raise InvalidParameter("by_length", "goes with jobs of one task each")
-        rank = length_class((estimate_s if settings.by_estimate else runtime_s) * cores)
+        rank = length_class(runtime_s * cores)
     queue, fresh = demands.queues(rank, cores, memory_mib)
     return JobRows(submit_s, queue, offsets, runtime_s, estimate_s, fresh)
 

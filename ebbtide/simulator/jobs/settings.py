@@ -37,7 +37,6 @@ class Settings:
     :param priorities: whether jobs of high priority go before others, and those of low priority after them.
     :param by_length: jobs of like core-time (`intake.length_class`; as it really is) have one rank, and the shorter go
         before the longer: shortest job first, to a quarter. Jobs of one task only, and not with priorities.
-    :param by_estimate: length is then what the scheduler believes (``estimates``), not what it really is.
     :param memory: whether memory counts; where not, only cores do.
     :param depth: how many waiting tasks are looked at in one pass; 0: all.
     :param checkpoint_every_s: useful seconds between two checkpoints of a task, 0: none; each takes checkpoint_cost_s,
@@ -58,7 +57,6 @@ class Settings:
     estimates: str = "exact"
     priorities: bool = False
     by_length: bool = False
-    by_estimate: bool = False
     memory: bool = True
     depth: int = 0
     checkpoint_every_s: float = 0.0

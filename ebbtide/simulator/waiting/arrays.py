@@ -31,7 +31,7 @@ class Knobs(NamedTuple):
     marks: int = 6
     records: int = 7
     recorded: int = 8
-    #: Every so manyth decision is recorded.
+    #: Every so manyth decision is recorded; and how many there were, recorded or not.
     stride: int = 9
     decisions: int = 10
     #: Counts: jobs that went on demand at once, that were tried, that stayed after it, that gave up waiting.
@@ -49,6 +49,8 @@ class Knobs(NamedTuple):
     untried: int = 19
     #: Trials that ended with their spot machine.
     revoked: int = 20
+    #: Fixed machines take any of those that wait and have room, each as likely.
+    random: int = 21
 
 
 KNOB: Final = Knobs()
@@ -91,10 +93,12 @@ class Paid(NamedTuple):
     late: int = 12
     #: Core-seconds used of the fixed machines, within what is measured.
     fixed_core_s: int = 14
+    #: Core-seconds on fixed machines past the end of what is measured, of jobs that were measured.
+    after_core_s: int = 16
 
 
 PAID: Final = Paid()
-SUMS: Final = 16
+SUMS: Final = 18
 
 
 class Waiting(NamedTuple):

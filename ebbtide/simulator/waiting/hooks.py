@@ -39,6 +39,7 @@ from ebbtide.simulator.jobs.nodes import choose as best_fit
 from ebbtide.simulator.jobs.nodes import moved as node_moved
 from ebbtide.simulator.jobs.passes import next_waiting, rewind
 from ebbtide.simulator.jobs.running import kill, start
+from ebbtide.simulator.nodes.draws import draw
 from ebbtide.simulator.waiting.arrays import KNOB, LIMIT, PAID, Waiting
 
 _MARKS = 1
@@ -79,9 +80,12 @@ def ended(s: State, p: Waiting, task: int, machine: int, now_s: float, completed
     if machine < p.knobs[KNOB.fixed]:
         cluster_ended(p.cluster, float(cores), float(s.tasks[task, TASK.memory]), began_s)
         add(p.sums, PAID.fixed_core_s, cores * overlap(began_s, now_s, s.sums[SUM.from_s], s.sums[SUM.to_s]))
+        if measured:
+            add(p.sums, PAID.after_core_s, cores * overlap(began_s, now_s, s.sums[SUM.to_s], math.inf))
     else:
         give_back(s, task, machine)
-        # Jobs are billed in full wherever their hours lie: who waits first must not be cheaper for running later.
+        # Jobs are billed in full wherever their hours lie, here as above: who waits must not be cheaper for running
+        # later.
         if measured:
             paid = rented_cores(p.sizes, MIB_A_CORE, cores, s.tasks[task, TASK.memory])
             share = SPOT_SHARE if on_trial(p, machine) and len(p.lifetimes) > 0 else 1.0
@@ -123,19 +127,20 @@ def would_be_late(s: State, p: Waiting, task: int, now_s: float) -> bool:
     mark = False
     if len(p.marks) > 0:
         mark = p.marks[s.jobs[s.tasks[task, TASK.job], JOB.number]] != 0
+    decision = p.knobs[KNOB.decisions]
+    p.knobs[KNOB.decisions] = decision + 1
     kind = p.knobs[KNOB.late]
     if kind != _FOREST and p.knobs[KNOB.records] == 0:
         return mark and kind == _MARKS
     describe(p.features, p.cluster, now_s, float(s.tasks[task, TASK.cores]))
     if p.knobs[KNOB.records] != 0:
         row = p.knobs[KNOB.recorded]
-        if p.knobs[KNOB.decisions] % p.knobs[KNOB.stride] == 0 and row < len(p.rows):
+        if decision % p.knobs[KNOB.stride] == 0 and row < len(p.rows):
             for i in range(len(p.features)):
                 p.rows[row, i] = p.features[i]
             p.labels[row] = 1.0 if mark else 0.0
             p.asked_s[row] = now_s
             p.knobs[KNOB.recorded] = row + 1
-        p.knobs[KNOB.decisions] += 1
     if kind == _FOREST:
         return predicted(p.forest, p.features) >= 0.5
     return mark and kind == _MARKS
@@ -202,21 +207,50 @@ def asked(s: State, p: Waiting, task: int, now_s: float) -> int:
     return what
 
 
+def drawn_queue(s: State, p: Waiting) -> int:
+    """A queue that is still to be looked at, as likely as it has many that wait; -1: there is none."""
+    count = 0
+    for i in range(s.counts[COUNT.active]):
+        if s.queues[s.active[i], QUEUE.cursor] >= 0:
+            count += s.queues[s.active[i], QUEUE.waiting]
+    left = draw(p.nodes.draws, count) if count > 0 else 0
+    for i in range(s.counts[COUNT.active]):
+        queue = s.active[i]
+        if s.queues[queue, QUEUE.cursor] >= 0:
+            left -= s.queues[queue, QUEUE.waiting]
+            if left < 0:
+                return int(queue)
+    return -1
+
+
+def drawn_task(s: State, p: Waiting, queue: int) -> int:
+    """Any task of a queue, each as likely."""
+    task = s.queues[queue, QUEUE.first]
+    for _ in range(draw(p.nodes.draws, s.queues[queue, QUEUE.waiting])):
+        task = s.tasks[task, TASK.next]
+    return int(task)
+
+
 def next_start(s: State, p: Waiting, now_s: float) -> tuple[int, int]:
     """The task that starts next in this look, and where; (-1, -1): there is none.
 
-    First the queue in its order on the fixed machines, then those that are new, then those that have waited too long.
+    First the queue in its order, or drawn, on the fixed machines, then those that are new, then those that have waited
+    too long.
     """
     fixed = p.knobs[KNOB.fixed]
     if p.knobs[KNOB.phase] == 0:
+        drawn = p.knobs[KNOB.random] != 0
         while True:
-            queue = next_waiting(s)
+            queue = drawn_queue(s, p) if drawn else next_waiting(s)
             if queue < 0:
                 break
             task = s.queues[queue, QUEUE.cursor]
             machine = -1
             if not too_large(p, s.queues[queue, QUEUE.cores], s.queues[queue, QUEUE.memory]):
                 machine = best_fit(s, p.nodes, task, now_s)
+            if machine >= 0 and drawn:
+                # All of a queue want the same; its cursor says only that it has not been without room.
+                return drawn_task(s, p, queue), machine
             if machine >= 0:
                 s.queues[queue, QUEUE.cursor] = s.tasks[task, TASK.next]
                 return int(task), machine

@@ -37,7 +37,7 @@ class Learned:
 
     :param mcc: Matthews' coefficients by model, on stretches of time that it has not seen; NaN where one class is
         missing. ``mixed`` has those on rows drawn singly, as the paper's judges them.
-    :param late: rows that waited b or longer.
+    :param late: jobs that waited b or longer: rows, times those that each stands for.
     :param digest: SHA-256 of what it has learned from.
     """
 
@@ -76,11 +76,14 @@ def correlation(said: Floats, true: Floats) -> float:
     return (both * neither - wrong * missed) / math.sqrt(scale) if scale > 0 else 0.0
 
 
-def learn(rows: Floats, labels: Floats, seed: int, models: tuple[str, ...] = MODELS, mixed: bool = True) -> Learned:
+def learn(
+    rows: Floats, labels: Floats, seed: int, models: tuple[str, ...] = MODELS, mixed: bool = True, stride: int = 1
+) -> Learned:
     """Grow a forest, and say how good it is.
 
     :param rows: shape (count, features), in the order of time; ``labels``: shape (count,), 1 for a wait of b or more.
     :param models: which are judged; ``mixed``: also by rows drawn singly.
+    :param stride: so many jobs a row.
     :raises MissingExtra: scikit-learn is not installed.
     """
     if not ensemble:
@@ -89,14 +92,14 @@ def learn(rows: Floats, labels: Floats, seed: int, models: tuple[str, ...] = MOD
     late = int((labels >= 0.5).sum())
     if late in (0, len(rows)) or len(rows) < _STRETCHES:
         none = dict.fromkeys(models, math.nan)
-        return Learned(nothing(), none, none, len(rows), late, digest)
+        return Learned(nothing(), none, none, len(rows), late * stride, digest)
     stretch = np.arange(len(rows)) * _STRETCHES // len(rows)
     mcc = _judged(models, rows, labels, stretch, seed)
     alike: dict[str, float] = {}
     if mixed:
         alike = _judged(models, rows, labels, np.random.default_rng([seed, 137]).permutation(len(rows)), seed)
     model = _model("forest", seed).fit(rows, labels)
-    return Learned(_arrays(model), mcc, alike, len(rows), late, digest, model)
+    return Learned(_arrays(model), mcc, alike, len(rows), late * stride, digest, model)
 
 
 def _model(name: str, seed: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,20 +21,22 @@ class Asked:
     """Jobs that were asked whether they wait, in the order of time.
 
     :param rows: shape (count, features); ``labels``: 1 for a wait of b or more; ``at_s``: when they were asked; s.
+    :param stride: each stands for so many.
     """
 
     rows: Floats
     labels: Floats
     at_s: Floats
+    stride: int = 1
 
     def between(self, from_s: float, to_s: float) -> Asked:
         """Those that were asked in [from_s, to_s)."""
         part = slice(*np.searchsorted(self.at_s, [from_s, to_s]))
-        return Asked(self.rows[part], self.labels[part], self.at_s[part])
+        return replace(self, rows=self.rows[part], labels=self.labels[part], at_s=self.at_s[part])
 
     def learn(self, seed: int, models: tuple[str, ...] = MODELS, mixed: bool = True) -> Learned:
         """What they teach (`learning.learn`)."""
-        return learn(self.rows, self.labels, seed, models, mixed)
+        return learn(self.rows, self.labels, seed, models, mixed, self.stride)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Case:
 
 #: What a run gives.
 METRICS: Final = (
-    *("wait_mean_h", "delay_mean_h", "on_demand_share", "total_cost", "fixed_cost", "on_demand_cost"),
+    *("wait_mean_h", "delay_mean_h", "on_demand_share", "total_cost", "fixed_cost", "after_cost", "on_demand_cost"),
     *("on_demand_core_h", "tried_core_h", "fixed_utilisation", "waited_share", "wait_max_h", "wait_p99_h"),
     *("slowdown_mean", *COUNTED, "jobs", "jobs_refused", *MODEL_METRICS),
 )
@@ -54,7 +54,7 @@ class WaitingModel:
     """See docs/research/waiting.md for the settings."""
 
     name: Final = "waiting"
-    version: Final = 2
+    version: Final = 3
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:

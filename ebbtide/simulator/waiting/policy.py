@@ -39,6 +39,7 @@ class Options:
     :param by_core_time: whether a length is core-time, or runtime.
     :param marks: of each job by its number; needed for ``marks``, filled in with ``fills_marks``.
     :param records: whether decisions are recorded with their marks; every ``stride``-th.
+    :param random: fixed machines take any of those that wait, drawn at each start.
     :raises InvalidParameter: names the field.
     """
 
@@ -55,6 +56,7 @@ class Options:
     fills_marks: bool = False
     records: bool = False
     stride: int = 1
+    random: bool = False
     forest: Forest = field(default_factory=nothing)
 
     def __post_init__(self) -> None:
@@ -89,7 +91,7 @@ def policy(options: Options, machines: Machines) -> Policy:
         knobs[a.KNOB.late] = a.LATE[options.late]
         knobs[a.KNOB.by_core_time] = options.by_core_time
         knobs[a.KNOB.marks], knobs[a.KNOB.records] = options.fills_marks, options.records
-        knobs[a.KNOB.stride] = options.stride
+        knobs[a.KNOB.stride], knobs[a.KNOB.random] = options.stride, options.random
         fixed = s.machines[: machines.count]
         cluster = np.zeros(cluster_state.SUMS)
         cluster[cluster_state.ALL_CORES] = fixed[:, MACHINE.cores].sum()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ebbtide.matcher.policies.waiting import CORE_HOUR, RESERVED_SHARE
 from ebbtide.simulator.errors import ConservationBroken, InvalidParameter
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.jobs.engine import Engine, Machines, Sink
-from ebbtide.simulator.jobs.intake import CLASS_GROWTH, CLASSES
 from ebbtide.simulator.jobs.results import Results
 from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.jobs.settings import Settings
@@ -45,7 +45,8 @@ class Terms:
     :param learn_every_s: how often a forest is grown that learns meanwhile.
     :param memory: whether memory counts.
     :param order: fixed machines take who came first (``arrival``), the ``shortest`` (by core-time, to a quarter), or
-        any (``random``: each job draws its place; where no job counts as short only).
+        any (``random``, drawn at each start; not where waits are known or predicted: who would wait then hangs on what
+        is drawn).
     """
 
     short_below_s: float = 900.0
@@ -70,8 +71,9 @@ class Run:
     #: Time in the queue, over all jobs; completion time without the runtime (what trials took is in it); runtime; s.
     wait_mean_s: float
     delay_mean_s: float
-    #: Dollars for the fixed machines while jobs come, and for those on demand.
+    #: Dollars for the fixed machines while jobs come, for core-time on them after that, and for those on demand.
     fixed_cost: float
+    after_cost: float
     on_demand_cost: float
     #: Core-seconds on demand, and those of them that were lost to trials; share of the fixed machines that is used.
     on_demand_core_s: float
@@ -95,13 +97,14 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """Figures by name; costs in dollars and as shares of what the fixed machines cost."""
-        total = self.fixed_cost + self.on_demand_cost
+        total = self.fixed_cost + self.after_cost + self.on_demand_cost
         found = {
             "wait_mean_h": self.wait_mean_s / 3600,
             "delay_mean_h": self.delay_mean_s / 3600,
             "on_demand_share": self.on_demand_cost / self.fixed_cost if self.fixed_cost else math.nan,
             "total_cost": total,
             "fixed_cost": self.fixed_cost,
+            "after_cost": self.after_cost,
             "on_demand_cost": self.on_demand_cost,
             "on_demand_core_h": self.on_demand_core_s / 3600,
             "tried_core_h": self.tried_core_s / 3600,
@@ -161,14 +164,16 @@ def run(
     """
     runs = _Runs(machines, scheme, terms, seed, compile)
     span = runs.span(jobs)
-    if terms.order == "random" and scheme.short != "none":
-        raise InvalidParameter("order", "can be random only where no job counts as short")
     told = progress or (lambda share: None)
     asked: Asked | None = None
     versions: list[Version] = []
     options = runs.options(span)
+    if terms.order == "random" and scheme.late in ("known", "forest", "meanwhile"):
+        raise InvalidParameter("order", "cannot be random where waits are known or predicted: take arrival or shortest")
+    if not machines.count and options.wait_below_s == math.inf:
+        raise InvalidParameter("machines", "must be at least 1 where jobs wait for them for ever")
     if scheme.late == "known":
-        options = replace(options, late="marks", marks=runs.marks(jobs, span))
+        options = replace(options, late="marks", marks=runs.marks(jobs, span)[0])
         told(0.5)
     elif scheme.late in ("forest", "meanwhile"):
         asked = runs.asked(jobs if scheme.late == "meanwhile" or training is None else training)
@@ -225,48 +230,43 @@ class _Runs:
             hold_s=terms.hold_s if scheme.short == "some" else 0.0,
             half_life_s=terms.half_life_s,
             by_core_time=terms.by_core_time,
+            random=terms.order == "random",
         )
 
-    def marks(self, jobs: Jobs, span: _Span) -> Any:
-        """Who would wait b or longer, of jobs that wait for want of being known as short."""
+    def marks(self, jobs: Jobs, span: _Span) -> tuple[NDArray[np.int8], int]:
+        """Who would wait b or longer, of jobs that wait for want of being known as short; how many were asked."""
         marks = np.zeros(span.count, np.int8)
         options = replace(self.options(span, learning=True), marks=marks, fills_marks=True)
-        self.engine(jobs, span, options, known=True).run()
-        return marks
+        engine = self.engine(jobs, span, options, known=True)
+        engine.run()
+        return marks, int(engine.policy_state.knobs[a.KNOB.decisions])
 
     def asked(self, jobs: Jobs) -> Asked:
         """What is learned from, as the paper's is: a run under both policies with perfect knowledge, every job that
-        has to wait a row."""
+        has to wait a row, or every so manyth if they are too many."""
         span = self.span(jobs)
-        marks = self.marks(jobs, span)
-        stride = -(-span.count // RECORDS)
+        marks, decisions = self.marks(jobs, span)
+        stride = max(-(-decisions // RECORDS), 1)
         options = replace(self.options(span, learning=True), late="marks", marks=marks, records=True, stride=stride)
         engine = self.engine(jobs, span, options, known=True)
         engine.run()
         state = engine.policy_state
         count = int(state.knobs[a.KNOB.recorded])
-        return Asked(state.rows[:count], state.labels[:count], state.asked_s[:count])
+        return Asked(state.rows[:count], state.labels[:count], state.asked_s[:count], stride)
 
     def engine(
         self, jobs: Jobs, span: _Span, options: Options, known: bool = False, done: Sink | None = None
     ) -> Engine:
         """An engine for one pass; ``known``: lengths are, whatever the scheme says."""
         off = self.scheme.short == "off" and not known
-        drawn = self.terms.order == "random"
-        batches: Iterable[JobBatch] = jobs()
-        if drawn:
-            batches = _drawn(batches, self.seed)
-        elif off:
-            batches = _off(batches, self.terms.error, self.seed)
         return Engine(
-            batches,
+            _off(jobs(), self.terms.error, self.seed) if off else jobs(),
             self.machines,
             policy=policy(options, self.machines),
             settings=Settings(
                 memory=self.terms.memory,
-                by_length=self.terms.order != "arrival",
-                by_estimate=drawn,
-                estimates="requested" if off or drawn else "exact",
+                by_length=self.terms.order == "shortest",
+                estimates="requested" if off else "exact",
                 from_s=self.terms.from_s,
                 to_s=math.nextafter(span.last_s, math.inf),
                 validate=self.terms.validate,
@@ -288,14 +288,6 @@ def _off(batches: Iterable[JobBatch], error: float, seed: int) -> Iterator[JobBa
         yield replace(batch, requested_s=np.maximum(batch.task_runtime_s.values * factor, 1e-9))
 
 
-def _drawn(batches: Iterable[JobBatch], seed: int) -> Iterator[JobBatch]:
-    """The same jobs with lengths that are drawn: evenly from all classes of length."""
-    generator = np.random.default_rng([seed, 3])
-    for batch in batches:
-        classes = generator.uniform(0, CLASSES, len(batch))
-        yield replace(batch, requested_s=CLASS_GROWTH**classes / batch.cpu_cores)
-
-
 def _figures(
     engine: Engine,
     found: Results,
@@ -313,7 +305,7 @@ def _figures(
     # Kept twice, by the engine and by what is paid.
     if total(a.PAID.jobs) != found.measures["completion_count"]:
         raise ConservationBroken("the jobs that were paid for are not those that were done")
-    count = max(total(a.PAID.jobs), 1.0)
+    count = total(a.PAID.jobs) or math.nan
     seconds = span.last_s - from_s
     there = machines.count * machines.cpu_cores * seconds
     return Run(
@@ -321,6 +313,7 @@ def _figures(
         wait_mean_s=total(a.PAID.wait_s) / count,
         delay_mean_s=total(a.PAID.delay_s) / count,
         fixed_cost=there / 3600 * CORE_HOUR * RESERVED_SHARE,
+        after_cost=total(a.PAID.after_core_s) / 3600 * CORE_HOUR * RESERVED_SHARE,
         on_demand_cost=total(a.PAID.dollars),
         on_demand_core_s=total(a.PAID.core_s),
         tried_core_s=total(a.PAID.lost_core_s),

@@ -27,7 +27,8 @@ def test_runs_are_the_same_for_the_same_seed_and_learn_from_others() -> None:
     assert first == pytest.approx(run(wait_below_h=2.0), nan_ok=True)
     assert first["model_rows"] > 0
     assert first["fixed_cost"] == pytest.approx(3 * 8 * 72 * 0.048 * 0.4, rel=0.05)
-    assert first["total_cost"] == pytest.approx(first["fixed_cost"] + first["on_demand_cost"])
+    parts = first["fixed_cost"] + first["after_cost"] + first["on_demand_cost"]
+    assert first["total_cost"] == pytest.approx(parts)
 
 
 def test_the_shortest_first_wait_less_in_the_mean() -> None:
