@@ -229,6 +229,29 @@ def test_a_capacity_input_says_which_machines_there_are(tmp_path: Path) -> None:
     )
 
 
+def test_memory_that_no_machine_has_is_said_and_what_is_left_waiting_too(tmp_path: Path) -> None:
+    """Job c finds its memory on machine b and its cores on machine a only: it waits, and nobody knew."""
+    path = tmp_path / "jobs.csv"
+    path.write_text(
+        "id,submit_s,runtime_s,cpu_cores,memory_mib,task_runtime_s\n"
+        "a,0,60,1,9000,60\nb,1,60,1,100,60\nc,2,60,4,3000,60\n"
+    )
+    given: dict[str, Any] = {"machines": 1, "cpu_cores": 4, "memory_mib": 8192}
+    found = outcome("jobs", **given, inputs={"jobs": Input(path)})
+    assert (found.metrics["jobs_refused"], found.metrics["jobs_done"]) == (1, 2)
+    assert found.warnings == (
+        "1 of 3 jobs want more cores than the 4 of the largest machine, or more memory than the 8192 MiB of any, and "
+        "are left out, with 16.7% of the work",
+    )
+    machines = tmp_path / "machines.csv"
+    machines.write_text("machine,at_s,cpu_cores,memory_mib\na,0,8,1000\nb,0,2,4000\n")
+    found = outcome("jobs", inputs={"jobs": Input(path), "capacity": Input(machines)})
+    assert (found.metrics["jobs_refused"], found.metrics["jobs_left"], found.metrics["jobs_done"]) == (1, 1, 1)
+    assert "the 4000 MiB of any" in found.warnings[0]
+    assert found.warnings[1].startswith("1 of 2 jobs are not done: ")
+    assert outcome("jobs", **given, memory=False, inputs={"jobs": Input(path)}).metrics["jobs_done"] == 3
+
+
 def test_a_capacity_trace_may_begin_before_the_jobs(tmp_path: Path) -> None:
     late = Input(capacity(tmp_path, 77.0))
     whole = list(since(Trace(late.path, from_first=True), 600.0))  # type: ignore[arg-type]

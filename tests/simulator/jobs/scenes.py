@@ -93,6 +93,7 @@ def run(
     compile: bool = False,
     seed: int = 1,
     most_cores: int | None = None,
+    most_mib: int | None = None,
     batch: int = 3,
     **settings: Any,
 ) -> Told:
@@ -107,6 +108,7 @@ def run(
         settings=Settings(**({"validate": True} | settings)),
         seed=seed,
         most_cores=most_cores,
+        most_mib=most_mib,
         attempts=attempts.append,
         done=done.append,
         compile=compile,

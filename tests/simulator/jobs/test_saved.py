@@ -99,6 +99,7 @@ def test_an_engine_does_not_go_on_as_one_of_another_scheme(
         ({"machines": Machines(2, 4, 1024)}, "machines"),
         ({"elastic": 2}, "elastic"),
         ({"most_cores": 3}, "most_cores"),
+        ({"most_mib": 512}, "most_mib"),
     ],
 )
 def test_an_engine_does_not_go_on_with_other_machines(more: dict[str, Any], field: str, tmp_path: Path) -> None:

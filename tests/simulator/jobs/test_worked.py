@@ -170,6 +170,17 @@ def test_a_job_that_no_machine_will_ever_hold_is_refused_and_counted() -> None:
     assert (told.results.jobs_refused, told.results.jobs_done, told.results.jobs_left) == (1, 1, 0)
 
 
+def test_a_job_that_wants_more_memory_than_any_machine_has_is_refused_and_counted() -> None:
+    """Under strict order it would keep all others waiting for ever."""
+    queue = [job(0, 1, 5, memory_mib=2000), job(0, 1, 5, memory_mib=1000)]
+    told = run(queue, Machines(1, 4, 1000), discipline="strict")
+    assert (told.results.jobs_refused, told.results.jobs_done, told.results.jobs_left) == (1, 1, 0)
+    assert told.results.refused_work_share == 0.5
+    assert run(queue, Machines(1, 4, 1000), memory=False).results.jobs_done == 2
+    told = run(queue, None, [(0, "a", 4)], most_mib=1000)
+    assert (told.results.jobs_refused, told.results.jobs_done) == (1, 1)
+
+
 def test_parts_of_cores_are_rounded_up_for_tasks_and_down_for_machines() -> None:
     told = run([job(0, 1.5, 5), job(0, 2.0000000001, 5)], None, [(0, "a", 4.9)])
     assert told.spans == {0: (0, 5), 1: (0, 5)}

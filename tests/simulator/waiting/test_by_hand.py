@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ebbtide.simulator.waiting.running import Terms
+from ebbtide.simulator.waiting.running import run as run_scheme
+from ebbtide.simulator.waiting.schemes import named
+from tests.simulator.jobs.scenes import batches
 from tests.simulator.waiting.scenes import Machines, a, job, run
 
 #: One fixed machine of two cores. Job 0 has it until 100 s; job 1 is short, job 2 long; job 3 comes at 85 s.
@@ -133,3 +137,26 @@ def test_a_job_whose_spot_machine_goes_is_tried_again_at_a_third_of_the_price() 
     assert told.total(a.PAID.dollars) == pytest.approx(0.3 * 8 * SECOND)
     assert (told.count(a.KNOB.tried), told.count(a.KNOB.revoked)) == (2, 1)
     assert told.engine.policy_state.past[:, 3].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("from_s", "after_core_s"), [(0.0, 2 * 90 + 2 * 100), (5.0, 2 * 100)])
+def test_core_time_on_fixed_machines_past_the_end_is_billed_to_jobs_that_are_measured(
+    from_s: float, after_core_s: float
+) -> None:
+    """The last job comes at 10 s, when job 0 has 90 s to go; it runs from 100 to 200 s, at the price of reserved."""
+    jobs = [job(0, 2, 100), job(10, 2, 100)]
+    terms = Terms(from_s=from_s, validate=True)
+    found = run_scheme(lambda: batches(jobs), ONE, named("all-jobs-wait"), terms, 1, compile=False).metrics
+    assert found["after_cost"] == pytest.approx(0.4 * 0.048 / 3600 * after_core_s)
+    assert found["total_cost"] == pytest.approx(0.4 * 0.048 / 3600 * (after_core_s + 2 * (10 - from_s)))
+
+
+def test_of_those_that_wait_any_is_drawn_at_each_start() -> None:
+    """A second each on one core, four hundred at once; two hundred are left when as many come at 200 s. From then on
+    each start is as likely one of those that were left as one of those that came."""
+    jobs = [job(0, 1, 1) for _ in range(400)] + [job(200.5, 1, 1) for _ in range(200)]
+    told = run(jobs, Machines(1, 1), short_below_s=0.0, wait_below_s=float("inf"), random=True)
+    order = [number for number, *_ in sorted(told.attempts, key=lambda row: row[2])]
+    assert sorted(order) == list(range(600))
+    assert 85 < np.mean(order[:200]) * 100 / 200 < 115
+    assert 70 < sum(number < 400 for number in order[201:401]) < 130

@@ -12,7 +12,7 @@ import pytest
 from ebbtide.matcher.policies.forest import predicted
 from ebbtide.simulator.compiling import compiled, shared
 from ebbtide.simulator.jobs.rows import JobRowsTable
-from ebbtide.simulator.waiting import learning
+from ebbtide.simulator.waiting import learning, policy, running
 from ebbtide.simulator.waiting.learning import correlation, learn
 from ebbtide.simulator.waiting.meanwhile import Asked, Version, ahead, table
 from ebbtide.simulator.waiting.running import Run, Terms
@@ -120,3 +120,27 @@ def test_the_future_does_not_count(scheme: str, monkeypatch: pytest.MonkeyPatch)
     before = {number: at for number, at in ended[0].items() if at < 1000.0}
     assert len(before) > 100
     assert all(ended[1][number] == at for number, at in before.items())
+
+
+def test_jobs_are_left_out_of_what_is_learned_only_if_more_were_asked_than_are_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not if more came; and each row then stands for as many jobs as there were decisions to one that is recorded."""
+    jobs = _jobs(1, 600)
+    terms = Terms(wait_below_s=40.0, by_core_time=False, learn_every_s=1200.0)
+
+    def learned(records: int) -> learning.Learned:
+        monkeypatch.setattr(policy, "RECORDS", records)
+        monkeypatch.setattr(running, "RECORDS", records)
+        scheme = named("short-waits-wait-meanwhile")
+        found = run_scheme(partial(batches, jobs), Machines(2, 4), scheme, terms, 1, compile=False)
+        assert len(found.versions) == 1
+        return found.versions[0].learned
+
+    whole = learned(60_000)
+    assert 0 < whole.late < whole.rows < 500
+    enough = learned(599)
+    assert (enough.digest, enough.late) == (whole.digest, whole.late)
+    half = learned(300)
+    assert half.rows == pytest.approx(whole.rows / 2, abs=1)
+    assert half.late == pytest.approx(whole.late, abs=0.3 * whole.late)

@@ -44,6 +44,19 @@ def test_without_machines_everything_is_on_demand() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"machines": 0, "policy": "all-jobs-wait"}, "machines must be at least 1 where jobs wait"),
+        ({"machines": 0, "policy": "long-jobs-wait-tried"}, "machines must be at least 1 where jobs wait"),
+        ({"order": "random", "policy": "short-waits-wait"}, "order cannot be random where waits are known"),
+    ],
+)
+def test_what_could_not_be_measured_is_refused(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidParameter, match=problem):
+        run(**changes)
+
+
+@pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"policy": "some-wait"}, "policy"),

@@ -72,6 +72,16 @@ def test_compiled_and_interpreted_agree_on_every_scheme(scheme: str) -> None:
         assert found[0]["wait_max_h"] <= 12.0 / 3600 + 1e-9
 
 
+@pytest.mark.parametrize("scheme", ["all-jobs-wait", "both-tried-after"])
+def test_compiled_and_interpreted_draw_the_same(scheme: str) -> None:
+    jobs = random_jobs(4, count=80)
+    terms = Terms(short_below_s=4.0, wait_below_s=12.0, by_core_time=False, order="random", validate=True)
+    found: list[dict[str, Any]] = [
+        run_scheme(lambda: batches(jobs), FIXED, named(scheme), terms, 1, compile=how).metrics for how in (False, True)
+    ]
+    assert found[0] == pytest.approx(found[1], nan_ok=True)
+
+
 def test_knowing_is_never_worse_than_not_knowing() -> None:
     jobs = random_jobs(5, count=200)
     terms = Terms(short_below_s=4.0, wait_below_s=12.0, by_core_time=False)
