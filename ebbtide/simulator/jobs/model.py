@@ -33,7 +33,7 @@ MOST_CORES: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Jobs that are made: Poisson arrivals for so long, so many that they want ``load`` of `batches`' ``cores``."""
+    """Jobs that are made: Poisson arrivals for so long, so many that they want ``load`` of given cores."""
 
     durations: Durations
     load: float
