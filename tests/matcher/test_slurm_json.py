@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.engines.slurm import Slurm
 from ebbtide.matcher.engines.slurm_json import jobs_of, machines_of
-from ebbtide.matcher.match.attempts import AttemptState
+from ebbtide.matcher.errors import EngineUnreachable
+from ebbtide.matcher.match.attempts import AttemptState, EngineMachine
 
 
 def job(state: Any, **more: Any) -> dict[str, Any]:
@@ -57,3 +62,54 @@ def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:
 def test_the_state_of_a_node_is_a_word_with_flags_or_one_list(node: dict[str, Any], up: bool, drained: str) -> None:
     (found,) = machines_of({"nodes": [{"name": "n1", "cpus": 4, "gres": "vcore:4", **node}]})
     assert (found.up, found.drained, found.usable_cores) == (up, drained, 4)
+
+
+#: What newer versions print: sinfo nodes by partition and state, scontrol each node.
+BY_STATE = {
+    "sinfo": [
+        {
+            "node": {"state": ["IDLE"]},
+            "nodes": {"allocated": 0, "idle": 1, "other": 0, "total": 1, "hostnames": ["n1"], "nodes": ["n1"]},
+            "cpus": {"allocated": 0, "idle": 4, "other": 0, "total": 4, "minimum": 4, "maximum": 4},
+            "gres": {"total": "vcore:3", "used": "vcore:0"},
+            "partition": {"name": "main"},
+        }
+    ],
+    "errors": [],
+    "warnings": [],
+}
+EACH = {
+    "nodes": [{"name": "n1", "cpus": 4, "gres": "vcore:3", "state": ["IDLE"], "reason": ""}],
+    "last_update": {"set": True, "infinite": False, "number": 1700000000},
+    "errors": [],
+    "warnings": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("printed", "asked"),
+    [
+        ({"sinfo": {"nodes": [{"name": "n1", "cpus": 4, "gres": "vcore:3", "state": "idle"}]}}, ["sinfo --json"]),
+        ({"sinfo": BY_STATE, "scontrol": EACH}, ["sinfo --json", "scontrol show nodes --json"]),
+    ],
+)
+async def test_nodes_are_read_of_the_program_that_lists_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: dict[str, Any], asked: list[str]
+) -> None:
+    for name, document in {"squeue": {"jobs": []}, **printed}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\ncat {tmp_path}/{name}.json\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    look = await Slurm(EngineSettings(engine="slurm", directory=tmp_path)).look([])
+    assert look.machines == {"n1": EngineMachine("n1", 4, 3)}
+    assert (tmp_path / "asked").read_text().splitlines() == ["squeue --states=all --json", *asked]
+
+
+def test_a_document_without_what_was_asked_for_is_no_empty_cluster() -> None:
+    with pytest.raises(EngineUnreachable, match="sinfo printed another JSON"):
+        machines_of(BY_STATE)
+    with pytest.raises(EngineUnreachable, match="squeue printed another JSON"):
+        jobs_of({"errors": []})
+    assert machines_of({"nodes": []}) == jobs_of({"jobs": []}) == []

@@ -147,7 +147,11 @@ class Slurm:
         return seen
 
     async def _machines(self, foreign: Mapping[str, int]) -> dict[str, EngineMachine]:
-        machines = machines_of(await self._programs.json("sinfo"))
+        program, found = "sinfo", await self._programs.json("sinfo")
+        if "sinfo" in found and "nodes" not in found:
+            # Newer versions group nodes by partition and state there.
+            program, found = "scontrol", await self._programs.json("scontrol", "show", "nodes")
+        machines = machines_of(found, program)
         return {made.name: replace(made, foreign_cores=foreign.get(made.name, 0)) for made in machines}
 
 

@@ -70,16 +70,18 @@ def jobs_of(found: Mapping[str, Any]) -> list[Job]:
     return sorted(jobs, key=lambda job: job.number)
 
 
-def machines_of(found: Mapping[str, Any]) -> list[EngineMachine]:
-    """All nodes of ``sinfo --json``. Raises `EngineUnreachable`."""
-    machines = [_machine(row) for row in _rows(found, "nodes", "sinfo")]
+def machines_of(found: Mapping[str, Any], program: str = "sinfo") -> list[EngineMachine]:
+    """All nodes of ``sinfo --json`` of 22.05, or of ``scontrol show nodes --json``. Raises `EngineUnreachable`."""
+    machines = [_machine(row) for row in _rows(found, "nodes", program)]
     if not all(machine.name for machine in machines):
-        raise _unexpected("sinfo")
+        raise _unexpected(program)
     return machines
 
 
 def _rows(found: Mapping[str, Any], key: str, program: str) -> Iterator[Mapping[str, Any]]:
-    rows = found.get(key) or []
+    if key not in found:
+        raise _unexpected(program)
+    rows = found[key] or []
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise _unexpected(program)
     return iter(rows)
