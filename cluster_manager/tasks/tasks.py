@@ -300,7 +300,9 @@ class TaskService:
         look = await engine.look({task.attempt_name(label) for task in self._tasks.values()})
         # Before the cores: a VM whose preemption ends in between counts as off, or as being preempted, never as whole.
         notices = self.notices()
-        cores = await self._known.cores(look.machines)
+        # Those that the engine has lost count too while a task runs there: their VMs may stand still, and go on.
+        occupied = {task.occupies for task in self._tasks.values() if task.occupies is not None}
+        cores = await self._known.cores({*look.machines, *occupied})
         # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant. Clients go on
         # meanwhile: what they submit gets its turn after this one, as does what they change.
         tasks, pool = dict(self._tasks), self._known.pool()
@@ -315,7 +317,7 @@ class TaskService:
             await self._store.save_tasks(made.changed, self._notes(made.changed))
             self._take(made.changed)
             self.choices, self.machines, self.looked_at = made.choices, made.machines, self._clock()
-            self.known = frozenset(cores)
+            self.known = frozenset(cores.keys() & look.machines.keys())
         why = await self._carry_out(engine, made.instructions)
         why += await self._carry_out(engine, await self._end_orphaned_attempts(made.orphaned_attempts, look))
         if why:

@@ -296,8 +296,8 @@ def _as_shown(task: Task, seen: Seen, now: float) -> Task:
 def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple[Instruction, ...]]:
     """An attempt that its engine is done with, or does not know."""
     forget: tuple[Instruction, ...] = (Forget(attempt),)
-    if seen.claim is Claim.BEGUN and _runs(seen) and seen.exit_code is None:
-        # The engine has lost it, or thinks so; it is not begun again while its command goes on.
+    if seen.claim is Claim.BEGUN and (seen.suspended or _runs(seen)) and seen.exit_code is None:
+        # The engine has lost it, or thinks so; it is not begun again while its command goes on, or will.
         task = _as_shown(task, replace(seen, state=AttemptState.RUNNING), now)
         return replace(task, sentence=task.sentence if task.stop else LOST), (Cancel(attempt),) if task.stop else ()
     if seen.claim is Claim.BEGUN:

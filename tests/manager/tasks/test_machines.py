@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.matcher.match.attempts import EngineMachine
+from ebbtide.matcher.match.attempts import AttemptState, EngineMachine
 from ebbtide.matcher.match.tasks import SILENCE_LIMIT_S
 from ebbtide.matcher.match.turns import MOVING
 from ebbtide.messages.common import Vector
@@ -109,4 +109,27 @@ async def test_a_task_on_a_vm_that_stands_still_is_not_given_up_and_goes_on_with
         assert (await task(cluster, "train"))["state"] == "running"
         assert not any(call[0] == "cancel" for call in engine.calls)
         engine.end("train")
+        await becomes(cluster, "train", "done")
+
+
+@each_store
+async def test_a_task_whose_engine_loses_a_vm_that_stands_still_is_not_begun_again_beside_it(tmp_path: Path) -> None:
+    first, _ = two_agents()
+    engine = FakeEngine(**{"low-1": 4})
+    async with cluster_of(tmp_path, first, **settings(engine)) as cluster:
+        await cluster.create(vm("low-1"))
+        await submit(cluster, "train", cores=2, restartable=True)
+        await becomes(cluster, "train", "running")
+        # The engine loses the machine before the VM is first seen to stand still.
+        lost, (attempt,) = engine.machines.pop("low-1"), engine.attempts.values()
+        attempt.seen = replace(attempt.seen, state=AttemptState.ENDED, silent_s=1.0)
+        await looked_since(cluster, engine)
+        first.vms["low-1"] = first.vms["low-1"].model_copy(update={"state": VMState.PAUSED})
+        await looked_since(cluster, engine)
+        attempt.seen = replace(attempt.seen, silent_s=SILENCE_LIMIT_S + 60.0)
+        await looked_since(cluster, engine)
+        found = await task(cluster, "train")
+        assert (found["state"], found["preemptions"], len(engine.attempts)) == ("running", 0, 1)
+        engine.machines["low-1"] = lost
+        attempt.seen = replace(attempt.seen, exit_code=0)
         await becomes(cluster, "train", "done")

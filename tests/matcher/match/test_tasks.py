@@ -177,6 +177,21 @@ def test_what_runs_on_a_machine_that_stands_still_is_silent_for_good_reason() ->
     assert gone.instructions == (Cancel(NAME),)
 
 
+@pytest.mark.parametrize("state", [AttemptState.ENDED, AttemptState.GONE])
+def test_what_its_engine_has_lost_with_a_machine_that_stands_still_is_begun_nowhere_else(state: AttemptState) -> None:
+    task = restartable(RUNNING)
+    silent = replace(LOST, state=state, silent_s=10 * SILENCE_LIMIT_S)
+    pool = Pool(Predictor(10.0))
+    (still,) = turn([task], Look({}, {NAME: silent}), {}, pool, 10.0, "ebb", paused=frozenset({"n1"})).changed
+    assert (still.phase, still.attempt, still.machine) == (TaskPhase.RUNNING, 1, "n1")
+    assert "its command goes on" in still.sentence
+    # It ended while nobody could hear of it, or its VM is back or gone and nothing is heard.
+    done, _ = look_at(still, replace(silent, suspended=True, exit_code=0))
+    assert done.phase is TaskPhase.DONE
+    (again,) = turn([still], Look({}, {NAME: silent}), {}, pool, 10.0, "ebb").changed
+    assert (again.phase, again.attempt) == (TaskPhase.WAITING, 2)
+
+
 def test_attempts_are_limited() -> None:
     after, _ = look_at(replace(restartable(RUNNING), begun=5), LOST)
     assert after.phase is TaskPhase.FAILED
