@@ -39,26 +39,34 @@ class OldRecords:
         self.start, self.stop = self._task.start, self._task.stop
 
     async def remove(self) -> int:
-        """Remove the records of each attempt whose task is not in the store. Returns of how many."""
+        """Remove the records of each attempt whose task is not in the store. Returns of how many.
+
+        One whose records cannot be removed keeps no other: it is tried again the next time.
+        """
         if self._settings.directory is None:
             return 0
         records, gone = Records(self._settings.directory), 0
         try:
-            for attempt in await records.untouched_since(self._clock() - self._age_s):
-                of = task_of(attempt, self._settings.label)
-                if of is None:
-                    continue  # another manager's, or no attempt
-                row = await self._store.task(name=of[0])
-                if row is not None and row.task.key == of[1]:
-                    continue
+            untouched = await records.untouched_since(self._clock() - self._age_s)
+        except EngineUnreachable as error:
+            log.warning("records of old tasks were not removed", why=str(error))
+            return 0
+        for attempt in untouched:
+            of = task_of(attempt, self._settings.label)
+            if of is None:
+                continue  # another manager's, or no attempt
+            row = await self._store.task(name=of[0])
+            if row is not None and row.task.key == of[1]:
+                continue
+            try:
                 found = (await records.read([attempt]))[attempt]
                 if found.silent_s is not None and found.ended_at is None and found.silent_s < self._age_s:
                     continue  # its command is at work: the store may be the wrong one
                 await records.remove(attempt)
-                gone += 1
-        except EngineUnreachable as error:
-            log.warning("records of old tasks were not removed", removed=gone, why=str(error))
-        else:
-            if gone:
-                log.info("records of old tasks were removed", attempts=gone)
+            except EngineUnreachable as error:
+                log.warning("records of old tasks were not removed", attempt=attempt, why=str(error))
+                continue
+            gone += 1
+        if gone:
+            log.info("records of old tasks were removed", attempts=gone)
         return gone

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import math
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebbtide.matcher.engines.records import Record, Records, merged
-from ebbtide.matcher.errors import EngineFull, EngineSettingsError
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError
 from ebbtide.matcher.match.attempts import AttemptState, Claim, Seen
 
 ATTEMPT = "ebb.train.0a.1"
@@ -139,6 +142,67 @@ async def test_a_sealed_attempt_stays_sealed_and_its_directory_is_its_users_only
     assert (await read(records)).claim is Claim.SEALED
     assert (records.directory / ATTEMPT).stat().st_mode & 0o777 == 0o700
     assert os.listdir(records.directory / ATTEMPT) == ["claim"]
+
+
+async def test_a_file_that_its_owner_keeps_by_a_lease_is_no_record_and_keeps_no_other_attempt(
+    records: Records,
+) -> None:
+    other = "ebb.train.0b.1"
+    await records.prepare(other)
+    (records.directory / other / "claim").write_text(BEGUN)
+    told = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    try:
+        with write(records, "claim", BEGUN).open("r+") as file:
+            try:
+                fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            except OSError as error:
+                pytest.skip(f"this file system has no leases: {error.strerror}")
+            found = await records.read([ATTEMPT, other])
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    finally:
+        signal.signal(signal.SIGIO, told)
+    assert (found[ATTEMPT].claim, found[ATTEMPT].machine) == (Claim.BEGUN, None)
+    assert found[other].machine == "n1"
+
+
+async def test_a_seal_is_made_where_no_command_can_remove_it(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a command that empties its own directory whenever something comes into it."""
+    link = os.link
+
+    def after_its_command(*args: Any, **options: Any) -> None:
+        for path in (records.directory / ATTEMPT).iterdir():
+            path.unlink()
+        link(*args, **options)
+
+    monkeypatch.setattr(os, "link", after_its_command)
+    assert (await records.seal(ATTEMPT)).claim is Claim.SEALED
+    assert os.listdir(records.directory) == [ATTEMPT]
+
+
+async def test_an_attempt_that_cannot_be_sealed_is_refused_by_itself(records: Records, tmp_path: Path) -> None:
+    os.rmdir(records.directory / ATTEMPT)
+    (records.directory / ATTEMPT).symlink_to(tmp_path)
+    with pytest.raises(EngineRefused, match=f"attempt {ATTEMPT} cannot be sealed"):
+        await records.seal(ATTEMPT)
+    assert (await records.seal("ebb.train.0a.2")).claim is Claim.SEALED
+
+
+async def test_what_is_removed_may_be_deeper_than_any_path_and_links_are_not_followed(
+    records: Records, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    here = os.open(records.directory / ATTEMPT, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("below", dir_fd=here)
+        os.symlink(precious, "link", dir_fd=here)
+        below = os.open("below", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    await records.remove(ATTEMPT)
+    assert (os.listdir(records.directory), os.listdir(precious)) == ([], ["file"])
 
 
 @pytest.mark.service

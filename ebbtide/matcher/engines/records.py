@@ -19,7 +19,6 @@ import pwd
 import re
 import secrets
 import shlex
-import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -46,8 +45,16 @@ BEAT_S: Final = 3.0
 #: One from further ahead than this was dated by its command, seconds: file systems keep one clock.
 _AHEAD_S: Final = 60.0
 _MACHINE: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
-#: What opening says of links, sockets, and devices without a driver.
-_NO_RECORD: Final = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV, errno.EACCES, errno.EPERM}
+#: What opening says of links, sockets, devices without a driver, and files that their owner keeps (a write lease).
+_NO_RECORD: Final = {
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.ENXIO,
+    errno.ENODEV,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EAGAIN,
+}
 
 #: Arguments: the directory, the attempt, the machine, the command.
 SCRIPT: Final = f"""\
@@ -202,26 +209,28 @@ class Records:
         return owners
 
     async def seal(self, attempt: str) -> Record:
-        """Claim an attempt, so that it never begins, unless it has. Returns its record."""
+        """Claim an attempt, so that it never begins, unless it has. Returns its record.
+
+        :raises EngineRefused: what lies in the place of its directory cannot be used.
+        """
         return await self._in_thread(lambda: self._seal(attempt))
 
     def _seal(self, attempt: str) -> Record:
         # Before it is submitted there is none yet.
         self._prepare(attempt)
-        name = f".seal.{secrets.token_hex(8)}"
-        with self._opened() as root, _directory(attempt, root) as own:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            handle = os.open(name, flags, 0o600, dir_fd=own)
+        # In its own directory its command could remove it before it is linked.
+        with self._opened() as root, tempfile.NamedTemporaryFile(dir=self.directory, prefix=".seal.") as file:
+            file.write(b"sealed\n")
+            file.flush()
+            os.fsync(file.fileno())
             try:
-                os.write(handle, b"sealed\n")
-                os.fsync(handle)
-                with contextlib.suppress(FileExistsError):
-                    os.link(name, CLAIM, src_dir_fd=own, dst_dir_fd=own, follow_symlinks=False)
-            finally:
-                os.close(handle)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=own)
-            os.fsync(own)
+                with _directory(attempt, root) as own:
+                    with contextlib.suppress(FileExistsError):
+                        os.link(file.name, CLAIM, dst_dir_fd=own, follow_symlinks=False)
+                    os.fsync(own)
+            except OSError as error:
+                # Its command's doing, or its user's quota: other attempts can be sealed.
+                raise EngineRefused(f"attempt {attempt} cannot be sealed: {error.strerror}") from error
             return _read(root, attempt)
 
     async def output(self, attempt: str, offset: int, limit: int) -> Printed | None:
@@ -273,7 +282,7 @@ class Records:
 
     def _remove(self, attempt: str) -> None:
         with self._opened() as root:
-            shutil.rmtree(attempt, dir_fd=root)
+            _remove_tree(attempt, root)
         self._told_path(attempt).unlink(missing_ok=True)
 
     async def told(self, attempt: str) -> str:
@@ -312,6 +321,23 @@ def _directory(path: str, parent: int | None = None) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+def _remove_tree(name: str, parent: int) -> None:
+    """Remove a directory, however deep it is: what is in a directory below is moved up first, and links are removed."""
+    with _directory(name, parent) as top:
+        left = os.listdir(top)
+        while left:
+            found = left.pop()
+            if not stat.S_ISDIR(os.stat(found, dir_fd=top, follow_symlinks=False).st_mode):
+                os.unlink(found, dir_fd=top)
+                continue
+            with _directory(found, top) as below:
+                for one in os.listdir(below):
+                    left.append(secrets.token_hex(16))
+                    os.rename(one, left[-1], src_dir_fd=below, dst_dir_fd=top)
+            os.rmdir(found, dir_fd=top)
+    os.rmdir(name, dir_fd=parent)
 
 
 def _read(root: int, attempt: str, now: float | None = None) -> Record:

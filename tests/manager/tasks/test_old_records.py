@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -82,3 +83,21 @@ async def test_a_directory_that_is_away_is_tried_again_and_none_is_none(store: S
     with structlog.testing.capture_logs() as logs:
         assert await removal(store, tmp_path / "away").remove() == 0
     assert [(log["event"], log["log_level"]) for log in logs] == [("records of old tasks were not removed", "warning")]
+
+
+async def test_an_attempt_whose_records_cannot_be_removed_keeps_no_other(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [await attempt(tmp_path, f"old-{number}", "ab1", 100) for number in range(3)]
+    remove = Records._remove
+
+    def fails(records: Records, name: str) -> None:
+        if name == names[1]:
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        remove(records, name)
+
+    monkeypatch.setattr(Records, "_remove", fails)
+    with structlog.testing.capture_logs() as logs:
+        assert await removal(store, tmp_path).remove() == 2
+    assert [log["attempt"] for log in logs if log["log_level"] == "warning"] == [names[1]]
+    assert [name for name in names if name in os.listdir(tmp_path)] == [names[1]]
