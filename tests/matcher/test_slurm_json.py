@@ -112,4 +112,5 @@ def test_a_document_without_what_was_asked_for_is_no_empty_cluster() -> None:
         machines_of(BY_STATE)
     with pytest.raises(EngineUnreachable, match="squeue printed another JSON"):
         jobs_of({"errors": []})
-    assert machines_of({"nodes": []}) == jobs_of({"jobs": []}) == []
+    assert machines_of({"nodes": []}) == []
+    assert jobs_of({"jobs": []}) == []
