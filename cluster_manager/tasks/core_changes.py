@@ -97,7 +97,7 @@ class CoreChanges:
 
     def document(self) -> Callable[[], dict[str, Any]]:
         """What writes down all that was learned up to now; it may be called elsewhere, and later."""
-        self.check.advance(self._clock())
+        self._settle(self._clock())
         known, learned = self.predictor.copy(), dict(self._learned)
         check, tasks = self.check.document(), self.tasks.document()
 
@@ -109,7 +109,7 @@ class CoreChanges:
 
     def calibration(self) -> CalibrationReport:
         """Whether predictions come true."""
-        self.check.advance(self._clock())
+        self._settle(self._clock())
         return CalibrationReport(machines=_curve(self.check.calibration), tasks=_curve(self.tasks))
 
     def _resume(self, found: Mapping[str, Any]) -> bool:
@@ -190,7 +190,7 @@ class CoreChanges:
         """
         now = self._clock()
         rows = await self._store.running_vms(name)
-        self.check.advance(now)
+        self._settle(now)
         hosts: dict[str, str | None] = {}
         batches: list[list[RankedMachine]] = []
         for begin in range(0, len(rows), BATCH):
@@ -224,12 +224,28 @@ class CoreChanges:
     def _learn(self, host: str, changes: list[StoredChange]) -> None:
         """Take in what is new of a host, each change once, whichever reports came at the same time."""
         now = self._clock()
-        self.check.advance(now)
         for stored in changes:
             if stored.sequence <= self._learned.get(host, 0):
                 continue
             self._learned[host] = stored.sequence
             self._observe(stored, now)
+        # Only now: what refutes predictions may have come late.
+        self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        self.check.advance(now, self._known_until)
+
+    def _known_until(self) -> dict[str, float]:
+        """Up to when the core changes of each VM are known, of hosts that have reported to this manager."""
+        until = {}
+        for host_id, host in self._hosts.items():
+            if host.seen is None:
+                continue
+            changes, learned = host.report.core_changes, self._learned.get(host_id, 0)
+            # A report has so many at the most, the oldest: what happened after the last one may come with the next.
+            last = next((change for change in changes if change.sequence > learned), changes[-1] if changes else None)
+            until.update(dict.fromkeys((vm.name for vm in host.report.vms), last.at if last else host.seen_at))
+        return until
 
     def _observe(self, stored: StoredChange, now: float) -> None:
         if stored.variable:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ebbtide.deflation.errors import InvalidField
@@ -80,15 +81,25 @@ class SelfCheck:
         if left:
             self._open[change.machine] = left
 
-    def advance(self, now: float) -> None:
-        """Settle what has come true by now, and predict again where it is time."""
+    def advance(self, now: float, known_until: Callable[[], Mapping[str, float]] | None = None) -> None:
+        """Settle what has come true by now, and predict again where it is time.
+
+        :param known_until: up to when each machine's changes are known; one that is not in there stays open, as does
+            what ends later. None: up to now, for all.
+        """
         if now < self._next_at:
             return
         self._next_at = now + self._every_s
+        known = known_until() if known_until is not None else None
         for machine, predictions in list(self._open.items()):
+            if machine not in self._predictor.rows:
+                # It is gone, and nobody will tell of it.
+                del self._open[machine]
+                continue
+            until = now if known is None else min(known.get(machine, -math.inf), now)
             left = []
             for prediction in predictions:
-                if now >= prediction[0] + prediction[1]:
+                if until >= prediction[0] + prediction[1]:
                     self.calibration.add(prediction[2], True)
                 else:
                     left.append(prediction)

@@ -24,7 +24,7 @@ from ebbtide.messages.machines import CoreChange
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
-from tests.manager.inventory.test_hosts import Clock, report
+from tests.manager.inventory.test_hosts import Clock, report, status
 from tests.manager.plan_events import record
 from tests.manager.tasks.test_tasks import becomes, submit, task
 from tests.matcher.pools import renewal_pool
@@ -44,7 +44,8 @@ class Term:
     def __init__(self, database: Database, clock: Clock, options: PredictorOptions = LIVE_PREDICTION) -> None:
         self.store = Store(database, clock)
         self.clock = clock
-        self.changes = CoreChanges(self.store, Hosts(self.store, 10.0, clock), clock, options)
+        self.hosts = Hosts(self.store, 10.0, clock)
+        self.changes = CoreChanges(self.store, self.hosts, clock, options)
         self.knowledge = Knowledge(self.store, self.changes)
 
     def probabilities(self) -> list[float | None]:
@@ -69,6 +70,14 @@ async def term_of(database: Database, clock: Clock, options: PredictorOptions = 
         await term.store.close()
 
 
+async def tell(term: Term, host: str, *changes: CoreChange) -> None:
+    """A report of a host."""
+    told = report(host, 8.0, *(status(name) for name in MACHINES if host_of(name) == host))
+    told = told.model_copy(update={"core_changes": changes})
+    await term.hosts.take(told)
+    await term.changes.take(told)
+
+
 class Happening:
     """Changes of a pool on two hosts, brought by reports as time goes on."""
 
@@ -76,20 +85,20 @@ class Happening:
         self._clock = clock
         law = lambda generator: float(generator.exponential(2500.0))  # noqa: E731
         self._left = list(renewal_pool(len(MACHINES), law, days * DAY_S, seed=3, cores=4))
-        self._sequences = {"host-a": 0, "host-b": 0}
+        self.sequences = {"host-a": 0, "host-b": 0}
 
     async def until(self, term: Term, at_s: float) -> None:
         """Let it be so late, every 20 minutes a report of each host."""
         while self._clock.now < BEGIN_S + at_s:
             self._clock.now = min(self._clock.now + 1200.0, BEGIN_S + at_s)
-            told: dict[str, list[CoreChange]] = {host: [] for host in self._sequences}
+            told: dict[str, list[CoreChange]] = {host: [] for host in self.sequences}
             while self._left and BEGIN_S + self._left[0].at <= self._clock.now:
                 change = self._left.pop(0)
                 host = host_of(change.machine)
-                self._sequences[host] += 1
+                self.sequences[host] += 1
                 told[host].append(
                     CoreChange(
-                        sequence=self._sequences[host],
+                        sequence=self.sequences[host],
                         machine=change.machine,
                         host=host,
                         at=BEGIN_S + change.at,
@@ -99,7 +108,7 @@ class Happening:
                     )
                 )
             for host, changes in told.items():
-                await term.changes.take(report(host).model_copy(update={"core_changes": tuple(changes)}))
+                await tell(term, host, *changes)
 
 
 @pytest.fixture
@@ -217,6 +226,47 @@ async def test_deciles_and_brier_score_are_those_of_the_predictions(database: Da
         assert found.brier is not None
         assert least <= found.brier <= most
         assert len(found.deciles) > 3
+
+
+async def test_predictions_are_settled_by_what_came_late_and_not_by_time_while_their_host_is_silent(
+    database: Database, clock: Clock
+) -> None:
+    happening = Happening(clock)
+    async with term_of(database, clock) as term:
+        await happening.until(term, 0.6 * DAY_S)
+        check = term.changes.check
+
+        def waiting() -> int:
+            """Open predictions of host-a's machines that a shrink to one core refutes."""
+            rows = check.document()["open"]
+            return sum(had > 1 for name in MACHINES if host_of(name) == "host-a" for *_, had in rows.get(name, ()))
+
+        def refuted() -> float:
+            return sum(row.count * (1.0 - row.observed) for row in check.calibration.curve())
+
+        assert (open_then := waiting()) > 0
+        # Its machines shrink in the next minute, and it is heard of again after two hours.
+        at, before = clock.now + 60.0, refuted()
+        for _ in range(6):
+            clock.now += 1200.0
+            await tell(term, "host-b")
+        assert waiting() >= open_then
+        first = happening.sequences["host-a"] + 1
+        mine = [name for name in MACHINES if host_of(name) == "host-a"]
+        shrinks = [
+            CoreChange(
+                sequence=first + number,
+                machine=name,
+                host="host-a",
+                at=at,
+                cores_before=4.0,
+                cores_after=1.0,
+                cause="test",
+            )
+            for number, name in enumerate(mine)
+        ]
+        await tell(term, "host-a", *shrinks)
+        assert refuted() - before >= open_then
 
 
 def test_writing_it_down_takes_the_state_of_the_moment(clock: Clock, tmp_path: Path) -> None:
