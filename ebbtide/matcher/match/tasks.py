@@ -441,7 +441,7 @@ def preempted(tasks: Iterable[Task], machines: Mapping[str, EngineMachine]) -> l
     for machine in machines.values():
         # Those that are being ended make room already.
         here = [task for task in running.get(machine.name, []) if not task.stop]
-        here.sort(key=lambda task: task.began_at or task.released_at or 0.0)
+        here.sort(key=_came_at)
         cores = [task.order.cores for task in here]
         goes = [int(task.order.restartable) for task in here]
         over = sum(cores) - machine.usable_cores
@@ -451,3 +451,9 @@ def preempted(tasks: Iterable[Task], machines: Mapping[str, EngineMachine]) -> l
         victims = [task for task, gone in zip(here, goes, strict=True) if gone]
         changed += [replace(task, stop="preempt", sentence=sentence) for task in reversed(victims)]
     return changed
+
+
+def _came_at(task: Task) -> float:
+    """Since when this attempt is on its machine; ``began_at`` of one that does not run yet is of an attempt before."""
+    began = task.began_at if task.phase is TaskPhase.RUNNING else None
+    return began or task.released_at or 0.0

@@ -312,6 +312,13 @@ def test_a_shrink_that_leaves_room_harms_nobody_and_a_larger_one_the_latest_that
     assert preempted(stopping, {"n1": EngineMachine("n1", 8, 4)}) == []
 
 
+def test_an_attempt_that_has_not_begun_is_younger_than_what_runs_whenever_an_earlier_one_began() -> None:
+    ran = replace(RUNNING, order=replace(SAFE, name="ran"), began_at=1000.0, released_at=990.0)
+    again = replace(ran, order=replace(SAFE, name="again"), phase=TaskPhase.RELEASED, began_at=10.0, released_at=2000.0)
+    (victim,) = preempted([ran, again], {"n1": EngineMachine("n1", 8, ran.order.cores)})
+    assert victim.name == "again", "it has no work to lose"
+
+
 def test_cores_of_machines_follow_what_the_manager_knows() -> None:
     machines = {
         "n1": EngineMachine("n1", 4, 4),
