@@ -228,31 +228,39 @@ async def test_deciles_and_brier_score_are_those_of_the_predictions(database: Da
         assert len(found.deciles) > 3
 
 
+@pytest.mark.parametrize("asked", [False, True])
 async def test_predictions_are_settled_by_what_came_late_and_not_by_time_while_their_host_is_silent(
-    database: Database, clock: Clock
+    database: Database, clock: Clock, asked: bool
 ) -> None:
+    mine = [name for name in MACHINES if host_of(name) == "host-a"]
     happening = Happening(clock)
     async with term_of(database, clock) as term:
         await happening.until(term, 0.6 * DAY_S)
         check = term.changes.check
 
-        def waiting() -> int:
-            """Open predictions of host-a's machines that a shrink to one core refutes."""
+        def waiting(*names: str) -> list[tuple[float, int]]:
+            """Of each open prediction of these machines, its end and the cores that it is about."""
             rows = check.document()["open"]
-            return sum(had > 1 for name in MACHINES if host_of(name) == "host-a" for *_, had in rows.get(name, ()))
+            return [(at + lasts_s, had) for name in names for at, lasts_s, _, had in rows.get(name, ())]
 
-        def refuted() -> float:
-            return sum(row.count * (1.0 - row.observed) for row in check.calibration.curve())
+        def outcomes() -> tuple[int, int]:
+            """So many predictions came true, and so many did not."""
+            true = sum(round(row.count * row.observed) for row in check.calibration.curve())
+            return true, check.calibration.count - true
 
-        assert (open_then := waiting()) > 0
-        # Its machines shrink in the next minute, and it is heard of again after two hours.
-        at, before = clock.now + 60.0, refuted()
+        # Its machines shrink to one core in the next minute, and it is heard of again after two hours.
+        at, open_then, before = clock.now + 60.0, waiting(*mine), outcomes()
+        refuted = sum(end > at and had > 1 for end, had in open_then)
+        ended = sum(end <= clock.now for end, _ in waiting(*MACHINES))
+        assert not [end for end, _ in open_then if clock.now < end <= at]
+        assert refuted > 0
         for _ in range(6):
             clock.now += 1200.0
-            await tell(term, "host-b")
-        assert waiting() >= open_then
+            if asked:
+                await tell(term, "host-b")
+                term.changes.calibration()
+        assert all(row in waiting(*mine) for row in open_then if row[0] > at)
         first = happening.sequences["host-a"] + 1
-        mine = [name for name in MACHINES if host_of(name) == "host-a"]
         shrinks = [
             CoreChange(
                 sequence=first + number,
@@ -266,7 +274,10 @@ async def test_predictions_are_settled_by_what_came_late_and_not_by_time_while_t
             for number, name in enumerate(mine)
         ]
         await tell(term, "host-a", *shrinks)
-        assert refuted() - before >= open_then
+        after = outcomes()
+        assert after[1] - before[1] >= refuted
+        if not asked:
+            assert after[0] - before[0] == ended
 
 
 def test_writing_it_down_takes_the_state_of_the_moment(clock: Clock, tmp_path: Path) -> None:
