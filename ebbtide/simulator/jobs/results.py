@@ -74,7 +74,7 @@ class Results:
         if self.jobs_left:
             said.append(
                 f"{self.jobs_left} of {self.jobs} jobs are not done: they, or one ahead of them, wait in the end for "
-                "room that no machine has"
+                "room that no machine has, or that the policy never gives them"
             )
         return tuple(said)
 
