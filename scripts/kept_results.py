@@ -75,13 +75,14 @@ def _by_job(table: Mapping[str, Any], case: Mapping[str, Any]) -> list[list[int]
 
 def origin(meta: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of how a sweep was made: what of meta.json does not belong to the machine; older ones say less."""
+    from ebbtide.simulator.experiments.results import READING
+
     names = ("name", "version", "commit", "seeds", "settings", "policies")
     kept = {name: meta[name] for name in names if name in meta}
     kept["command"] = without_places(str(meta["command"]))
     kept["inputs"] = {name: given["sha256"] for name, given in meta["inputs"].items()}
     kept["read"] = {
-        name: {word: given[word] for word in ("format", "options", "order") if given.get(word)}
-        for name, given in meta["inputs"].items()
+        name: {word: given[word] for word in READING if given.get(word)} for name, given in meta["inputs"].items()
     }
     return kept
 

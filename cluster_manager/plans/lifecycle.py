@@ -70,8 +70,8 @@ ADOPTION_S = 60.0
 #: What its host does not tell of a VM.
 MADE_AS: Final = ("xml", "template", "start", "on_preemption", "preemption_notice_s", "steady")
 _LEAST: Final = Vector.of(HARD_FLOOR.with_component("disk_mib_s", 0.0).with_component("network_mib_s", 0.0))
-#: A VM that is anything else is being changed.
-_AT_REST: Final = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING, VMState.PAUSED, VMState.STOPPED)
+#: While a VM is one of these, its host and whether it runs stay what they are.
+_STAYING: Final = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING, VMState.PAUSED, VMState.STOPPED)
 DONE, FAILED, PARTIAL = OperationState.DONE, OperationState.FAILED, OperationState.PARTIAL
 
 
@@ -386,7 +386,7 @@ def advance_adoption(state: AdoptionPlan, event: Event) -> Step:
 
 def _taken_back(state: AdoptionPlan, found: VMStatus) -> Step:
     """Its host looks after it already, as after the store was restored: it is recorded as it is there."""
-    if found.state not in _AT_REST:
+    if found.state not in _STAYING:
         return _not_adopted(state, f"it is {found.state} on {found.host}; ask again when that has ended")
     spec, off = spec_of(found), found.start_size is not None
     sentence = f"{state.vm} on {state.home} is on the record again, {spec.priority} with {spec.nominal.vector()}"
