@@ -184,9 +184,9 @@ def student(count: int) -> float:
     return float(stats.t.ppf(0.975, count - 1))
 
 
-def change(found: tuple[float, float]) -> str:
+def change(found: tuple[float, float], digits: int = 0) -> str:
     """Per cent with half of the interval."""
-    return f"{found[0]:+.0f} ± {found[1]:.0f}"
+    return f"{found[0]:+.{digits}f} ± {found[1]:.{digits}f}"
 
 
 def part(found: tuple[float, float]) -> str:

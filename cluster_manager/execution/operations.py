@@ -311,10 +311,13 @@ class Operations:
         return [state for state in plans if is_at(state, host, held_by(state.id))]
 
     def hosts_at_work(self) -> frozenset[str]:
-        """The hosts on which plans act, for which they wait, or where they have chosen room."""
+        """The hosts on which plans act, for which they wait, have chosen room, or will come to."""
         held_by, chosen_by = self._hosts.locks.held_by, self._hosts.availability.chosen_by
         plans = [running.state for running in self._running.values()]
         found = {place for state in plans for place in (*places(state, held_by(state.id)), chosen_by(state.id))}
+        # A move that reads its source still has chosen nothing yet, and will all the same go where it was told to.
+        moving = (state for state in plans if isinstance(state, MovePlan) and not state.finished)
+        found |= {host for state in moving if state.stage == "source" for host in state.hosts_left}
         return frozenset(place for place in found if place is not None)
 
     def under_way(self) -> Counter[str]:

@@ -49,7 +49,7 @@ def claims() -> Iterator[str]:
             gap = 100 * (float(np.mean(pool.of(NJCT, **case) / pool.of(NJCT, **best))) - 1)
             less = pool.against(base, NJCT, **case)
             mean, p90 = (pool.against(base, metric, **case) for metric in (MEAN, P90))
-            cells.append((f"{change(less)}, {gap:.0f} %", f"{change(mean)}, {change(p90)}"))
+            cells.append((f"{change(less)}, {gap:.0f} %", f"{change(mean, 1)}, {change(p90, 1)}"))
             nine.append("met" if less[0] <= 0 and gap <= 13 else "missed")
             ten.append("met" if mean[0] <= -25 and p90[0] <= -20 else "missed")
         claim = f"Fig. 9: nJCT, distance to the Oracle ({text})"

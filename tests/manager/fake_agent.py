@@ -66,6 +66,8 @@ class Trouble:
     never_ends: bool = False
     #: The same, of some kinds only.
     pend: tuple[str, ...] = ()
+    #: It is not read before this is set.
+    read_after: asyncio.Event | None = None
     #: The status that every command is refused with.
     refuses: int | None = None
     #: The same of every question what became of one.
@@ -271,6 +273,8 @@ class FakeAgent(FakeLifecycle):
 
     async def _get_host(self, request: web.Request) -> web.Response:
         self.reads += 1
+        if self.trouble.read_after is not None:
+            await self.trouble.read_after.wait()
         return json_answer(self.report())
 
     async def _get_operation(self, request: web.Request) -> web.Response:

@@ -42,6 +42,6 @@ def test_a_host_gets_the_packages_of_all_programs_that_its_agent_calls() -> None
     installed = of_role("defaults")["ebbtide_host_packages"]
     (install,) = [task["ansible.builtin.apt"] for task in of_role("tasks") if "libvirt" in task["name"]]
     assert install["name"] == "{{ ebbtide_host_packages }}"
-    called = {PROGRAMS[program] for program in ("qemu-system-x86_64", "qemu-img", "libvirtd", "virtlogd")}
+    called = {PROGRAMS[program][0] for program in ("qemu-system-x86_64", "qemu-img", "libvirtd", "virtlogd")}
     assert set(installed) == called | {"iproute2"}
     assert (install["update_cache"], install["cache_valid_time"] > 0) == (True, True)

@@ -188,16 +188,20 @@ def _count(state: Period, machine: int, place: int, first: int, end: int) -> Non
     while f < lost and state.lost_step[machine, place, f] < first:
         # The news came after the step had been counted: the landmark just ends.
         f += 1
+    # Nobody can lose more cores than there were.
+    able = f
+    while able < len(FREE) and FREE[able] < state.noted_cores[machine, place]:
+        able += 1
     begin = first * len(FREE)
-    state.watched[row, group, begin + f : begin + len(FREE)] += 1.0
-    state.all_watched[group, begin + f : begin + len(FREE)] += 1.0
+    state.watched[row, group, begin + f : begin + able] += 1.0
+    state.all_watched[group, begin + f : begin + able] += 1.0
     while f < lost and state.lost_step[machine, place, f] < end:
         cell = state.lost_step[machine, place, f] * len(FREE) + f
         state.failed[row, group, cell] += 1.0
         state.all_failed[group, cell] += 1.0
         f += 1
     state.counted[machine, place] = f
-    if f == len(FREE):
+    if f == able:
         state.noted[machine, place] = -1
 
 
@@ -269,7 +273,10 @@ def at_risk(state: Period) -> Floats:
 
 
 def _pooled(watched: Floats, failed: Floats) -> Floats:
-    """The share that loses its room in each cell; where hardly any machine was watched, the rate of the step before."""
+    """The share that loses its room in each cell; where hardly any machine was watched, the rate of the step before.
+
+    In the first step that of the next lower number of free cores.
+    """
     count, lost = watched.sum(0), failed.sum(0)
     found = np.zeros(len(count))
     for cell in range(len(count)):
@@ -278,6 +285,9 @@ def _pooled(watched: Floats, failed: Floats) -> Floats:
         elif cell >= len(FREE):
             longer = 2.0 ** (PER_STEP / PER_DOUBLING)
             found[cell] = 1.0 - (1.0 - found[cell - len(FREE)]) ** longer
+        elif cell > 0:
+            # Who has more free loses it less often.
+            found[cell] = found[cell - 1]
     return found
 
 

@@ -110,7 +110,7 @@ def calibrate(
     """Predictions for all machines at regular times, and their outcomes.
 
     Without sizes a prediction came true if no shrink came within the duration; with sizes, if no more than the free
-    cores were lost of those that there were.
+    cores were lost of those that there were; machines with no more than these are not asked.
 
     :param compile: with numba.
     """
@@ -121,7 +121,9 @@ def calibrate(
             lost = futures.lost(look.now_s, duration_s)[look.there] if options.sized else None
             for free in frees if options.sized else frees[:1]:
                 kept = lost <= free if lost is not None else ~futures.shrinks(look.now_s, duration_s)[look.there]
-                calibration.add_all(np.clip(look.predicted(duration_s, free), 0.0, 1.0), kept)
+                # No task leaves free what a machine does not have.
+                fits = look.had > free
+                calibration.add_all(np.clip(look.predicted(duration_s, free)[fits], 0.0, 1.0), kept[fits])
     return calibration
 
 

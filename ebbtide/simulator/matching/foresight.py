@@ -52,16 +52,19 @@ def foresight(
     for look in looks(found, options, found.until_s - max(durations_s), every_s, warm_up_s, compile):
         theirs = np.concatenate([_cores(other, look.now_s) for other in others])
         order = np.argsort(theirs, kind="stable")
+        theirs = theirs[order]
         for duration_s in durations_s:
             lost = futures.lost(look.now_s, duration_s)[look.there]
             their_lost = np.concatenate([one.lost(look.now_s, duration_s) for one in their_futures])[order]
             for free in frees:
                 fits = look.had > free
-                if not fits.any():
+                # Those that have no more cannot lose it.
+                first = int(np.searchsorted(theirs, free, side="right"))
+                if not fits.any() or first == len(theirs):
                     continue
                 kept, had = (lost <= free)[fits], look.had[fits]
                 predicted = np.nan_to_num(np.clip(look.predicted(duration_s, free)[fits], 0.0, 1.0), nan=1.0)
-                known = _chances(had, theirs[order], their_lost <= free)
+                known = _chances(had, theirs[first:], their_lost[first:] <= free)
                 picked = [_picked(by, kept) for by in (np.zeros(len(had)), predicted, known, predicted + known)]
                 errors = [float(np.mean((by - kept) ** 2)) for by in (predicted, known)]
                 sums += [*picked, float(kept.any()), *errors]

@@ -178,8 +178,9 @@ class Pool:
             mine = self.machine == number
             at_s, cores = self.at_s[mine], self.cores[mine]
             late = (at_s[1:] >= from_s) & (at_s[1:] < until_s)
-            # What a machine begins with is no change.
+            # What a machine begins with is no change, and without cores it is not there.
             late[:1] = False
+            late &= cores[:-1] > 0
             gaps.append(np.diff(at_s)[late])
             ends.append(at_s[1:][late])
             sizes.append(np.abs(np.diff(cores))[late])

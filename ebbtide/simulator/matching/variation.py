@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ebbtide.simulator.inputs.batches import Floats, Indices
+from ebbtide.simulator.inputs.batches import Floats, Indices, Mask
 
 _HOUR_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
@@ -38,6 +38,7 @@ class Changes(Protocol):
 def spread(pool: Changes, from_s: float, until_s: float) -> dict[str, float]:
     """Figures by name, of the whole hours and days of a window; without a whole day, of its hours only.
 
+    Machines without cores are not there, and count for nothing in hours and days in which they never are.
     hour_p50_changes, hour_p90_changes: changes of a machine in an hour, over machines and hours (Fig. 2b). day_...: in
     a day, over machines and days. rank_correlation: of the machines' changes in one hour and the next (Spearman), mean
     over hours. cores_p10, cores_p90: of the machines' cores at the ends of the hours.
@@ -45,16 +46,19 @@ def spread(pool: Changes, from_s: float, until_s: float) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, step_s in (("hour", _HOUR_S), ("day", _DAY_S)):
         counts = counted(pool, from_s, until_s, step_s)
-        if len(counts):
-            found[f"{name}_p50_changes"] = float(np.median(counts))
-            found[f"{name}_p90_changes"] = float(np.percentile(counts, 90))
+        begins_s: Floats = from_s + step_s * np.arange(len(counts), dtype=np.float64)
+        there = (held(pool, begins_s) > 0) | (counts > 0)
+        if there.any():
+            found[f"{name}_p50_changes"] = float(np.median(counts[there]))
+            found[f"{name}_p90_changes"] = float(np.percentile(counts[there], 90))
         if name == "hour" and len(counts) > 1:
-            both = [correlation(one, other) for one, other in itertools.pairwise(counts)]
+            pairs = itertools.pairwise(zip(counts, there, strict=True))
+            both = [correlation(one[here & still], other[here & still]) for (one, here), (other, still) in pairs]
             known = [value for value in both if not np.isnan(value)]
             found["rank_correlation"] = float(np.mean(known)) if known else float("nan")
-            ends_s: Floats = from_s + _HOUR_S * np.arange(1.0, len(counts) + 1.0)
-            sizes = held(pool, ends_s)
-            found["cores_p10"], found["cores_p90"] = (float(np.percentile(sizes, at)) for at in (10, 90))
+            sizes = held(pool, begins_s + _HOUR_S)
+            if (sizes > 0).any():
+                found["cores_p10"], found["cores_p90"] = (float(np.percentile(sizes[sizes > 0], at)) for at in (10, 90))
     return found
 
 
@@ -91,14 +95,24 @@ def drift(gap_s: Floats, end_s: Floats) -> float:
 
 
 def counted(pool: Changes, from_s: float, until_s: float, step_s: float) -> Indices:
-    """Changes by step and machine: shape (whole steps within the window, machines). What one begins with is none."""
+    """Changes by step and machine: shape (whole steps within the window, machines). What one begins with is none.
+
+    Nor what one comes back with that had no cores.
+    """
     steps = int((until_s - from_s) / step_s)
     found = np.zeros((steps, pool.machines), np.int64)
-    first = np.zeros(len(pool.at_s), bool)
-    first[np.unique(pool.machine, return_index=True)[1]] = True
-    within = ~first & (pool.at_s >= from_s) & (pool.at_s < from_s + steps * step_s)
+    within = ~begins(pool) & (pool.at_s >= from_s) & (pool.at_s < from_s + steps * step_s)
     step = ((pool.at_s[within] - from_s) / step_s).astype(np.int64)
     np.add.at(found, (np.minimum(step, max(steps - 1, 0)), pool.machine[within]), 1)
+    return found
+
+
+def begins(pool: Changes) -> Mask:
+    """Whether each change is one that a machine begins with, or comes back with that had no cores."""
+    order = np.argsort(pool.machine, kind="stable")
+    machine, cores = pool.machine[order], pool.cores[order]
+    found = np.ones(len(order), bool)
+    found[order[1:]] = (machine[1:] != machine[:-1]) | (cores[:-1] <= 0)
     return found
 
 
@@ -113,7 +127,9 @@ def held(pool: Changes, at_s: Floats) -> Indices:
 
 
 def correlation(one: Indices, other: Indices) -> float:
-    """Spearman's, ties with their mean rank; NaN where all values of one are the same."""
+    """Spearman's, ties with their mean rank; NaN where all values of one are the same, or there are none."""
+    if not len(one):
+        return float("nan")
     first, second = _ranks(one), _ranks(other)
     if min(first.std(), second.std()) == 0.0:
         return float("nan")

@@ -185,6 +185,7 @@ async def test_a_disk_that_is_not_shared_is_copied_by_choice_only(tmp_path: Path
 
 
 async def test_few_move_at_a_time_and_of_one_host_one(tmp_path: Path) -> None:
+    """Also while a move that has begun still reads where its VM is, and has chosen nothing."""
     agents = [FakeAgent(f"host-{name}", cpu_cores=9.0, memory_mib=4000.0) for name in "abc"]
     async with cluster_of(tmp_path, *agents, silent_after_s=60.0, rebalancing=COPIES) as cluster:
         for number, agent in enumerate(agents[:2]):
@@ -193,10 +194,14 @@ async def test_few_move_at_a_time_and_of_one_host_one(tmp_path: Path) -> None:
         for agent in agents:
             agent.peers = {other.id: other for other in agents if other is not agent}
             agent.trouble.pend = ("depart",)
-        time = Time(cluster)
+        time, reading = Time(cluster), asyncio.Event()
         await time.look(rules=COPIES)
+        for agent in agents[:2]:
+            agent.trouble.read_after = reading
         begun = await time.looks(1800, rules=replace(COPIES, most_moves=5))
         assert len(begun) == 1, "both would go to host-c"
+        assert await time.looks(1200, rules=replace(COPIES, most_moves=5)) == [], "host-c will have one"
+        reading.set()
         assert await time.looks(1200, rules=replace(COPIES, most_moves=5)) == [], "host-c has one under way"
         assert await time.look(rules=replace(COPIES, most_moves=1)) == []
 

@@ -123,6 +123,8 @@ def by_hand(events: Events, machines: int, until_s: float) -> tuple[Counter[Any]
             after = [(event[0] - look_s, event[2]) for event in mine if event[0] >= look_s]
             ends_s = min([wait_s for wait_s, left in after if left < 0.0], default=math.inf)
             for f, free in enumerate(FREE):
+                if cores <= free:
+                    break
                 late = [wait_s for wait_s, left in after if left >= 0.0 and cores - left > free]
                 lost = [int(position(wait_s) / PER_STEP) for wait_s in late]
                 for step in range(steps):
@@ -150,6 +152,18 @@ def test_counts_are_those_of_every_landmark_followed_on_its_own(seed: int) -> No
     for found, expected in ((cells(p.at_risk(state)), watched), (cells(state.all_failed), failed)):
         index = np.argwhere(found > 0)
         assert {tuple(at): found[tuple(at)] for at in index.tolist()} == dict(expected)
+
+
+def test_where_hardly_any_machine_has_as_many_cores_room_lasts_as_that_of_fewer_free_ones() -> None:
+    # All have eight cores, so that none can lose more than eight; half of them lose seven at once.
+    state = p.period(0, DAY_S, HORIZON_S, EVERY_S, 0.0)
+    less = FREE.index(8)
+    state.all_watched[10, :less] = 1000.0
+    state.all_failed[10, :less] = 500.0
+    lasts = np.zeros(lasts_size())
+    p.fill_lasts_of_period(state, lasts)
+    of_all = lasts.reshape(SIZES + 1, AGES, len(FREE), STEPS + 1)[-1, 10, :, 1]
+    assert of_all == pytest.approx(0.5)
 
 
 @settings(deadline=None, max_examples=10)

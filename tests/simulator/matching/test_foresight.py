@@ -71,6 +71,15 @@ def test_servers_of_about_as_many_cores_count_where_few_have_just_as_many() -> N
     assert found["picks_known_brier"] == pytest.approx(0.75**2)
 
 
+def test_servers_without_the_cores_in_question_say_nothing() -> None:
+    """Empty ones lose nothing, and are no more like a machine of two cores than those of three."""
+    doomed, empty = [(0.0, 3), (1.5 * DAY_S + 60.0, 1)], [(0.0, 0)]
+    others = by_server(*([empty] * 50), *([doomed] * 50))
+    found = look(by_server([(0.0, 2)]), others, warm_up_s=1.5 * DAY_S, every_s=DAY_S)
+    assert found["picks_known_brier"] == 1.0, "all that could be known said that it would lose its cores"
+    assert look(by_server([(0.0, 2)]), by_server(empty), warm_up_s=1.5 * DAY_S, every_s=DAY_S) == {}
+
+
 def test_picks_by_prediction_hold_more_often_than_any_and_never_more_often_than_the_best() -> None:
     found = look(made(machines=12, days=3.0), made(machines=20, seed=9, days=3.0))
     assert found.keys() == set(METRICS)

@@ -202,6 +202,13 @@ def test_a_pool_without_power_is_to_the_digit_what_it_was_before_there_was_power
     assert found.supply is None
 
 
+def test_no_machine_is_asked_how_likely_it_keeps_cores_that_it_does_not_have() -> None:
+    given = made(machines=4)
+    sized = PredictorOptions(form="landmark", sized=True)
+    small, all_frees = (calibrate(given, sized, (900.0,), frees, compile=False) for frees in ((0.0,), (0.0, 10.0)))
+    assert small.count == all_frees.count > 0
+
+
 def test_predictions_on_a_stationary_pool_come_true() -> None:
     given = made(machines=24, days=3.0)
     found = calibrate(given, PredictorOptions(form="landmark", sized=True), (900.0, 3600.0), (0.0, 2.0), compile=False)

@@ -29,6 +29,16 @@ def test_what_a_machine_begins_with_is_no_change_and_each_other_row_is_one() -> 
     assert (counts == [0, 1, 4]).all()
 
 
+def test_a_machine_without_cores_is_not_there() -> None:
+    """Eight cores for an hour, gone for a day, back with four, which become five after half an hour."""
+    at_s, cores = [0.0, HOUR_S, 25 * HOUR_S, 25.5 * HOUR_S], [8, 0, 4, 5]
+    found = Pool(np.zeros(4, np.int64), np.array(at_s), np.array(cores), 1, 2 * DAY_S, 0.0)
+    assert np.flatnonzero(counted(found, 0.0, 2 * DAY_S, HOUR_S)).tolist() == [1, 25]
+    whole = spread(found, 0.0, 2 * DAY_S)
+    assert (whole["cores_p10"], whole["cores_p90"], whole["day_p50_changes"]) == (5.0, 5.0, 1.0)
+    assert found.statistics(0.0, 2 * DAY_S)["gap_mean_min"] == 30.0
+
+
 def test_machines_that_persist_have_one_order_in_all_hours() -> None:
     found = spread(made([0, 0, 1, 1, 2, 6]), 0.0, 2 * DAY_S)
     assert found["rank_correlation"] == pytest.approx(1.0)
