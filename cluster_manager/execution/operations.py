@@ -311,7 +311,7 @@ class Operations:
         return [state for state in plans if is_at(state, host, held_by(state.id))]
 
     def hosts_at_work(self) -> frozenset[str]:
-        """The hosts on which plans act, for which they wait, have chosen room, or will come to."""
+        """The hosts on which plans act, that they wait for, have chosen room on, or will come to."""
         held_by, chosen_by = self._hosts.locks.held_by, self._hosts.availability.chosen_by
         plans = [running.state for running in self._running.values()]
         found = {place for state in plans for place in (*places(state, held_by(state.id)), chosen_by(state.id))}
