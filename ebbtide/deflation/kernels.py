@@ -313,12 +313,15 @@ def is_nothing(amount: Row) -> bool:
     return nothing
 
 
-def distance(nominal: Row, current: Row, target: Row, missing: Row) -> float:
-    """How far a VM is from its target, as the largest share of its nominal size, among what is missing."""
+def distance(nominal: Row, current: Row, target: Row, missing: Row, steps: float) -> float:
+    """How far a VM is from its target, as the largest share of its nominal size, among what is missing.
+
+    :param steps: so many steps of a size farther, because sizes are rounded to the grid.
+    """
     largest = -math.inf
     for c in range(WIDTH):
         if missing[c] > TOLERANCE:
-            away = (current[c] - target[c]) / nominal[c] if nominal[c] > 0.0 else 0.0
+            away = (current[c] - target[c] + steps * QUANTA[c]) / nominal[c] if nominal[c] > 0.0 else 0.0
             if away > largest:
                 largest = away
     return largest
@@ -354,7 +357,8 @@ def victims(
 
     :param charge: what each VM takes from its host: its current size and its overhead.
     :param targets: the size each VM should have reached.
-    :param cost: what stopping each costs, by which those are chosen that are as far (`preemption_cost`).
+    :param cost: what stopping each costs, by which those are chosen that are as far, to a step of each
+        (`preemption_cost`).
     :param order: see `by_name`.
     :param chosen: its beginning is filled with the places of the victims, in the order of choice.
     :returns: how many; -1 if even all would not do.
@@ -365,21 +369,20 @@ def victims(
     left = [missing[c] for c in range(WIDTH)]
     count = 0
     while not is_nothing(left):
-        place, farthest = -1, -math.inf
+        able, farthest, place = [False] * len(candidates), -math.inf, -1
         for k in range(len(candidates)):
             i = candidates[k]
-            if i < 0:
-                continue
-            helps = False
             for c in range(WIDTH):
-                helps = helps or (left[c] > TOLERANCE and charge[i][c] > TOLERANCE)
-            if not helps:
-                continue
-            away = distance(nominal[i], current[i], targets[i], left)
-            # Of two that are as far the cheaper one, of two that cost as much the last by name.
-            as_far = place >= 0 and away == farthest
-            if place < 0 or away > farthest or (as_far and cost[i] <= cost[candidates[place]]):
-                place, farthest = k, away
+                able[k] = able[k] or (i >= 0 and left[c] > TOLERANCE and charge[i][c] > TOLERANCE)
+            if able[k]:
+                away = distance(nominal[i], current[i], targets[i], left, -1.0)
+                farthest = away if away > farthest else farthest
+        for k in range(len(candidates)):
+            i = candidates[k]
+            # Those within a step of each are as far. The cheapest goes, of two that cost as much the last by name.
+            as_far = able[k] and distance(nominal[i], current[i], targets[i], left, 1.0) >= farthest - TOLERANCE
+            if as_far and (place < 0 or cost[i] <= cost[candidates[place]]):
+                place = k
         if place < 0:
             break
         victim = candidates[place]
@@ -388,7 +391,7 @@ def victims(
         count += 1
         for c in range(WIDTH):
             left[c] = left[c] - charge[victim][c] if left[c] > charge[victim][c] else 0.0
-    # Who turns out unneeded is dropped again, the nearest to its target first.
+    # Who turns out unneeded is dropped again, in reverse order of choice.
     for k in range(count - 1, -1, -1):
         if _cover(charge, chosen, count, k, missing):
             for later in range(k, count - 1):

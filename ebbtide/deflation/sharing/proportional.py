@@ -143,13 +143,14 @@ def choose_victims(
 ) -> list[str] | None:
     """Whom to preempt when deflation cannot free enough (Sharma et al. 2019, §5: those farthest from their targets).
 
-    Greedy by ``max over resources of (current - target) / nominal`` among what is missing; then every victim that
-    turns out unneeded is dropped again, the nearest to its target first, so no proper subset of the answer would do.
+    Greedy by ``max over resources of (current - target) / nominal`` among what is missing, to a step (``QUANTUM``) of
+    each size, because sizes are rounded; then every victim that turns out unneeded is dropped again, in reverse order
+    of choice, so no proper subset of the answer would do.
 
     :param missing: what has to be freed by preemption.
     :param targets: the size each VM should have reached; may lie below a minimum. Missing ones count as 0.
     :param costs: what stopping each costs (`kernels.preemption_cost`); those that are as far are chosen by it, the
-        cheapest first. Missing ones count as 0.
+        cheapest first, of equal costs the last by name. Missing ones count as 0.
     :returns: names in the order of choice; empty if nothing is missing; None if even all would not do.
     """
     rows = _Rows(allocations)

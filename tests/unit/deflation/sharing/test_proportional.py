@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ZERO, ResourceVector
-from ebbtide.deflation.sharing.proportional import choose_victims, share_room, split_need
+from ebbtide.deflation.sharing.proportional import choose_victims, share_room, sizes_to_reach, split_need
 from tests.unit.deflation.strategies import hosts, needs, runs
 
 #: Rounding in sums of many sizes.
@@ -270,7 +270,25 @@ def test_what_was_split_from_full_vms_is_shared_back_to_them(rows: list[tuple[in
 
 def test_those_farthest_from_their_targets_go_first() -> None:
     vms = [vm("a", (2, 512), minimum=(2, 192)), vm("b", (2, 512), minimum=(1, 192))]
-    assert choose_victims(vms, ResourceVector(2), {"a": ResourceVector(1.5), "b": ResourceVector(0.5)}) == ["b"]
+    targets = {"a": ResourceVector(1.5), "b": ResourceVector(0.5)}
+    assert choose_victims(vms, ResourceVector(2), targets, {"b": 9.0}) == ["b"], "however much it loses"
+    targets["a"] = ResourceVector(0.5)
+    assert choose_victims(vms, ResourceVector(2), targets, {"b": 9.0}) == ["a"]
+
+
+@pytest.mark.parametrize("missing", [0.05, 0.13, 0.29])
+def test_of_those_that_are_as_far_but_for_rounding_the_one_that_loses_least_goes_whatever_its_size(
+    missing: float,
+) -> None:
+    """All at their minimums, three tenths of what they were sold: their targets are a step off at the most."""
+    sold = {"a": 1, "b": 7, "c": 3, "d": 1.5, "e": 11}
+    vms = [vm(name, (n * 0.3, 512), nominal=(n, 512), minimum=(n * 0.3, 512)) for name, n in sold.items()]
+    reached, in_the_way = sizes_to_reach(vms, ResourceVector(missing))
+    assert in_the_way
+    for least in sold:
+        costs = dict.fromkeys(sold, 9.0) | {least: 1.0}
+        for targets in (reached, {}):
+            assert choose_victims(vms, ResourceVector(missing), targets, costs) == [least]
 
 
 def test_a_victim_that_turns_out_unneeded_is_spared() -> None:
