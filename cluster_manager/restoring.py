@@ -9,8 +9,8 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cluster_manager.errors import StoreError
 from cluster_manager.leadership.locks import Taken, lock_of
+from cluster_manager.privileges import acting_as
 from cluster_manager.store import schema
 from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, run
 from cluster_manager.store.database import Database, PostgreSQL
@@ -53,6 +54,7 @@ async def restore(database: Database, file: Path, clock: Callable[[], float] = t
         source = stack.enter_context(await asyncio.to_thread(_opened, file))
         await asyncio.to_thread(_check_kind, database, file, source)
         if not isinstance(database, PostgreSQL):
+            # What waits there by a name of ours, say a link to a file of root's, must do no more than its owner could.
             stack.enter_context(acting_as(*await asyncio.to_thread(_owner, database)))
         lock = lock_of(database, LOCK_S / 2, LOCK_S)
         try:
@@ -116,26 +118,6 @@ def _owner(database: Path) -> tuple[int, int]:
     found.append(database.parent.stat())
     one = next((one for one in found if one.st_uid != 0), found[-1])
     return one.st_uid, one.st_gid
-
-
-@contextmanager
-def acting_as(uid: int, gid: int, groups: Sequence[int] = ()) -> Iterator[None]:
-    """As another user, if we are root, for the whole process. As the owner of the store's directory what waits there by
-    a name of ours, say a link to a file of root's, does no more than its owner could do anyway.
-    """
-    if os.geteuid() != 0 or uid == 0:
-        yield
-        return
-    before = os.getgroups()
-    os.setgroups(groups)
-    os.setegid(gid)
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-        os.setegid(os.getgid())
-        os.setgroups(before)
 
 
 def _restore_file(database: Path, file: Path, source: BinaryIO, now: float) -> Restored:

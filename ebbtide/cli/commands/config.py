@@ -98,7 +98,7 @@ def checked(daemon: Daemon, path: Path) -> None:
     if daemon is Daemon.MANAGER:
         from cluster_manager.configured import settings_of_all
         from cluster_manager.errors import SettingsError
-        from cluster_manager.restoring import acting_as
+        from cluster_manager.privileges import acting_as
         from ebbtide.matcher.errors import EngineSettingsError
 
         with ExitStack() as stack:
