@@ -92,8 +92,8 @@ async def test_a_quota_that_somebody_lowers_is_given_back(ward: Ward) -> None:
 
 
 async def test_vcpus_under_a_quota_burst_and_a_quota_below_the_burst_is_refused_to_others(ward: Ward) -> None:
-    if why := burst.kernel_lacks_it():
-        pytest.skip(why)
+    # The agent asks the same: a skip by its answer would hide that it is wrong.
+    assert not burst.kernel_lacks_it()
 
     def bursts() -> dict[int, tuple[float | None, int | None]]:
         groups = vcpu_groups(qemu_pid(ward.domain())).items()
