@@ -156,12 +156,12 @@ class AcquiredMachines:
     """
 
     def __init__(self, pool: Pool, acquisition: Acquisition, seed: int, from_s: float = 0.0) -> None:
-        generator = np.random.default_rng([seed, 2])
         self._pool = pool
         self._acquisition = acquisition
-        self._generator = generator
+        # Of its own: what is given back moves no draw of what is asked for.
+        self._generator = np.random.default_rng([seed, 2, 1])
         each = acquisition.vms_per_server
-        self._servers = Servers(pool, acquisition.allocation, generator, acquisition.kind, acquisition.vm_cores, each)
+        self._servers = Servers(pool, acquisition.allocation, seed, acquisition.kind, acquisition.vm_cores, each)
         self._from_s = from_s
         self._meter = Meter(acquisition.kind, acquisition.prices, from_s)
         self._names = texts(f"machine-{number}" for number in range(pool.machines * each))

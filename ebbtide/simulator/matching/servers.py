@@ -23,6 +23,7 @@ class Servers:
 
     :param kind: harvest VMs take all unallocated cores, Spot VMs keep their size; both go as a whole when fewer are
         left than their (least) size. A regular VM keeps its size, and is placed on any server that has none of ours.
+    :param seed: draws size and server of a request by its number: a run that asked otherwise before draws the same.
     :param sizes: least cores of a VM, drawn for each request; none: a harvest VM is there while the pool says so.
     :param each: places of a server.
     """
@@ -31,7 +32,7 @@ class Servers:
         self,
         pool: Pool,
         allocation: Packing,
-        generator: np.random.Generator,
+        seed: int,
         kind: VmKind = VmKind.HARVEST,
         sizes: tuple[int, ...] = (),
         each: int = 1,
@@ -39,7 +40,7 @@ class Servers:
         places = pool.machines * each
         self.each = each
         self._allocation = allocation
-        self._generator = generator
+        self._seed = seed
         self._kind = kind
         self._sizes = sizes
         #: By server: cores that on-demand VMs leave; below the minimum: 0.
@@ -67,8 +68,9 @@ class Servers:
     async def request(self, number: int) -> None:
         if number in self._offers:
             return
-        least = int(self._generator.choice(self._sizes)) if self._sizes else 0
-        place = self._chosen(least)
+        generator = np.random.default_rng([self._seed, 2, 2, number])
+        least = int(generator.choice(self._sizes)) if self._sizes else 0
+        place = self._chosen(least, generator)
         if place is None:
             self._refusals[number] = f"no server has room for a {self._kind.value} VM"
             return
@@ -115,10 +117,10 @@ class Servers:
             gone.append((place, 0))
         return gone
 
-    def _chosen(self, least: int) -> int | None:
+    def _chosen(self, least: int, generator: np.random.Generator) -> int | None:
         """A place that is free; of a server any is as good as another."""
         servers, free = self._room(least)
-        server = self._server(servers)
+        server = self._server(servers, generator)
         return None if server is None else int(free[server])
 
     def _room(self, least: int) -> tuple[Indices, Indices]:
@@ -130,13 +132,14 @@ class Servers:
             room &= self.cores - taken >= max(least, 1)
         return np.flatnonzero(room), np.arange(len(free)) * self.each + free.argmax(1)
 
-    def _server(self, free: Indices) -> int | None:
+    def _server(self, free: Indices, generator: np.random.Generator) -> int | None:
         if not len(free):
             return None
         if self._allocation is Packing.RANDOM:
-            return int(free[self._generator.integers(len(free))])
+            # The first with room in a random order of all: the same one as far as it has room in other runs.
+            return int(free[np.argmin(generator.random(len(self.cores))[free])])
         if self._allocation is Packing.FULLEST_OF:
-            some = free[self._generator.integers(len(free), size=10)]
+            some = free[generator.integers(len(free), size=10)]
             return int(some[np.argmin(self.cores[some])])
         if self._allocation is Packing.PACKING:
             return int(free[np.argmin(self.cores[free])])

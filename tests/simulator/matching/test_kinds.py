@@ -25,7 +25,7 @@ def servers(kind: VmKind, cores: list[int], sizes: tuple[int, ...] = (4,), each:
     """Servers with so many unallocated cores."""
     count = len(cores)
     made = Pool(np.arange(count), np.zeros(count), np.array(cores), count, DAY_S, 0.0)
-    found = Servers(made, Packing.RANDOM, np.random.default_rng(1), kind, sizes, each)
+    found = Servers(made, Packing.RANDOM, 1, kind, sizes, each)
     for server, value in enumerate(cores):
         found.change(server, value, 0.0)
     return found
@@ -98,6 +98,49 @@ def test_sizes_are_drawn_for_each_request() -> None:
     counts = [int((found.ours == size).sum()) for size in (2, 4, 8)]
     assert sum(counts) == 300
     assert min(counts) > 70
+
+
+@pytest.mark.parametrize("kind", list(VmKind))
+def test_a_request_has_its_size_and_its_server_by_its_number_whatever_was_asked_for_before(kind: VmKind) -> None:
+    cores = [10, 10, 6, 3] * 5
+    among = servers(kind, cores, (2, 4, 8))
+    alike = 0
+    for number in range(1, 16):
+        alone = servers(kind, [10] * 20, (2, 4, 8))
+        at_once(alone.request(number))
+        (place,) = np.flatnonzero(alone.held).tolist()
+        before = among.held.copy()
+        at_once(among.request(number))
+        size = int(alone.least[place])
+        if not before[place] and (kind is VmKind.REGULAR or cores[place] >= size):
+            assert np.flatnonzero(among.held & ~before).tolist() == [place]
+            assert among.least[place] == size
+            alike += 1
+    assert alike >= 5
+
+
+def test_a_request_finds_each_server_with_room_as_often() -> None:
+    found = servers(VmKind.HARVEST, [9, 3, 9, 9])
+    counts = np.zeros(4)
+    for number in range(1, 901):
+        at_once(found.request(number))
+        counts += found.held
+        at_once(found.cancel(number))
+    assert counts[1] == 0
+    assert counts.sum() == 900
+    # Four standard deviations.
+    assert counts[[0, 2, 3]] == pytest.approx(300, abs=57)
+
+
+def test_what_is_given_back_at_random_moves_no_machine_that_is_asked_for() -> None:
+    """None is given back here; machines are asked for where others were evicted."""
+    recent, random = (acquire(0.0, removal=removal).acquired for removal in (Removal.RECENT, Removal.RANDOM))
+    assert recent is not None
+    assert random is not None
+    assert (recent.given_back, random.given_back) == (0, 0)
+    assert recent.evicted > 10
+    for one, other in zip(recent.held.servers, random.held.servers, strict=True):
+        assert one.tolist() == other.tolist()
 
 
 def rented(kind: VmKind, scheme: str = "capacity-random", **changes: Any) -> Run:
