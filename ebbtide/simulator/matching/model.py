@@ -110,6 +110,9 @@ class MatchingModel:
         acquisition = _acquisition(g)
         machines = g.whole("machines", 64, least=1)
         servers = g.whole("servers", 200, least=1, most=1_000_000)
+        window_h, jobs = g.number("window_h", 0.0, least=0), g.whole("jobs", 50, least=1, most=1_000_000)
+        if window_h and "jobs" in g:
+            raise g.wrong("jobs", "must not be stated with window_h: as many come as make the load")
         case = Case(
             scheme=g.choice(POLICY, tuple(SCHEMES), "landmark"),
             vms=vms,
@@ -142,7 +145,7 @@ class MatchingModel:
             threshold=g.number("threshold", THRESHOLD, least=0, most=1),
             workload=Workload(
                 load=g.number("load", 0.3, above=0),
-                jobs=g.whole("jobs", 50, least=1, most=1_000_000),
+                jobs=jobs,
                 least_tasks=g.whole("least_tasks", 20, least=1),
                 most_tasks=g.whole("most_tasks", 100, least=1, most=100_000),
                 most_task_s=g.number("most_task_s", 3600.0, above=60),
@@ -152,6 +155,7 @@ class MatchingModel:
                 estimate_missing=g.number("estimate_missing", 0.0, least=0, most=1),
                 rate_factors=g.numbers("rate_factors", (1.0,), above=0),
                 rate_period_s=g.number("rate_period_s", 21_600.0, above=0),
+                window_s=3600.0 * window_h or None,
             ),
             acquisition=acquisition,
             validate=g.flag("validate", False),
@@ -241,7 +245,7 @@ class MatchingModel:
             metrics |= of_machines(calibrate(found, SCHEMES[settings.scheme].predicting))
         if others:
             metrics |= foresight(found, others, SCHEMES[settings.scheme].predicting)
-        return Outcome(metrics, tables)
+        return Outcome(metrics, tables, settings.workload.warnings(done.span_s))
 
 
 MODEL: Final = MatchingModel()

@@ -26,6 +26,8 @@ from ebbtide.simulator.matching.pools import Pool
 SHAPES: Final = ("uniform", "gaussian", "pareto")
 #: What the match maker counts with where nothing is said.
 FALLBACK_S: Final = MatchOptions().fallback_s
+#: Jobs that are drawn at once until a window is full.
+_BLOCK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Workload:
     :param load: work / (mean harvested cores in the window in which the jobs come), as a share.
     :param rate_factors: jobs come so many times as often, each for ``rate_period_s``, in turn from the beginning of
         the window on (Agarwal et al. 2023 §4.4: 1 and 4, 6 hours); the load is the mean of the whole window.
+    :param window_s: jobs come for so long, as many as make the load, to the nearest; None: ``jobs`` of them come, for
+        as long as makes the load.
     :param most_task_s: X of U[1 min, X].
     :param estimate_factor: runtimes are said to be so many times what they are,
     :param estimate_error: but for a relative error, drawn evenly from [-e, e] for each task;
@@ -53,6 +57,7 @@ class Workload:
     estimate_missing: float = 0.0
     rate_factors: tuple[float, ...] = (1.0,)
     rate_period_s: float = 21_600.0
+    window_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -77,8 +82,17 @@ class Workload:
             raise InvalidParameter("rate_factors", "must be numbers above 0")
         if not self.rate_period_s > 0:
             raise InvalidParameter("rate_period_s", f"must be above 0, but is {self.rate_period_s:g}")
+        if self.window_s is not None and not self.window_s > 0:
+            raise InvalidParameter("window_h", f"must be above 0, but is {self.window_s / 3600:g}")
         if not self.cores or min(self.cores) < 1:
             raise InvalidParameter("cores", "must be numbers from 1 on")
+
+    def warnings(self, span_s: float) -> tuple[str, ...]:
+        """What is to be said where jobs come for so many seconds: sentences."""
+        twice_s = 2 * len(self.rate_factors) * self.rate_period_s
+        if len(set(self.rate_factors)) == 1 or round(span_s) >= twice_s:
+            return ()
+        return (f"jobs come for less than {twice_s / 3600:g} h, two periods of their rate, which hardly alternates",)
 
 
 def runtimes(workload: Workload, count: int, generator: np.random.Generator) -> Floats:
@@ -111,6 +125,26 @@ def at_rates(workload: Workload, even_s: Floats, span_s: float) -> Floats:
     return found
 
 
+def _drawn(workload: Workload, count: int, generator: np.random.Generator) -> tuple[Indices, Floats, Floats]:
+    """So many jobs: tasks and cores of each, and the runtimes of all their tasks in seconds."""
+    tasks: Indices = generator.integers(workload.least_tasks, workload.most_tasks + 1, count)
+    cores = generator.choice(np.asarray(workload.cores, np.float64), count)
+    return tasks, cores, runtimes(workload, int(tasks.sum()), generator)
+
+
+def _filling(workload: Workload, work: float, generator: np.random.Generator) -> tuple[Indices, Floats, Floats]:
+    """As many jobs as come nearest to so many core-seconds, at least one; those of less work are the first of more."""
+    parts: list[tuple[Indices, Floats, Floats]] = []
+    done = np.zeros(1)
+    while done[-1] <= work:
+        parts.append(_drawn(workload, _BLOCK, generator))
+        tasks, cores, values = parts[-1]
+        done = np.append(done, done[-1] + np.cumsum(np.add.reduceat(values, np.cumsum(tasks) - tasks) * cores))
+    count = int(np.abs(done[1:] - work).argmin()) + 1
+    tasks, cores, values = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return tasks[:count], cores[:count], values[: tasks[:count].sum()]
+
+
 def jobs(workload: Workload, pool: Pool, start_s: float, seed: int, held_share: float = 1.0) -> tuple[JobBatch, float]:
     """The jobs and the end of the window in which they come: Poisson arrivals, given how many there are.
 
@@ -118,19 +152,26 @@ def jobs(workload: Workload, pool: Pool, start_s: float, seed: int, held_share: 
     :raises InvalidParameter: the pool's changes end before the window does.
     """
     generator = np.random.default_rng([seed, 1])
-    tasks: Indices = generator.integers(workload.least_tasks, workload.most_tasks + 1, workload.jobs)
-    cores = generator.choice(np.asarray(workload.cores, np.float64), workload.jobs)
-    values = runtimes(workload, int(tasks.sum()), generator)
-    work = float((values * np.repeat(cores, tasks)).sum())
-    span_s = 3600.0
-    for _ in range(20):
-        span_s = work / (workload.load * held_share * pool.mean_cores(start_s, start_s + span_s))
-    if start_s + span_s > pool.until_s:
-        raise InvalidParameter("load", f"of {workload.load:g} needs {span_s / 3600:.1f} h, and the pool's changes end")
-    submit_s = np.sort(generator.uniform(start_s, start_s + span_s, workload.jobs))
+    load = workload.load * held_share
+    if workload.window_s is None:
+        tasks, cores, values = _drawn(workload, workload.jobs, generator)
+        work = float((values * np.repeat(cores, tasks)).sum())
+        span_s = 3600.0
+        for _ in range(20):
+            span_s = work / (load * pool.mean_cores(start_s, start_s + span_s))
+        if start_s + span_s > pool.until_s:
+            problem = f"of {workload.load:g} needs {span_s / 3600:.1f} h, and the pool's changes end"
+            raise InvalidParameter("load", problem)
+    else:
+        span_s = workload.window_s
+        if start_s + span_s > pool.until_s:
+            raise InvalidParameter("window_h", f"of {span_s / 3600:g} ends after the pool's changes")
+        work = load * pool.mean_cores(start_s, start_s + span_s) * span_s
+        tasks, cores, values = _filling(workload, work, generator)
+    count = len(tasks)
+    submit_s = np.sort(generator.uniform(start_s, start_s + span_s, count))
     if len(workload.rate_factors) > 1:
         submit_s = start_s + at_rates(workload, submit_s - start_s, span_s)
-    count = workload.jobs
     said_s = estimates(workload, values, np.random.default_rng([seed, 3]))
     batch = EstimatedJobBatch(
         id=texts(f"job-{number}" for number in range(count)),

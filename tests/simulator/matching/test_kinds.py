@@ -244,7 +244,51 @@ def test_one_rate_is_what_it_was() -> None:
     assert plain.submit_s.tolist() == stated.submit_s.tolist()
 
 
-@pytest.mark.parametrize(("field", "value"), [("rate_factors", ()), ("rate_factors", (1, 0)), ("rate_period_s", 0.0)])
+def test_a_window_of_so_many_hours_has_as_many_jobs_as_make_the_load() -> None:
+    pool = halves()
+    for most_task_s in (1200.0, 3600.0):
+        workload = Workload(load=0.5, window_s=0.5 * DAY_S, most_task_s=most_task_s)
+        batch, until_s = jobs(workload, pool, WARM_UP_S, 3)
+        assert until_s == WARM_UP_S + 0.5 * DAY_S
+        assert ((batch.submit_s >= WARM_UP_S) & (batch.submit_s <= until_s)).all()
+        work = [float(batch.task_runtime_s.row(n).sum() * batch.cpu_cores[n]) for n in range(len(batch.cpu_cores))]
+        wanted = 0.5 * pool.mean_cores(WARM_UP_S, until_s) * 0.5 * DAY_S
+        # The nearest: without the last job, or with one more, it is no nearer.
+        assert abs(sum(work) - wanted) <= abs(sum(work[:-1]) - wanted)
+        assert abs(sum(work) - wanted) < max(work)
+
+
+def test_half_the_load_of_a_window_is_its_first_jobs() -> None:
+    workload = Workload(load=0.5, window_s=0.75 * DAY_S, most_task_s=1200.0)
+    all_jobs, half = (jobs(workload, halves(), WARM_UP_S, 3, share)[0] for share in (1.0, 0.5))
+    count = len(half.cpu_cores)
+    assert count == pytest.approx(len(all_jobs.cpu_cores) / 2, rel=0.2)
+    assert half.cpu_cores.tolist() == all_jobs.cpu_cores[:count].tolist()
+    tasks = half.task_runtime_s.values
+    assert tasks.tolist() == all_jobs.task_runtime_s.values[: len(tasks)].tolist()
+
+
+def test_a_window_that_ends_after_the_pools_changes_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="window_h"):
+        jobs(Workload(window_s=2 * DAY_S), halves(), WARM_UP_S, 3)
+
+
+@pytest.mark.parametrize(
+    ("factors", "hours", "warned"),
+    [((1, 4), 23.9, True), ((1, 4), 24.0, False), ((1, 4, 2), 24.0, True), ((3,), 1.0, False), ((2, 2), 1.0, False)],
+)
+def test_a_window_of_less_than_two_periods_of_the_rate_is_warned_of(
+    factors: tuple[float, ...], hours: float, warned: bool
+) -> None:
+    found = Workload(rate_factors=factors).warnings(3600.0 * hours)
+    assert len(found) == warned
+    assert all(f"less than {12 * len(factors)} h, two periods of their rate" in sentence for sentence in found)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rate_factors", ()), ("rate_factors", (1, 0)), ("rate_period_s", 0.0), ("window_h", 0.0)],
+)
 def test_a_bad_rate_names_its_field(field: str, value: object) -> None:
     with pytest.raises(InvalidParameter, match=field):
-        Workload(**{field: value})  # type: ignore[arg-type]
+        Workload(**{field.replace("window_h", "window_s"): value})  # type: ignore[arg-type]

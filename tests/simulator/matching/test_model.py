@@ -83,6 +83,29 @@ def test_the_experiment_on_costs_says_what_kinds_there_are(vms: Input) -> None:
     assert cases["regular"].workload.rate_factors == (1, 4)
 
 
+@pytest.mark.parametrize("name", ["costs-persistent", "costs-others"])
+def test_each_case_of_the_experiments_on_costs_has_whole_periods_of_the_rate(vms: Input, name: str) -> None:
+    experiment = read(ROOT / "experiments" / f"{name}.toml", inputs={"vms": vms.path})
+    for case in experiment.cases():
+        found = MODEL.settings(case.given).workload
+        assert found.window_s is not None
+        assert found.window_s % (len(found.rate_factors) * found.rate_period_s) == 0
+        assert found.warnings(found.window_s) == ()
+
+
+@pytest.mark.parametrize(("hours", "warned"), [(3, True), (4, False)])
+def test_a_run_in_which_the_rate_hardly_alternates_warns(
+    vms: Input, hours: float, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
+    rates = given(vms, rate_factors=[1, 4], rate_period_s=3600, window_h=hours)
+    del rates["jobs"]
+    case = MODEL.settings(rates)
+    outcome = checked(MODEL.run(case, 1, MODEL.prepare([case], lambda share: None), lambda share: None))
+    assert outcome.metrics["span_s"] == 3600 * hours
+    assert len(outcome.warnings) == warned
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("vm_kind", "cheap"), ("removal", "first"), ("vm_cores", [2.5]), ("vm_cores", [0]), ("spot_discount", 1.0)],
@@ -147,11 +170,17 @@ def test_power_is_set_only_where_there_is_a_trace_of_it(vms: Input, tmp_path: Pa
         ("rate_factors", [1, -1]),
         ("rate_factors", [1, "4"]),
         ("vm_kind", "spot"),
+        ("window_h", -1),
     ],
 )
 def test_a_bad_setting_names_its_field(vms: Input, field: str, value: Any) -> None:
     with pytest.raises(InvalidParameter, match=field):
         MODEL.settings(given(vms, **{field: value}))
+
+
+def test_a_window_and_a_number_of_jobs_do_not_go_together(vms: Input) -> None:
+    with pytest.raises(InvalidParameter, match=r"jobs.*must not be stated with window_h"):
+        MODEL.settings(given(vms, window_h=4))
 
 
 def test_other_draws_are_refused_where_nothing_is_predicted_of_sizes(vms: Input) -> None:
