@@ -198,8 +198,9 @@ class Group(Adapter):
             try:
                 replies[pid] = clients[pid].ask("GET" if body is None else "POST", path, body, limit_s)
             except (KeyError, NotListening):
-                with contextlib.suppress(OSError):  # of a process that was killed
-                    os.unlink(f"{self._directory}/{pid}.sock")
+                if not os.path.exists(f"/proc/{pid}"):  # one that lives is about to listen
+                    with contextlib.suppress(OSError):
+                        os.unlink(f"{self._directory}/{pid}.sock")
                 gone.add(pid)
             except NoAnswer as error:
                 replies[pid] = 0, {"error": str(error)}
