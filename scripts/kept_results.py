@@ -24,6 +24,7 @@ BY_SEED += ("low_preempted_share", "low_rejected_share", "high_rejected_share")
 BY_SEED += ("preempted_vms_share", "preemptions_per_day", "deflated_vm_h_share", "taken_core_h_per_day")
 BY_SEED += ("back_median_s", "not_back_share", "work_lost_core_h_per_day", "moves_per_day", "moved_gib_per_day")
 BY_SEED += ("interruptible_jct_geometric_mean_s", "uninterruptible_jct_geometric_mean_s", "slowdown_geometric_mean")
+BY_SEED += ("pool_stable_for_10_min", "pool_stable_for_30_min", "pool_stable_for_60_min")
 MEAN, P90, NJCT = BY_SEED[:3]
 #: Sweeps of which the completion time of each job is kept, too, by seed.
 BY_JOB = ("persistent",)
@@ -100,7 +101,7 @@ def without_places(command: str) -> str:
 
 
 def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if value == value else None
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 class Sweep:

@@ -21,6 +21,11 @@ def _ratios(pool: Sweep, at: dict[str, Any], base: str, policy: str) -> np.ndarr
     return found
 
 
+def _stable(pool: Sweep, minutes: int, **case: Any) -> float:
+    """Of the median pool; one without a figure is one on which no time is long enough."""
+    return float(np.median(np.nan_to_num(pool.of(f"pool_stable_for_{minutes}_min", **case), nan=np.inf)))
+
+
 def claims() -> Iterator[str]:
     """Each claim with the paper's figure, ours, and a verdict; figures stand in the sections below it."""
     pool, rival, acquired = Sweep("persistent"), Sweep("rivals"), Sweep("acquirer-persistent")
@@ -79,8 +84,8 @@ def claims() -> Iterator[str]:
     drifts = [pool.mean("pool_gap_drift", **one) for one in at_lives]
     claim = "Fig. 7: how far the gaps of six hours are spread otherwise than all (Kolmogorov)"
     yield row(claim, "slightly", ", ".join(f"{one:.2f}" for one in drifts), "no figure")
-    ages = [pool.mean(f"pool_stable_for_{minutes}_min", **one) for one in at_lives for minutes in (30, 60)]
-    claim = "Fig. 13: for how many durations (30, 60 min) a machine must be stable to be 70 % sure"
+    ages = [_stable(pool, minutes, **one) for one in at_lives for minutes in (30, 60)]
+    claim = "Fig. 13: for how many durations (30, 60 min) a machine must be stable to be 70 % sure (median pool)"
     off = [f"{one:.1f}" for one in ages if abs(one - 2.6) > 0.5]
     word = f"missed by {', '.join(off)} (more than .5 off)" if off else "met"
     yield row(claim, "about 2.6", ", ".join(f"{one:.1f}" for one in ages), word)

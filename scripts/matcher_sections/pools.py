@@ -170,9 +170,10 @@ def _none_replaced(sweep: Sweep) -> str:
     ]
     if max(machines) >= 10:
         raise ValueError("a tenth of these pools is a machine: Algorithm 2 replaces some")
+    count = " to ".join(dict.fromkeys(f"{one:.0f}" for one in (min(machines), max(machines))))
     return filled(
         "**The acquirer hardly ever replaces a machine here**: of some "
-        f"{min(machines):.0f} to {max(machines):.0f} harvest VMs in the mean a tenth, rounded down, is none (Algorithm "
+        f"{count} harvest VMs in the mean a tenth, rounded down, is none (Algorithm "
         "2). What "
         "`live` saves against harvest alone is the matcher's, and that of which machine is given back when there are "
         "too many: the most recently changed instead of a random one."
