@@ -188,11 +188,11 @@ def costs() -> Iterator[str]:
     sweep = Sweep("costs-persistent")
     yield from ("## Costs where servers persist (Fig. 17 and 18)", "", sweep.command, "")
     yield from (
-        "Jobs come for 24 hours, once and four times as often in turn, six hours each; pools of one kind, scaled hourly",
-        "to 60 to 80 % of their cores; YARN's order of kills for all. Costs in core-hours of a regular VM; changes in",
-        "per cent, seed by seed; nJCT: ratio of geometric means. The paper: harvest VMs 40 % cheaper than Spot VMs and",
-        "75 % than regular ones, completion times 20 % below Spot's, with matcher and acquirer 33 %, and these save",
-        "14.2 % of the cost.",
+        "Jobs come for 24 hours, once and four times as often in turn, six hours each; pools of one kind, scaled",
+        "hourly to 60 to 80 % of their cores; YARN's order of kills for all. Costs in core-hours of a regular VM;",
+        "changes in per cent, seed by seed; nJCT: ratio of geometric means. The paper: harvest VMs 40 % cheaper than",
+        "Spot VMs and 75 % than regular ones, completion times 20 % below Spot's, with matcher and acquirer 33 %, and",
+        "these save 14.2 % of the cost.",
         "",
         _none_replaced(sweep),
         "",
