@@ -369,8 +369,8 @@ def _apart(sweep: Sweep, over: float) -> float:
 def command(sweep: Sweep) -> str:
     seeds = sweep.kept["seeds"]
     text = (
-        f"`{sweep.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins and "
-        "times (the tenants are the same in all seeds), per cent."
+        f"`{sweep.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins, "
+        "times and lives that are drawn (the tenants are the same in all seeds), per cent."
     )
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 

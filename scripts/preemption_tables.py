@@ -42,8 +42,9 @@ def tables() -> Iterator[str]:
     seeds = sweep.kept["seeds"]
     yield f"`{sweep.kept['command']}`,"
     yield filled(
-        f"seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins and times: the tenants are the "
-        f"same in all seeds. In brackets: how many of the {len(seeds)} seeds have such a figure, where not all do; in "
+        f"seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins, times and lives that are "
+        "drawn: the tenants are the same in all seeds. "
+        f"In brackets: how many of the {len(seeds)} seeds have such a figure, where not all do; in "
         "the others moves prevented every preemption."
     )
     yield ""
