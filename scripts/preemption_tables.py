@@ -78,13 +78,9 @@ def tables() -> Iterator[str]:
             sweep.of("preemptions_per_day", overcommitment=level, policy=name) for name in ("migration", "rebalancing")
         )
         mean, half = interval(both - alone)
-        if mean - half > 0:
-            more.append(f"{mean:.0f} ± {half:.0f} more a day at {level:.1f}")
+        more.append(f"{mean:+.0f} ± {half:.0f} at {level:.1f}")
     yield ""
-    yield filled(
-        "Preemptions with `rebalancing` beyond those with `migration` alone, where it has more and zero is not in the "
-        f"interval: {', '.join(more) or 'nowhere'}."
-    )
+    yield filled(f"Preemptions a day with `rebalancing` beyond those with `migration` alone: {', '.join(more)}.")
 
 
 def _cell(sweep: Sweep, metric: str, digits: int, scale: float, case: dict[str, Any]) -> str:
