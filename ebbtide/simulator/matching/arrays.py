@@ -50,6 +50,10 @@ class Numbers(NamedTuple):
     #: Algorithm 3.
     threshold: int = 11
     patience: int = 12
+    #: `Matching.foreseen`: its part of what is said, when its first row is of, and the time between two.
+    known_share: int = 13
+    known_from_s: int = 14
+    known_every_s: int = 15
 
 
 NUMBER: Final = Numbers()
@@ -79,6 +83,8 @@ class Matching(NamedTuple):
     rolling: Rolling
     period: Period
     knowledge: Knowledge
+    #: What could be known of the VMs to come (`futures.Foreseen`); without rows: nothing is.
+    foreseen: Floats
     #: Per machine, of the task that is looked at.
     expected: Floats
     waits: Floats

@@ -15,11 +15,9 @@ import numpy as np
 from ebbtide.matcher.predict.predictor import PredictorOptions
 from ebbtide.simulator.inputs.batches import Floats, Mask
 from ebbtide.simulator.matching.calibrating import DURATIONS_S, FREE, WARM_UP_S, looks
-from ebbtide.simulator.matching.futures import Futures
+from ebbtide.simulator.matching.futures import ALIKE, Futures
 from ebbtide.simulator.matching.pools import Pool
 
-#: Servers that a chance is counted of, at the least: those with as many cores, then with one more or less, and so on.
-ALIKE: Final = 40
 #: Figures of one run: shares of picks that kept their room, and mean squared errors of two predictions of it.
 METRICS: Final = (
     *("picked_random", "picked_predicted", "picked_known", "picked_both", "picked_best"),
@@ -86,7 +84,10 @@ def _cores(pool: Pool, now_s: float) -> Floats:
 
 
 def _chances(had: Floats, theirs: Floats, kept: Mask) -> Floats:
-    """Of each machine: the share of servers with about as many cores that keep the room. Theirs by their cores."""
+    """Of each machine: the share of servers with about as many cores that keep the room. Theirs by their cores.
+
+    Those with as many cores, then with one more or less, and so on, until there are `ALIKE`.
+    """
     count = np.concatenate([[0], np.cumsum(kept)])
     chances = np.zeros(len(had))
     for number, cores in enumerate(had):

@@ -18,7 +18,7 @@ from ebbtide.matcher.predict.expected_time import (
     usable_duration_s,
 )
 from ebbtide.matcher.predict.knowledge import learn
-from ebbtide.matcher.predict.landmarks import ANY_CORES
+from ebbtide.matcher.predict.landmarks import AGES, ANY_CORES, FREE, SIZES, STEPS
 from ebbtide.matcher.predict.period import fill_lasts_of_period, stands, watch
 from ebbtide.matcher.predict.rolling import GROWTH, SHRINK, leave, roll
 from ebbtide.matcher.predict.rolling import begin as begin_interval
@@ -43,8 +43,26 @@ def begin(s: State, p: Matching, now_s: float) -> None:
     if p.switches[SWITCH.form] == LANDMARK and p.period.clock[0] != numbers[NUMBER.looked]:
         p.knowledge.totals[2] = fill_lasts_of_period(p.period, p.knowledge.lasts)
         numbers[NUMBER.looked] = p.period.clock[0]
+        if len(p.foreseen) > 0:
+            _foresee(p, now_s)
     numbers[NUMBER.fresh_until] = now_s + numbers[NUMBER.fresh_s]
     p.switches[SWITCH.news] = 0
+
+
+def _foresee(p: Matching, now_s: float) -> None:
+    """What could be known of the VMs to come has its part of what is said of machines of any age."""
+    numbers = p.numbers
+    row = int(max(now_s - numbers[NUMBER.known_from_s], 0.0) / numbers[NUMBER.known_every_s])
+    row = min(row, len(p.foreseen) - 1)
+    share = numbers[NUMBER.known_share]
+    width = len(FREE) * (STEPS + 1)
+    for size in range(SIZES + 1):
+        for age in range(AGES):
+            for cell in range(width):
+                at = (size * AGES + age) * width + cell
+                known = p.foreseen[row, size * width + cell]
+                seen = p.knowledge.lasts[at]
+                p.knowledge.lasts[at] = known if share >= 1.0 else seen + share * (known - seen)
 
 
 def changed(s: State, p: Matching, machine: int, now_s: float, cores_before: int) -> None:

@@ -169,6 +169,8 @@ class MatchingModel:
             raise InvalidParameter(
                 "other_draws", f"needs a policy that predicts with sizes, such as live, not {case.scheme}"
             )
+        if SCHEMES[case.scheme].known and not (case.other_draws and acquisition is None):
+            raise InvalidParameter("other_draws", f"must be at least 1 with {case.scheme}, which needs no acquirer")
         return case
 
     def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[str, SharedArrays]:
@@ -228,6 +230,7 @@ class MatchingModel:
             threshold=settings.threshold,
             validate=settings.validate,
             interruptible=settings.interruptible,
+            others=others,
         )
         start_s = float(found.at_s[0]) + WARM_UP_S
         statistics = found.statistics(start_s, start_s + done.span_s)
@@ -243,7 +246,7 @@ class MatchingModel:
         if settings.calibrate and done.calibration is not None:
             metrics |= figures("started", *done.calibration)
             metrics |= of_machines(calibrate(found, SCHEMES[settings.scheme].predicting))
-        if others:
+        if others and not SCHEMES[settings.scheme].known:
             metrics |= foresight(found, others, SCHEMES[settings.scheme].predicting)
         return Outcome(metrics, tables, settings.workload.warnings(done.span_s))
 

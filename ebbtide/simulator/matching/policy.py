@@ -17,6 +17,7 @@ from ebbtide.simulator.jobs.columns import State
 from ebbtide.simulator.jobs.policy import Policy
 from ebbtide.simulator.matching import arrays as a
 from ebbtide.simulator.matching import heartbeats, hooks
+from ebbtide.simulator.matching.futures import KNOWN_EVERY_S, Foreseen
 
 
 def policy(
@@ -25,19 +26,21 @@ def policy(
     preemption_aversion: float = 0.0,
     check: bool = True,
     heartbeat: bool = False,
+    foreseen: Foreseen | None = None,
 ) -> Policy:
     """SlackSched (Agarwal et al. 2023 §3), or what its switches make of it.
 
     :param preemption_aversion: of every task.
     :param heartbeat: tasks start as machines report (Algorithm 3); else the queue is gone through (Algorithm 1).
     :param check: hold predictions of tasks that start against what becomes of them.
+    :param foreseen: what could be known of the VMs to come; with landmarks.
     """
 
     def resized(s: State, p: Any, most_cores: int, seed: int) -> a.Matching:
         machines = len(s.machines)
         if p is not None and len(p.waits) == machines:
             return p  # type: ignore[no-any-return]
-        made = fresh(machines, float(s.sums[0]), predicting, matching, preemption_aversion, check)
+        made = fresh(machines, float(s.sums[0]), predicting, matching, preemption_aversion, check, foreseen)
         made.switches[a.SWITCH.heartbeat] = heartbeat
         made.draws[:] = draws_of(seed)
         return made
@@ -59,6 +62,7 @@ def fresh(
     matching: MatchOptions,
     preemption_aversion: float,
     check: bool,
+    foreseen: Foreseen | None = None,
 ) -> a.Matching:
     """Arrays of a run in which nothing has happened yet."""
     switches = np.zeros(a.SWITCHES, np.int64)
@@ -80,6 +84,9 @@ def fresh(
     numbers[a.NUMBER.fresh_share] = predicting.fresh_share
     numbers[a.NUMBER.fresh_until] = numbers[a.NUMBER.looked] = -np.inf
     numbers[a.NUMBER.aversion] = preemption_aversion
+    if foreseen is not None:
+        numbers[a.NUMBER.known_share], numbers[a.NUMBER.known_from_s] = foreseen.part, foreseen.from_s
+        numbers[a.NUMBER.known_every_s] = KNOWN_EVERY_S
     return a.Matching(
         switches,
         numbers,
@@ -88,6 +95,7 @@ def fresh(
         if predicting.by_landmarks
         else no_period(),
         nothing_known(predicting.horizon_s),
+        np.zeros((0, 0)) if foreseen is None else foreseen.shares,
         np.zeros(machines),
         np.zeros(machines),
         np.zeros(machines),

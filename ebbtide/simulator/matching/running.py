@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.matching import oracle
 from ebbtide.simulator.matching.acquiring import AcquiredMachines, Acquisition
 from ebbtide.simulator.matching.arrays import NUMBER, Matching
+from ebbtide.simulator.matching.futures import Foreseen, kept
 from ebbtide.simulator.matching.pools import Pool
 from ebbtide.simulator.matching.schemes import engine_policy, engine_settings, named
 from ebbtide.simulator.matching.workload import Workload, jobs
@@ -111,8 +112,11 @@ def run(
     order: Order = LIVE_ORDER,
     threshold: float = THRESHOLD,
     interruptible: int = 0,
+    others: Sequence[Pool] = (),
 ) -> Run:
     """Run it to the end.
+
+    :param others: the same VMs by other draws, of which schemes know that know the VMs to come.
 
     :param interruptible: every so-manieth job is, beginning with the first: it saves its work every minute; 0: none.
     :param threshold: of P_c, in schemes by heartbeat.
@@ -124,6 +128,12 @@ def run(
     if interruptible and chosen.checkpoint_every_s > 0:
         raise InvalidParameter("interruptible", f"must be 0 with {scheme}, in which all jobs make checkpoints")
     saving = {"checkpoint_every_s": SAVES_EVERY_S, "checkpointed": interruptible} if interruptible else {}
+    foreseen = None
+    if chosen.known:
+        if not others or acquisition is not None:
+            raise InvalidParameter("policy", f"{scheme} needs other_draws, and no acquirer")
+        shares = kept(others, float(pool.at_s[0]), pool.until_s, chosen.predicting.horizon_s, compile)
+        foreseen = Foreseen(shares, float(pool.at_s[0]), chosen.known)
     acquired = None
     changes: Iterable[CapacityBatch] = [pool.batch()]
     held_share = 1.0
@@ -141,7 +151,7 @@ def run(
         told.named([batch]),
         None,
         changes,
-        policy=engine_policy(chosen, pool, threshold),
+        policy=engine_policy(chosen, pool, threshold, foreseen),
         settings=engine_settings(chosen, kills=order.kills, requeue=order.requeue, validate=validate, **saving),
         seed=seed,
         done=told.take,

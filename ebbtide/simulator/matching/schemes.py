@@ -12,6 +12,7 @@ from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.jobs.policy import Policy
 from ebbtide.simulator.jobs.settings import Settings
 from ebbtide.simulator.matching import oracle, replicas
+from ebbtide.simulator.matching.futures import Foreseen
 from ebbtide.simulator.matching.policy import policy as matcher
 from ebbtide.simulator.matching.pools import Pool
 
@@ -25,6 +26,8 @@ class Scheme:
     :param heartbeat: machines report one after another, and each report is answered by Algorithm 3 (YARN's turn).
     :param checkpoint_every_s: between two checkpoints, from which tasks go on elsewhere; 0: none.
     :param checkpoint_cost_s: of each.
+    :param known: the part of what is said of machines that comes of who knows all VMs to come, and not on which server
+        (`futures.Foreseen`): a bound on what any prediction can gain. With landmarks.
     """
 
     nodes: str | None = None
@@ -34,6 +37,7 @@ class Scheme:
     checkpoint_cost_s: float = 0.0
     replicas: int = 1
     heartbeat: bool = False
+    known: float = 0.0
 
 
 _PAPER: Final = PredictorOptions(censored=False)
@@ -72,6 +76,9 @@ SCHEMES: Final[dict[str, Scheme]] = {
     # A manager's match maker by Eq. 1 with sizes; and what it does by default, by landmarks.
     "sized-live": Scheme(predicting=_SIZED, matching=LIVE),
     "live": Scheme(predicting=LIVE_PREDICTION, matching=LIVE),
+    # Who knows the VMs to come, alone and beside what was seen.
+    "known": Scheme(predicting=LIVE_PREDICTION, matching=LIVE, known=1.0),
+    "live-known": Scheme(predicting=LIVE_PREDICTION, matching=LIVE, known=0.5),
 }
 
 
@@ -82,13 +89,17 @@ def named(name: str) -> Scheme:
     return SCHEMES[name]
 
 
-def engine_policy(scheme: Scheme, pool: Pool, threshold: float = THRESHOLD) -> Policy | str:
+def engine_policy(
+    scheme: Scheme, pool: Pool, threshold: float = THRESHOLD, foreseen: Foreseen | None = None
+) -> Policy | str:
     """What the engine takes.
 
     :param threshold: of P_c, in schemes by heartbeat.
+    :param foreseen: in schemes that know the VMs to come.
     """
     if scheme.nodes is None:
-        return matcher(scheme.predicting, replace(scheme.matching, threshold=threshold), heartbeat=scheme.heartbeat)
+        matching = replace(scheme.matching, threshold=threshold)
+        return matcher(scheme.predicting, matching, heartbeat=scheme.heartbeat, foreseen=foreseen)
     if scheme.nodes in oracle.KINDS:
         return oracle.policy(scheme.nodes, pool.machine, pool.at_s, pool.cores)
     if scheme.nodes == "replicas":

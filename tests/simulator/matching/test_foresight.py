@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from ebbtide.matcher.match.rounds import LIVE_PREDICTION
+from ebbtide.matcher.predict.landmarks import FREE, SIZES, STEPS, size_class, step_s
 from ebbtide.simulator.generators.harvest import Packing
 from ebbtide.simulator.matching.foresight import METRICS, foresight
+from ebbtide.simulator.matching.futures import kept
 from ebbtide.simulator.matching.pools import Pool, PoolSettings, pool
+from ebbtide.simulator.matching.running import WARM_UP_S, run
+from ebbtide.simulator.matching.workload import Workload
 from tests.simulator.matching.test_running import DAY_S, made, vms
 
 
@@ -78,6 +82,35 @@ def test_servers_without_the_cores_in_question_say_nothing() -> None:
     found = look(by_server([(0.0, 2)]), others, warm_up_s=1.5 * DAY_S, every_s=DAY_S)
     assert found["picks_known_brier"] == 1.0, "all that could be known said that it would lose its cores"
     assert look(by_server([(0.0, 2)]), by_server(empty), warm_up_s=1.5 * DAY_S, every_s=DAY_S) == {}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_who_knows_the_vms_to_come_knows_of_servers_of_a_size_how_long_they_keep_room(compile: bool) -> None:
+    """Half of the large ones lose three cores within the hour, all small ones all that they have; three have 30."""
+    calm, falling, doomed = [(0.0, 20)], [(0.0, 20), (1000.0, 17)], [(0.0, 4), (100.0, 0)]
+    pool = by_server(*([calm] * 40), *([falling] * 40), *([doomed] * 60), *([[(0.0, 30)]] * 3))
+    shares = kept([pool], 0.0, 1800.0, 3600.0, compile).reshape(2, SIZES + 1, len(FREE), STEPS + 1)
+    hour = next(step for step in range(STEPS) if step_s(step) > 2000.0)
+    now, later = shares[:, :, :, hour]
+    assert (shares[..., 0] == 1.0).all()
+    assert now[int(size_class(20.0)), : len(FREE)].tolist() == [0.5] * 3 + [1.0] * (len(FREE) - 3)
+    assert now[int(size_class(4.0)), FREE.index(0)] == 0.0
+    assert now[int(size_class(4.0)), FREE.index(4)] == 1.0, "too few have as many: all that do"
+    assert now[int(size_class(30.0)), FREE.index(0)] == pytest.approx(43 / 143)
+    assert now[SIZES, FREE.index(0)] == pytest.approx(43 / 143)
+    # The doomed ones have gone by then.
+    assert later[SIZES, FREE.index(0)] == pytest.approx(43 / 83)
+
+
+def test_who_knows_the_vms_to_come_starts_nothing_where_all_servers_of_a_size_will_shrink() -> None:
+    """Also before any machine has shrunk for the first time."""
+    calm, doomed = [(0.0, 20)], [(0.0, 4)]
+    for hour in range(12):
+        doomed += [(WARM_UP_S + 3600.0 * hour + 1800.0, 0), (WARM_UP_S + 3600.0 * hour + 2400.0, 4)]
+    found, others = by_server(*([doomed] * 9), calm), by_server(*([calm] * 50), *([doomed] * 50))
+    short = Workload(load=0.05, jobs=8, least_tasks=2, most_tasks=4, most_task_s=3600.0, cores=(1,))
+    kills = [run(found, short, name, 2, compile=False, others=[others]).results.kills for name in ("known", "live")]
+    assert kills[0] == 0 < kills[1]
 
 
 def test_picks_by_prediction_hold_more_often_than_any_and_never_more_often_than_the_best() -> None:

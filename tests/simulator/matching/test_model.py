@@ -189,6 +189,15 @@ def test_other_draws_are_refused_where_nothing_is_predicted_of_sizes(vms: Input)
     assert MODEL.settings(given(vms, other_draws=3, policy="live")).other_draws == 3
 
 
+def test_who_knows_the_vms_to_come_needs_other_draws_and_has_all_machines(vms: Input) -> None:
+    for wrong in ({}, {"other_draws": 1, "acquirer": True}):
+        with pytest.raises(InvalidParameter, match=r"other_draws.*must be at least 1 with known"):
+            MODEL.settings(given(vms, policy="known", **wrong))
+    case = MODEL.settings(given(vms, policy="known", other_draws=1))
+    outcome = checked(MODEL.run(case, 1, MODEL.prepare([case], lambda share: None), lambda share: None))
+    assert "picked_known" not in outcome.metrics
+
+
 def test_wrong_estimates_are_an_axis_like_others(vms: Input) -> None:
     experiment = read(ROOT / "experiments" / "estimates.toml", inputs={"vms": vms.path})
     workloads = [MODEL.settings(case.given).workload for case in experiment.cases()]
