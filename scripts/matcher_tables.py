@@ -12,7 +12,7 @@ from kept_results import ROOT, begin, placed, rewrite, sections
 from matcher_sections.claims import claims
 from matcher_sections.orders import heartbeats, loads, nine, orders, rivals
 from matcher_sections.pools import acquirer, allocations, bounds, calm, costs, equal, mixed, others, persistent, wind
-from matcher_sections.predictions import calibration, estimated, foresight, runtimes
+from matcher_sections.predictions import calibration, estimated, foresight, known, runtimes
 
 PAGE = ROOT / "docs" / "research" / "matching-simulated.md"
 BEGIN = begin("matcher_tables.py")
@@ -39,6 +39,7 @@ SECTIONS = {
     "wind": wind,
     "calibration": calibration,
     "foresight": foresight,
+    "known": known,
 }
 
 
