@@ -136,7 +136,9 @@ class Reconciler:
             raise
         self._host.hypervisor_answers()
         now = asyncio.get_running_loop().time()
-        if now - self._owners_at >= OWNERS_S:
+        # One that has moved away was the other host's at the end, and may be on its way back.
+        back = any(vm.intent.phase is Phase.ARRIVING and vm.domain in self._foreign for vm in vms)
+        if back or now - self._owners_at >= OWNERS_S:
             self._foreign = found.keys() - {domain.name for domain in await self._host.hypervisor.domains()}
             found = await twice(self._host.hypervisor.survey)  # the first one is old by now
             self._owners_at = now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,41 @@ async def test_while_it_moves_nothing_changes_its_size_and_called_off_it_stays(
         assert (ended.state, two.running("low-1")) == (OperationState.FAILED, [here]), ended.sentence
         assert f"ebb-{there}.low-1" not in two.world.domains
         assert (await cluster.get("/v1/vms/low-1"))["state"] == "running"
+
+
+async def test_a_vm_that_comes_back_is_looked_after_whosever_what_it_had_left_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left at home is the other host's when the agent that starts there asks; it asks again before a minute."""
+    rounds: list[str] = []
+    whole = reconciler.Reconciler._round
+
+    async def counted(self: reconciler.Reconciler) -> None:
+        await whole(self)
+        rounds.append(self._host.slice.host_id)
+
+    async def has_looked() -> bool:
+        return home in rounds
+
+    monkeypatch.setattr(reconciler.Reconciler, "_round", counted)
+    async with two_hosts(tmp_path) as two:
+        cluster, world = two.cluster, two.world
+        world.move_ends.set()
+        home = (await cluster.create(vm("low-1"))).host
+        assert home is not None
+        await surveyed(two, "low-1")
+        await send(cluster, "low-1", "migrate", **LIVE, request_id="leaves")
+        there = (await settled(two, "leaves")).host
+        await surveyed(two, "low-1")
+        await two.kill(home)
+        world.domains[f"ebb-{home}.low-1"] = replace(world.domains[f"ebb-{there}.low-1"], state="stopped")
+        rounds.clear()
+        await two.start(home)
+        await cluster.until(has_looked)
+        del world.domains[f"ebb-{home}.low-1"]
+        await send(cluster, "low-1", "migrate", **LIVE, request_id="comes-back")
+        assert (await settled(two, "comes-back")).host == home
+        await surveyed(two, "low-1")
 
 
 @pytest.mark.parametrize("carried_out", [False, True], ids=["call-lost", "call-carried-out"])
