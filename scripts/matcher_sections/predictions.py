@@ -123,12 +123,13 @@ def foresight() -> Iterator[str]:
 
 def known() -> Iterator[str]:
     sweep = Sweep("known")
-    yield from ("## What any prediction could gain", "", sweep.command, "")
+    yield from ("## Knowing the VMs to come", "", sweep.command, "")
     yield from (
         "All VMs of pools on which the aim is missed, a manager's order of kills for all. Who knows the VMs to come",
-        "(as above) says of machines of a size how long their room lasts, instead of what was seen of machines, and as",
-        "the mean of both; all else is `live`. Mean and p90 against a random node in the same order, per cent, and",
-        "parts of the Oracle's gain; the aim is .75 and .60.",
+        "(as above) says of machines of a class of cores how long their room lasts, instead of what was seen of",
+        "machines, and as the mean of both; all else is `live`. That is more than anybody can know, and one way to use",
+        "it: no bound on what a prediction can gain. Mean and p90 against a random node in the same order, per cent,",
+        "and parts of the Oracle's gain; the aim is .75 and .60.",
         "",
     )
     parts = ("`live` has", "knows the VMs to come", "both")

@@ -50,10 +50,9 @@ class Numbers(NamedTuple):
     #: Algorithm 3.
     threshold: int = 11
     patience: int = 12
-    #: `Matching.foreseen`: its part of what is said, when its first row is of, and the time between two.
+    #: `Matching.foreseen`: its part of what is said, and when its first row is of.
     known_share: int = 13
     known_from_s: int = 14
-    known_every_s: int = 15
 
 
 NUMBER: Final = Numbers()

@@ -26,6 +26,7 @@ from ebbtide.matcher.predict.rolling import change as change_interval
 from ebbtide.simulator.jobs.columns import LEAVING, MACHINE, TASK, TIME, State
 from ebbtide.simulator.jobs.running import checkpoint_every_s
 from ebbtide.simulator.matching.arrays import NUMBER, PROMISE, PROMISES, SWITCH, Matching
+from ebbtide.simulator.matching.futures import KNOWN_EVERY_S
 from ebbtide.simulator.nodes.backfilling import reservation
 
 
@@ -52,7 +53,7 @@ def begin(s: State, p: Matching, now_s: float) -> None:
 def _foresee(p: Matching, now_s: float) -> None:
     """What could be known of the VMs to come has its part of what is said of machines of any age."""
     numbers = p.numbers
-    row = int(max(now_s - numbers[NUMBER.known_from_s], 0.0) / numbers[NUMBER.known_every_s])
+    row = int(max(now_s - numbers[NUMBER.known_from_s], 0.0) / KNOWN_EVERY_S)
     row = min(row, len(p.foreseen) - 1)
     share = numbers[NUMBER.known_share]
     width = len(FREE) * (STEPS + 1)

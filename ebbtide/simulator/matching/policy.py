@@ -17,7 +17,7 @@ from ebbtide.simulator.jobs.columns import State
 from ebbtide.simulator.jobs.policy import Policy
 from ebbtide.simulator.matching import arrays as a
 from ebbtide.simulator.matching import heartbeats, hooks
-from ebbtide.simulator.matching.futures import KNOWN_EVERY_S, Foreseen
+from ebbtide.simulator.matching.futures import Foreseen
 
 
 def policy(
@@ -86,7 +86,6 @@ def fresh(
     numbers[a.NUMBER.aversion] = preemption_aversion
     if foreseen is not None:
         numbers[a.NUMBER.known_share], numbers[a.NUMBER.known_from_s] = foreseen.part, foreseen.from_s
-        numbers[a.NUMBER.known_every_s] = KNOWN_EVERY_S
     return a.Matching(
         switches,
         numbers,

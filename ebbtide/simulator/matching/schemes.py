@@ -27,7 +27,7 @@ class Scheme:
     :param checkpoint_every_s: between two checkpoints, from which tasks go on elsewhere; 0: none.
     :param checkpoint_cost_s: of each.
     :param known: the part of what is said of machines that comes of who knows all VMs to come, and not on which server
-        (`futures.Foreseen`): a bound on what any prediction can gain. With landmarks.
+        (`futures.Foreseen`). With landmarks.
     """
 
     nodes: str | None = None
