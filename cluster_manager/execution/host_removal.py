@@ -47,6 +47,8 @@ class HostRemoval:
         :param lost_vms: whether the host may have VMs.
         :raises RequestError: 404 there is none, 409 it reports, has VMs, or a plan is at work on it.
         """
+        # Just after a start every host is silent, those too that will report in a moment.
+        await self.hosts.settle()
         async with self.operations.admission:
             self._check(host)
             plans = self.operations.plans_at(host)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster_manager.errors import RequestError
 from cluster_manager.plans import live_migrations
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
@@ -60,6 +61,23 @@ async def test_a_host_that_reports_is_not_forgotten_nor_one_that_nobody_knows(cl
         got, problem = await forget(cluster, host)
         assert (got, problem["field"]) == (status, "id"), problem
     assert await known(cluster) == ["host-a", "host-b"]
+
+
+async def test_a_host_that_has_not_reported_yet_to_a_manager_just_started_is_waited_for(cluster: Cluster) -> None:
+    first, second = cluster.agents
+    await cluster.kill_manager()
+    first.trouble.mute = True
+    await cluster.start_manager()
+    assert cluster.manager is not None
+    assert cluster.manager.hosts.is_silent("host-a")
+    forgetting = asyncio.create_task(cluster.manager.host_removal.forget("host-a", lost_vms=True), name="forget host-a")
+    await asyncio.sleep(0)
+    first.trouble.mute = False
+    await first.send_report()
+    await second.send_report()
+    with pytest.raises(RequestError, match="host-a reports"):
+        await forgetting
+    assert (await cluster.get("/v1/vms/low-1"))["state"] == "running"
 
 
 async def test_a_silent_host_without_vms_is_forgotten_and_new_when_it_is_back(cluster: Cluster) -> None:
