@@ -388,11 +388,11 @@ class Operations:
             return
         async with self.admission:
             # Again: another task may have seen to it meanwhile.
-            now = asyncio.get_running_loop().time()
-            if not self._owes(host) or self._hosts.locks.is_busy(host) or now < self._retry_at.get(host, now):
+            if not self._owes(host) or self._hosts.locks.is_busy(host):
                 return
-            self._retry_at[host] = now + RETRY_S
-            owed = sorted(name for name, where in self._owed.items() if where == host)
+            self._retry_at[host] = asyncio.get_running_loop().time() + RETRY_S
+            # One that was refused is owed anew, behind the others.
+            owed = [name for name, where in self._owed.items() if where == host]
             if owed:
                 new_id = plan_id("delete", owed[0])
                 await self._record(start_removal(new_id, new_id, owed[0], host), new_id)
@@ -442,9 +442,9 @@ class Operations:
                 log.warning("budget not granted", host=host, why=str(error))
 
     def _owes(self, host: str) -> bool:
-        """Whether a host has something to be removed or reinflated, and would not refuse."""
+        """Whether a host has something to be removed or reinflated that need not wait, and would not refuse."""
         known = self._hosts.get(host)
-        if known is None or self._stopping:
+        if known is None or self._stopping or asyncio.get_running_loop().time() < self._retry_at.get(host, 0.0):
             return False
         # A host whose mode lets nothing grow would refuse: it is asked when it has another mode.
         grows = known.owes_reinflation and reaction(known.report.mode, HostEvent.REINFLATE) is Reaction.DONE

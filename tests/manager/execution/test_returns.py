@@ -15,6 +15,7 @@ from cluster_manager.execution import instruction_executor, operations
 from cluster_manager.plans.returns import Returns
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.return_queue import ReturnPace
+from ebbtide.messages.common import EarlierProblem
 from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
@@ -321,6 +322,36 @@ async def test_a_vm_that_does_not_come_up_keeps_its_place_and_is_tried_again(clu
     await cluster.until(tried_twice)
     agent.trouble.fails = {}
     assert (await is_back(cluster, name))["host"] == "host-a"
+
+
+async def test_a_removal_that_is_refused_again_and_again_keeps_no_other_and_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a VM whose process the kernel cannot end."""
+    monkeypatch.setattr(operations, "RETRY_S", 0.2)
+    agent = FakeAgent("host-a", cpu_cores=7.0, memory_mib=3400.0)
+    carry_out = agent._carry_out
+
+    async def stuck(command: Any, kind: Any, name: str, work: Any, problem: Any = None) -> Any:
+        refusal = EarlierProblem(error="it does not end", field=None)
+        return await carry_out(command, kind, name, work, refusal if (kind, name) == ("delete", "gone-1") else problem)
+
+    monkeypatch.setattr(agent, "_carry_out", stuck)
+    async with cluster_of(tmp_path, agent, silent_after_s=SILENT_S) as cluster:
+        for name in ("gone-1", "gone-2"):
+            await cluster.create(vm(name, "fixed", 0.5, 300.0))
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name))
+        assert (await cluster.create(vm("high-1", "fixed", 5.3, 800.0))).state is OperationState.DONE
+        name = waiting(cluster)
+        await agent.die()
+        for gone in ("gone-1", "gone-2"):
+            assert (await cluster.delete(gone)).state is OperationState.FAILED
+        await agent.revive()
+        await cluster.until(lambda: gone_from(agent, "gone-2"))
+        assert "gone-1" in agent.vms
+        await cluster.delete("high-1")
+        assert (await is_back(cluster, name))["host"] == "host-a"
 
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["agent-remembers", "agent-forgets"])
