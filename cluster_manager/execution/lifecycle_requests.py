@@ -95,10 +95,9 @@ class Lifecycle:
         async def prepare() -> Plan:
             row = await self._free(name, precondition)
             host = self._ready(row)
-            if self._phase(row) not in OFF:
-                raise RequestError(
-                    409, f"{name} is {self._phase(row)}, not stopped", "name", code=ProblemCode.WRONG_STATE
-                )
+            # One that runs although it is off by the record is put on it as running.
+            if row.phase not in OFF and (phase := self._phase(row)) not in OFF:
+                raise RequestError(409, f"{name} is {phase}, not stopped", "name", code=ProblemCode.WRONG_STATE)
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
             waits = row.phase is VMPhase.PREEMPTED

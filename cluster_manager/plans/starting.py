@@ -68,7 +68,9 @@ def advance_starting(
         case Start(), HostFailed():
             sentence = f"{vm} may have been started: {event.sentence}; {host}'s next report says"
             owed = ReinflationPending(host, True)
-            return end(state, FAILED, sentence, SetVM(vm, off, host, sentence), owed, share=False)
+            # Of one that runs by the record the report counts. One that waits for room is looked for there anyway.
+            row = SetVM(vm, VMPhase.RUNNING if off is VMPhase.STOPPED else off, host, sentence)
+            return end(state, FAILED, sentence, row, owed, share=False)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return concluded(state, event)
     raise unexpected(state, event)

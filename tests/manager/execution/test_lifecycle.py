@@ -14,6 +14,7 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import VMRequest
+from ebbtide.messages.vms import VMState
 from ebbtide.rest.access import PRINCIPAL
 from ebbtide.rest.errors import Refused
 from ebbtide.rest.roles import Role
@@ -129,6 +130,47 @@ async def test_what_the_host_says_counts_where_an_answer_was_lost(cluster: Clust
     }
     assert listed == {"running": ["low-1"], "stopped": ["low-2"]}
     assert (await ask(cluster, "low-2", "start")).state is OperationState.DONE
+    await consistent(cluster)
+
+
+async def is_resized(cluster: Cluster, name: str) -> bool:
+    """Whether a target is taken, as of what runs by the record."""
+    body = {"request_id": f"target-{name}", "target": {"cpu_cores": 2.0}}
+    if (await cluster.call("PUT", f"/v1/vms/{name}/target", json=body))[0] != 202:
+        return False
+    return (await cluster.ended(f"target-{name}")).state is OperationState.DONE
+
+
+@each_store
+async def test_a_vm_whose_start_was_not_answered_is_what_its_host_says(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    await ask(cluster, "low-2", "stop")
+    first.trouble.hangs_at = len(first.arrived) + 1
+    assert (await send(cluster, "low-2", "start"))[0] == 202
+    await first.hanging.wait()
+    first.trouble.mute = True
+    lost = await cluster.ended("start-low-2")
+    assert (lost.state, "may have been started" in lost.sentence) == (OperationState.FAILED, True)
+    first.trouble.mute, first.trouble.hangs_at = False, None
+    assert (await seen(cluster, "low-2"))["state"] == "running"
+    assert {row["machine"] for row in (await cluster.get("/v1/machines"))["machines"]} == {"low-1", "low-2"}
+    assert await is_resized(cluster, "low-2")
+    await consistent(cluster)
+
+
+@each_store
+async def test_a_vm_that_was_started_past_the_manager_is_put_on_record_by_a_start(cluster: Cluster) -> None:
+    first, _ = agents(cluster)
+    await ask(cluster, "low-2", "stop")
+    off = first.vms["low-2"]
+    runs_now = {"state": VMState.RUNNING, "current": off.start_size, "start_size": None, "overhead_mib": 100.0}
+    first.vms["low-2"] = off.model_copy(update=runs_now)
+    assert (await seen(cluster, "low-2"))["state"] == "running"
+    assert not await is_resized(cluster, "low-2")
+    started = await ask(cluster, "low-2", "start")
+    assert (started.state, started.sentence) == (OperationState.DONE, "low-2 runs on host-a")
+    assert ("start", "low-2") not in first.done
+    assert await is_resized(cluster, "low-2")
     await consistent(cluster)
 
 
