@@ -176,6 +176,8 @@ class AcquirerService:
         self._check()
         provision = await provider.look()
         self._know(provision)
+        # No period is longer: the clock was set back since it began.
+        self.state = replace(self.state, next_at=min(self.state.next_at, self._clock() + settings.period_s))
         events: list[Event] = news(self.state, provision, self._clock())
         options = settings.options()
         found, instructions = advance_all(self.state, events, options)
@@ -232,7 +234,8 @@ class AcquirerService:
     def _is_empty(self, name: str) -> bool:
         """Whether nothing runs on a leaving machine, and nothing will: the tasks' service has looked since."""
         told, looked_at = self._told.get(name), self._tasks.looked_at
-        if told is None or looked_at is None or looked_at <= told or self._tasks.trouble:
+        # One that is still to come was by a clock that was set back since.
+        if told is None or looked_at is None or not told < looked_at <= self._clock() or self._tasks.trouble:
             return False
         machine = self._tasks.machines.get(name)
         foreign = machine.foreign_cores if machine is not None else 0
@@ -270,7 +273,7 @@ class AcquirerService:
     def _tell(self) -> None:
         """Note since when machines take no new task."""
         now, kept = self._clock(), {one.name for one in self.state.kept}
-        self._told = {name: self._told.get(name, now) for name in self.state.machines if name not in kept}
+        self._told = {name: min(self._told.get(name, now), now) for name in self.state.machines if name not in kept}
 
     def _notes(self, after: Acquirer, instructions: Iterable[Instruction]) -> list[TaskNote]:
         notes = []

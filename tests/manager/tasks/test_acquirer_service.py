@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -61,3 +61,23 @@ async def test_a_machine_that_is_refused_keeps_no_other_instruction() -> None:
     with pytest.raises(RequestError, match="no request of 1"):
         await acquirer._look(SETTINGS, machines)
     assert sorted(machines.did) == [("cancel", 2), ("deallocate", "harvest-1")]
+
+
+async def test_a_pool_is_looked_after_where_the_clock_was_set_back() -> None:
+    now = 1_000_000.0
+    acquirer = service(lambda: now)
+    leaves = Machine("harvest-1", 0.0, Standing.LEAVING)
+    acquirer.state, acquirer._first = Acquirer({"harvest-1": leaves}, next_at=now + SETTINGS.period_s), False
+    acquirer._tell()
+    machines, tasks = Machines(Provision({"harvest-1"})), cast(Any, acquirer._tasks)
+    machines.refusing.clear()
+    now, tasks.looked_at = 1000.0, 999_999.0
+    for _ in range(2):
+        await acquirer._look(SETTINGS, machines)
+        assert (acquirer.state.next_at, machines.did) == (1000.0 + SETTINGS.period_s, [])
+    now, tasks.looked_at = 1002.0, 1001.0
+    await acquirer._look(SETTINGS, machines)
+    assert machines.did == [("deallocate", "harvest-1")], "the tasks' service has looked since it was told"
+    now = 1000.0 + SETTINGS.period_s
+    await acquirer._look(SETTINGS, machines)
+    assert acquirer.state.next_at == now + SETTINGS.period_s, "the period is over"
