@@ -300,6 +300,8 @@ class InstructionExecutor:
         """Have a VM move, and wait for that, unless the placement is called off meanwhile."""
         assert self.move_away is not None, "hosts were offered to it"
         assert state.vm is not None, "a placement"
+        if state.request_id in self.called_off:
+            return Moved(elapsed_s(), False, f"{move.vm} is to move no more")
         request_id = f"{state.id}.{move.step}"
         try:
             async with asyncio.timeout(None) as self._waits[state.request_id]:

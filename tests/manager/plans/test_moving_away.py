@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +17,13 @@ from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     CalledOff,
     Create,
+    Effect,
     Event,
     Finish,
     HostRead,
     MoveAway,
     Moved,
+    Plan,
     Preempt,
     ReadHost,
     Reclaim,
@@ -224,6 +226,32 @@ async def test_a_manager_that_dies_during_the_move_goes_on_with_it(tmp_path: Pat
         assert operation.state is OperationState.DONE, operation
         assert (await seen(cluster, "low-1"))["host"] == "host-b"
         assert await cluster.events("preempted") == []
+        await consistent(cluster)
+
+
+@pytest.mark.service
+@pytest.mark.usefixtures("each_store")
+async def test_nobody_moves_for_a_placement_that_is_called_off_while_that_is_written_down(tmp_path: Path) -> None:
+    async with crowded(tmp_path) as cluster:
+        assert cluster.manager is not None
+        store, writing, goes_on = cluster.manager.store, asyncio.Event(), asyncio.Event()
+        save = store.save_step
+
+        async def slowly(state: Plan, effects: Iterable[Effect]) -> float:
+            if isinstance(state.instruction, MoveAway):
+                writing.set()
+                await goes_on.wait()
+            return await save(state, effects)
+
+        store.save_step = slowly  # type: ignore[method-assign]
+        assert (await cluster.call("POST", "/v1/vms", json=body("high-1")))[0] == 202
+        async with asyncio.timeout(10):
+            await writing.wait()
+        assert (await cluster.call("DELETE", "/v1/vms/high-1?request_id=off"))[0] == 202
+        goes_on.set()
+        assert (await cluster.ended("off")).state is OperationState.DONE
+        assert (await seen(cluster, "low-1"))["host"] == "host-a"
+        assert "arrive" not in cluster.agents[1].arrived
         await consistent(cluster)
 
 
