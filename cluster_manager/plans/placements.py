@@ -236,9 +236,9 @@ def _on_hosts(state: PlacementPlan, event: HostsChosen) -> Step:
 def _on_called_off(state: PlacementPlan, elapsed_s: float) -> Step:
     """Give back what was taken, have those stay that can, leave nothing behind."""
     said, state = f"the placement of {state.vm} is called off", state.having(called_off=True)
-    if state.host is None:
-        return _next_host(state, elapsed_s)
-    return _clean_up(state, said) if state.starts else _leave(state, said, elapsed_s)
+    if state.host is not None and (state.starts or state.changed):
+        return _clean_up(state, said) if state.starts else _undo(state, said, None)
+    return _next_host(state.having(host=None), elapsed_s)
 
 
 def _next_host(state: PlacementPlan, elapsed_s: float) -> Step:
@@ -517,7 +517,7 @@ def _on_removed(state: PlacementPlan, event: OperationEnded) -> Step:
     """What may have been left of the VM's own start is gone."""
     if event.operation.state is OperationState.FAILED:
         return _lose(state, event.operation.sentence)
-    if state.victims:
+    if state.victims and not state.called_off:
         return _give_up(state, state.failures[-1], reachable=True)
     if state.changed:
         return _undo(state, f"giving back what was taken on {state.host}", None)
