@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -262,13 +263,16 @@ class MemoryLimits:
         vm = await self._look(domain)
         reached = vm.limit_mib
         if vm.group.version == 2:
-            hard_mib = await self._usage_mib(vm) + MARGIN_MIB
-            reached = hard_mib - vm.allowance_mib
-            if reached < vm.held_mib and not await self._write(domain, hard_mib):
-                reached = None
+            # Not below what was asked for, however little is in use, nor above a limit that was there before.
+            lower_mib = max(await self._usage_mib(vm) + MARGIN_MIB - vm.allowance_mib, limit_mib)
+            limits = lower_mib < min(vm.held_mib, math.inf if reached is None else reached)
+            if limits and await self._write(domain, lower_mib + vm.allowance_mib):
+                reached = lower_mib
         if reached is None or reached >= vm.held_mib or await self._unbacked(domain, vm.footprint, reached):
             await self.lift(domain)
             return f"no memory limit of {limit_mib:.0f} MiB: {why}"
+        if reached <= limit_mib:
+            return ""
         return f"the memory limit stopped at {reached:.0f} MiB instead of {limit_mib:.0f}: {why}"
 
     # --- readings ------------------------------------------------------------------------------------------------

@@ -246,6 +246,23 @@ async def test_on_version_2_a_usage_that_grows_at_the_last_moment_gets_no_limit_
     assert vm.limits == [616]
 
 
+async def test_on_version_2_a_limit_without_time_for_a_step_is_not_below_what_was_asked_for(limits: Limits) -> None:
+    """Many at once wait for one another: a guest that has touched little would be held to just that."""
+    idle, busy = VM(version=2, usage_mib=300), VM(version=2)
+    _, made = limits(a=idle, b=busy)
+    assert await made.set("ebb-a.a", 400, 0) == ""
+    assert idle.limits == [500]
+    assert await made.set("ebb-a.b", 400, 0) == "the memory limit stopped at 616 MiB instead of 400: its time was up"
+
+
+async def test_on_version_2_an_attempt_that_brings_nothing_does_not_raise_the_limit_before_it(limits: Limits) -> None:
+    vm = VM(version=2, usage_mib=600, least_mib=600, hard_mib=600)
+    _, made = limits(a=vm)
+    for _ in range(2):
+        assert (await made.set("ebb-a.a", 400, 30)).startswith("the memory limit stopped at 500 MiB instead of 400")
+    assert (vm.limit_mib, vm.limits) == (500, [])
+
+
 async def test_a_kernel_that_cannot_reclaim_is_a_reason_and_no_error(limits: Limits) -> None:
     vm = VM(version=2, kernel_is_old=True)
     _, made = limits(a=vm)
