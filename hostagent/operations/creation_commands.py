@@ -92,8 +92,11 @@ class CreationCommands:
             if fresh:
                 try:
                     await self._host.hypervisor.create(vm.domain, vm.intent, xml)
-                except BaseException:
+                except BaseException as error:
                     # It has undone what it did; a domain of that name may have another owner.
+                    if isinstance(error, HypervisorError):
+                        # What is made late all the same is removed, by a later agent, too.
+                        await self._host.mark_failed(operation.request_id)
                     await self._host.drop(vm)
                     raise
             try:

@@ -277,6 +277,8 @@ class LifecycleCommands:
                 await vm.record.persist()
             except HypervisorError:
                 vm.record.intent = before
+                # A write that comes late must not have a later agent start it.
+                await self._host.mark_failed(operation.request_id)
                 raise
             return await self._start(operation, vm)
 

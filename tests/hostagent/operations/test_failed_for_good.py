@@ -210,6 +210,45 @@ async def test_a_deletion_that_failed_is_not_carried_out_by_a_successor_of_the_a
         assert list(world.domains) == ["ebb-host-a.low-2"]
 
 
+async def test_a_start_that_was_written_too_late_is_not_carried_out_by_a_successor_of_the_agent(
+    agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain, late = two_vms[0], Late(agent.host.hypervisor)
+    assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.host.hypervisor, "write_intent", late.write_intent)
+        assert (await command("POST", "/v1/vms/low-1/start", {"request_id": "b"})).state == "failed"
+        assert agent.host.vms["low-1"].allocation().current == ZERO
+        await agent.close()
+    late.arrives_in(domain)
+    assert Intent.model_validate_json(domain.intent).phase is Phase.STARTING
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "b")
+        vm = successor.host.vms["low-1"]
+        await until(lambda: vm.intent.phase is Phase.STOPPED and not vm.lock.locked())
+        assert (domain.state, world.starts) == ("stopped", 0)
+
+
+async def test_a_creation_that_came_about_too_late_is_removed_by_a_successor_of_the_agent(
+    agent: Agent, command: Command, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Intent] = []
+
+    async def create(domain: str, intent: Intent, xml: str | None = None) -> None:
+        made.append(intent)
+        raise HypervisorTimeout("libvirt did not answer within 60 s")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.host.hypervisor, "create", create)
+        assert (await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("web")})).state == "failed"
+        await agent.close()
+    await world.create("ebb-host-a.web", made[0].model_dump_json())
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "c")
+        await until(lambda: not world.domains)
+        assert "web" not in successor.host.vms
+
+
 async def test_what_had_failed_and_is_repeated_after_a_restart_has_failed(
     agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
