@@ -80,6 +80,8 @@ class Agent:
         # One that was stopped on command is charged nothing; the reconciler admits a foreign start of it.
         running = found.state == "running" and found.intent.phase is not Phase.STOPPED
         vm = self.host.adopt(found.name, found.intent, running=running)
+        # Known before it is surveyed: to start it as one that is off fails, and that cuts its power.
+        vm.paused = found.state == "paused"
         # It may have been started without all its memory.
         vm.resizer.late.started(asyncio.get_running_loop().time())
         return vm

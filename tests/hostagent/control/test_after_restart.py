@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ebbtide.messages.commands import Command as Body
-from ebbtide.messages.commands import CreateCommand
-from ebbtide.messages.vms import VMSpec
-from hostagent.errors import HypervisorError
+from ebbtide.messages.commands import CreateCommand, StartCommand
+from ebbtide.messages.vms import VMSpec, VMState
+from hostagent.control import reconciler
+from hostagent.errors import HypervisorError, RequestRefused
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
@@ -133,6 +134,22 @@ async def test_a_vm_that_is_off_keeps_its_disk_when_the_agent_is_started_again(
         assert created.state == "done", created.sentence
         await until(lambda: successor.host.vm("low-1").intent.phase is Phase.STOPPED)
         assert list(world.domains) == ["ebb-host-a.low-1"]
+
+
+async def test_a_vm_that_another_program_has_paused_is_called_so_before_the_first_survey(
+    command: Command, agent: Agent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.state = "paused"
+    monkeypatch.setattr(reconciler, "SURVEY_S", 600.0)
+    async with succeeding(world, tmp_path) as successor:
+        (status,) = successor.host.report().vms
+        assert status.state is VMState.PAUSED
+        with pytest.raises(RequestRefused, match="low-1 cannot be started now: it is paused"):
+            await successor.lifecycle.start("low-1", StartCommand(request_id="s"))
+    assert domain.state == "paused", "its power is not cut"
 
 
 async def test_a_vm_whose_start_had_failed_is_heard_when_another_program_starts_it(
