@@ -225,7 +225,6 @@ class LifecycleCommands:
 
         async def accept(request: Request) -> Run:
             await self._host.sample()
-            self._requests.leadership.check(command)
             vm = self._host.vm(name)
             if vm.lock.locked() and not vm.running and vm.intent.phase in _OFF:
                 # It has just gone off, and whoever found that is about to be done.
@@ -233,6 +232,7 @@ class LifecycleCommands:
                     async with asyncio.timeout(FOUND_OFF_S), vm.lock:
                         pass
                 vm = self._host.vm(name)
+            self._requests.leadership.check(command)
             self._host.modes.check(HostEvent.CREATE)
             if vm.resizer.terminating or vm.intent.phase in _GOING:
                 # One that is to go down runs for a while yet: "it runs" would be no longer true a moment later.

@@ -94,6 +94,8 @@ class Requests:
             if journal.has_failed(kind, request_id):
                 run = answer(FAILED_EARLIER, failed)
             else:
+                # Its epoch may have been stored meanwhile: what is refused now must not have begun.
+                self.leadership.check(command)
                 run = await accept(request)
                 self.leadership.check(command)
             return self.operations.begin(

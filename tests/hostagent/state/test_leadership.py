@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from ebbtide.cli.main import app
 from ebbtide.deflation.fencing import MOST_STEP
 from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.commands import Command
+from ebbtide.messages.vms import VMState
 from ebbtide.rest.access import Access
 from ebbtide.rest.roles import Role
 from ebbtide.rest.tokens import principal
@@ -23,6 +25,7 @@ from hostagent.api.app import make_app
 from hostagent.errors import RequestRefused
 from hostagent.operations.agent import Agent
 from hostagent.operations.requests import Leadership
+from hostagent.state.intents import Phase
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import TOKEN, Client, low_vm, make_agent
@@ -105,6 +108,43 @@ async def test_a_command_is_not_carried_out_that_was_overtaken_while_it_was_look
     # The name is free: the manager that leads can have it.
     done = await command(method, path, body | {"request_id": "again", "epoch": 2, "order": 5})
     assert done.state == "done", done.sentence
+
+
+@pytest.mark.usefixtures("two_vms")
+async def test_a_start_that_is_overtaken_while_it_waits_for_a_check_leaves_its_vm_as_it_is(
+    client: Client, command: Send, host: Host
+) -> None:
+    stop = {"request_id": "stop", "epoch": 1, "order": 1}
+    assert (await command("POST", "/v1/vms/low-1/stop", stop)).state == "done"
+    vm = host.vms["low-1"]
+    async with vm.lock:
+        method, path, body = START
+        sent = asyncio.create_task(client.request(method, path, json=body))
+        await until(lambda: vm.lock.is_wanted)
+        later = {"request_id": "later", "epoch": 1, "order": 4}
+        assert (await client.post("/v1/vms/low-2/stop", json=later)).status == 202
+    answer = await sent
+    assert (answer.status, (await answer.json())["field"]) == (409, "order")
+    assert (vm.intent.phase, vm.allocation().current) == (Phase.STOPPED, ZERO)
+    done = await command(method, path, body | {"request_id": "again", "order": 5})
+    assert done.state == "done", done.sentence
+
+
+@pytest.mark.usefixtures("two_vms")
+async def test_a_stop_that_is_overtaken_while_its_epoch_is_stored_leaves_its_vm_as_it_is(
+    client: Client, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow = Leadership.follow
+
+    async def overtaken(self: Leadership, sent: Command, known: bool = False) -> None:
+        await follow(self, sent, known)
+        await follow(self, command(1, 4))
+
+    monkeypatch.setattr(Leadership, "follow", overtaken)
+    response = await client.post("/v1/vms/low-1/stop", json={"request_id": "stop", "epoch": 1, "order": 3})
+    assert (response.status, (await response.json())["field"]) == (409, "order")
+    assert host.vms["low-1"].resizer.terminating == ""
+    assert host.vms["low-1"].status().state is VMState.RUNNING
 
 
 async def test_a_manager_that_says_that_it_leads_shuts_the_old_one_out_for_good(client: Client, host: Host) -> None:
