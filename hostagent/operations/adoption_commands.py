@@ -213,7 +213,6 @@ class AdoptionCommands:
         if vm.intent.phase is not Phase.STOPPED and not self._host.journal.last_cores(vm.name):
             # Its own change was lost to a kill; those that followed one that was not stand.
             await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)
-        vm.start()
         return done(operation, f"{vm.domain} is looked after as {vm.name}")
 
     async def release(self, name: str, command: ReleaseCommand) -> Operation:
@@ -319,7 +318,6 @@ class AdoptionCommands:
         return partly_done(operation, sentence, outcome)
 
     async def _resume_release(self, operation: Operation, vm: ManagedVM) -> Operation:
-        vm.start()
         if self._host.has_failed(operation):
             await give_up_change(self._host, vm, operation.request_id)
             return failed(operation, f"{vm.name} could not be given back, as was answered before this agent started")

@@ -191,7 +191,6 @@ class CreationCommands:
 
     async def resume_removal(self, operation: Operation, vm: ManagedVM) -> Operation:
         """Go on with a deletion that an earlier agent had begun, unless that has answered it as failed."""
-        vm.start()
         begun = vm.intent.phase is Phase.DELETING or vm.intent.told == operation.request_id
         if begun and not self._host.has_failed(operation):
             return await self.remove(operation, vm, cause_of(vm))

@@ -204,8 +204,6 @@ class LifecycleCommands:
             self._host.note(vm.name, DecisionKind.RESIZE, f"it will be defined again at its next start: {error}", {})
 
     async def _resume_stop(self, operation: Operation, vm: ManagedVM) -> Operation:
-        # However it is started again, its guest is heard.
-        vm.start()
         if self._host.has_failed(operation):
             async with vm.lock:
                 if vm.intent.phase is Phase.STOPPING:
@@ -338,12 +336,10 @@ class LifecycleCommands:
             if vm.intent.phase is Phase.STARTING and self._host.journal.has_failed(
                 operation.kind, operation.request_id
             ):
-                vm.start()  # however it is started again, its guest is heard
                 vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
                 vm.request_check()
                 return failed(operation, f"{vm.name} could not be started, as was answered before this agent started")
             if vm.intent.phase is not Phase.STARTING:
-                vm.start()
                 return self._as_found(operation, vm)
             return await self._start(operation, vm, await state_of(self._host, vm))
 
@@ -486,7 +482,6 @@ class LifecycleCommands:
         return done(operation, f"{vm.name} is sold {new.nominal.vector()} and comes up with {size}")
 
     async def _resume_resize(self, operation: Operation, vm: ManagedVM) -> Operation:
-        vm.start()
         if self._host.has_failed(operation):
             await give_up_change(self._host, vm, operation.request_id)
             return failed(operation, f"{vm.name} could not be resized, as was answered before this agent started")

@@ -99,8 +99,6 @@ class MigrationCommands:
         return done(operation, f"{self._host.slice.host_id} has room for {vm.name}")
 
     async def _resume_arrival(self, operation: Operation, vm: ManagedVM) -> Operation:
-        if vm.intent.phase is not Phase.ARRIVING:
-            vm.start()
         return done(operation, f"{self._host.slice.host_id} has room for {vm.name}")
 
     # --- the source ----------------------------------------------------------------------------------------------
@@ -209,7 +207,6 @@ class MigrationCommands:
         return done(operation, f"{vm.name} runs on {to}: {how}")
 
     async def _resume_departure(self, operation: Operation, vm: ManagedVM) -> Operation:
-        vm.start()
         if vm.intent.phase is Phase.STOPPED:
             # It may have ended here as well: what was known of that went with the earlier agent.
             return failed(operation, _is_off(vm, self._host.slice.host_id, cause_of(vm).body["to"]))

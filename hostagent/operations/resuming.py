@@ -62,9 +62,14 @@ class Resuming:
                 await vm.record.persist()
 
     def resume(self, vms: Iterable[ManagedVM]) -> None:
-        """Begin every operation of an intent again; one that has ended is answered as it ended."""
+        """Begin every operation of an intent again; one that has ended is answered as it ended.
+
+        Whatever comes of it, and however a VM that is off is started again, its guest is heard.
+        """
         unfinished: dict[str, list[ManagedVM]] = {}
         for vm in vms:
+            if vm.intent.phase is not Phase.ARRIVING:  # it runs on another host
+                vm.start()
             if vm.intent.cause is not None:
                 unfinished.setdefault(vm.intent.cause.request_id, []).append(vm)
         for request_id, members in unfinished.items():
@@ -98,8 +103,6 @@ class Resuming:
         if operation.kind == "delete":
             (vm,) = members
             return await self._creations.resume_removal(operation, vm)
-        for vm in members:
-            vm.start()
         if not self._host.modes.does(HostEvent.ROOM if operation.kind == "mode" else HostEvent.UNFINISHED):
             return concluded(operation, [vm.summary() for vm in members])
         if self._host.has_failed(operation):
@@ -120,7 +123,6 @@ class Resuming:
     async def _resume_creation(self, operation: Operation, vm: ManagedVM) -> Operation:
         if vm.intent.phase in (Phase.SETTLED, Phase.STOPPED, Phase.ADMITTING):
             # Created long ago: one that is off keeps its disk.
-            vm.start()
             return done(operation, f"{vm.name} was started")
         if self._host.has_failed(operation):
             await self._host.clear_away(vm)

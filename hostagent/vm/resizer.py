@@ -111,9 +111,9 @@ class Resizer:
         self.bound: Bound | None = None
         #: What the VM was started without.
         self.late = LateMemory()
-        #: Whether an application may be smaller than it was, and whether the guest could not be told what its VM was
-        #: given.
-        self._gave = self.untold = False
+        #: Whether an application may be smaller than it was, as an earlier agent may have left it, and whether the
+        #: guest could not be told what its VM was given.
+        self._gave, self.untold = self._unsure, False
         #: Until when an application may be giving what it has promised (monotonic seconds).
         self._gives_until = -math.inf
         #: Why the VM will have no more resizes; empty as long as it may.

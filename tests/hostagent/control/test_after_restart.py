@@ -152,6 +152,39 @@ async def test_a_vm_that_another_program_has_paused_is_called_so_before_the_firs
     assert domain.state == "paused", "its power is not cut"
 
 
+async def test_a_vm_of_which_no_operation_is_known_is_heard(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    """As one whose preemption was called off after a restart has none."""
+    await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
+    await agent.close()
+    (domain,) = world.domains.values()
+    domain.intent = Intent.model_validate_json(domain.intent).changed(cause=None).model_dump_json()
+    async with succeeding(world, tmp_path) as successor:
+        await until(lambda: successor.host.vm("low-1").link.connected)
+
+
+async def test_a_vm_whose_resumed_start_fails_is_heard_when_another_program_starts_it(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
+    await command("POST", "/v1/vms/low-1/stop", {"request_id": "s"})
+    await command("POST", "/v1/vms/low-1/start", {"request_id": "up"})
+    await command("POST", "/v1/vms/low-1/stop", {"request_id": "s2"})
+    await agent.close()
+    (domain,) = world.domains.values()
+    intent = Intent.model_validate_json(domain.intent)
+    assert intent.cause is not None
+    up = intent.cause.model_copy(update={"request_id": "up2", "kind": "start", "body": {}})
+    domain.intent = intent.changed(phase=Phase.STARTING, cause=up).model_dump_json()
+    world.failures["start"] = "no such disk"
+    async with succeeding(world, tmp_path) as successor:
+        vm = successor.host.vm("low-1")
+        await until(lambda: vm.intent.phase is Phase.STOPPED)
+        domain.state = "running"
+        await until(lambda: vm.running and vm.link.connected)
+
+
 async def test_a_vm_whose_start_had_failed_is_heard_when_another_program_starts_it(
     command: Command, agent: Agent, world: World, tmp_path: Path
 ) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from hostagent.operations.agent import Agent
+from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Command
+from tests.hostagent.conftest import Command, succeeding
 from tests.hostagent.doing import reclaim
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, Reply, World
@@ -48,6 +51,21 @@ async def test_an_application_that_shrank_for_a_deflation_that_took_nothing_hear
         operation = await command("PUT", "/v1/vms/low-1/target", {**body, "generation": number + 1})
         assert (operation.state, operation.vms[0].after.memory_mib) == (state, 1024.0), operation.sentence
     assert times_told(world) == 1
+
+
+async def test_an_application_hears_from_the_next_agent_of_a_growth_that_a_kill_kept_from_it(
+    agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path
+) -> None:
+    body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 1024.0}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    await agent.close()
+    # All was given; the application is told last.
+    domain = two_vms[0]
+    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.REINFLATING).model_dump_json()
+    assert times_told(world) == 0
+    async with succeeding(world, tmp_path) as successor:
+        await until(lambda: successor.host.vms["low-1"].intent.phase is Phase.SETTLED)
+        assert times_told(world) == 1
 
 
 async def test_an_application_that_is_still_giving_is_not_told_of_an_earlier_growth(
