@@ -69,8 +69,8 @@ class OrdinaryGuest:
         """Take in what the driver said, which may be what it said before, and whether a qemu-guest-agent is there."""
         self._read_at = read_at
         self.kind = GuestKind.QEMU_GUEST_AGENT if qemu_agent else GuestKind.BALLOON
-        if self._from_s is None:
-            # Who looked after it before may have taken something a moment ago.
+        if self._from_s is None or read_at < self._from_s - LONGEST_WINDOW_S:
+            # Who looked after it before may have taken something a moment ago; so may we, before a clock was set back.
             self._from_s = read_at
         if said is None:
             return

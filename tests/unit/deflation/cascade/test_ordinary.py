@@ -99,6 +99,19 @@ def test_an_agent_that_was_started_just_now_waits_for_the_next_statement() -> No
     assert spare(found) == 404.0
 
 
+def test_a_clock_that_is_set_back_does_not_hide_what_is_said_from_then_on() -> None:
+    found = guest(CALM)
+    found.moved(100.6)
+    found.observe(20.4, replace(CALM, said_at=20.0))
+    assert spare(found) is None, "it may have been said before the step"
+    found.observe(21.2, replace(CALM, said_at=21.0, usable_mib=400.0))
+    assert spare(found) == 400.0 - RESERVE_MIB
+    # A reading that was under way beside the step is no clock that was set back.
+    found.moved(22.6)
+    found.observe(22.1, replace(CALM, said_at=22.0))
+    assert spare(found) is None
+
+
 @pytest.mark.parametrize(
     "after",
     [
