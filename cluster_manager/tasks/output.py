@@ -6,7 +6,6 @@ The file is the task's: what is there may be anything that its command has put t
 from __future__ import annotations
 
 import codecs
-from dataclasses import replace
 from pathlib import Path
 
 from cluster_manager.errors import RequestError
@@ -20,9 +19,8 @@ from ebbtide.messages.tasks import TaskOutput, TaskState
 
 def file_of(settings: EngineSettings, task: Task) -> Path | None:
     """The file with what the last attempt that has begun prints; None where there is none."""
-    if settings.directory is None or not task.began_attempt:
-        return None
-    return settings.directory / replace(task, attempt=task.began_attempt).attempt_name(settings.label) / OUTPUT
+    attempt = task.begun_name(settings.label)
+    return settings.directory / attempt / OUTPUT if settings.directory is not None and attempt is not None else None
 
 
 def check_reader(settings: EngineSettings, task: Task, reader: str) -> None:

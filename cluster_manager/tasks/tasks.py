@@ -297,7 +297,10 @@ class TaskService:
             await engine.start()
             self._ready = True
         label = self._settings.label
-        look = await engine.look({task.attempt_name(label) for task in self._tasks.values()})
+        # Cancelled ones: where records are lost for good, cancelling their tasks has the others go on.
+        kept = (task.begun_name(label) for task in self._tasks.values() if task.stop != "cancel")
+        begun = {name for name in kept if name is not None}
+        look = await engine.look({task.attempt_name(label) for task in self._tasks.values()}, begun)
         # Before the cores: a VM whose preemption ends in between counts as off, or as being preempted, never as whole.
         notices = self.notices()
         # Those that the engine has lost count too while a task runs there: their VMs may stand still, and go on.

@@ -61,7 +61,7 @@ class FakeEngine:
     async def stop(self) -> None:
         pass
 
-    async def look(self, wanted: Collection[str]) -> Look:
+    async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
         self._called("look")
         self._begin()
         machines = {name: replace(one, up=one.up and self.lives(name)) for name, one in self.machines.items()}

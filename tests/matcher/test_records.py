@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ebbtide.matcher.engines.records import Record, Records, merged
-from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import AttemptState, Claim, Seen
 
 ATTEMPT = "ebb.train.0a.1"
@@ -53,6 +53,13 @@ async def test_what_an_attempt_writes_is_read(records: Records) -> None:
     assert (found.exit_code, found.ended_at) == (7, 1700000001.25)
     assert found.silent_s is not None
     assert found.silent_s < 5
+
+
+async def test_a_directory_with_no_record_of_what_has_begun_is_another_one(records: Records) -> None:
+    gone = "ebb.gone.0a.1"
+    with pytest.raises(EngineUnreachable, match="is that mounted here"):
+        await records.read([ATTEMPT, gone], [gone])
+    assert (await records.read([ATTEMPT, gone], [gone, ATTEMPT]))[gone] == Record()
 
 
 def _socket(path: Path) -> None:

@@ -65,12 +65,12 @@ class Dask:
             with contextlib.suppress(OSError, TimeoutError):
                 await client.close(timeout=2)
 
-    async def look(self, wanted: Collection[str]) -> Look:
-        before = await self._records.read(wanted)
+    async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
+        before = await self._records.read(wanted, begun)
         held = await asyncio.to_thread(self._held)
         async with self._connected() as client:
             found = await client.run_on_scheduler(dask_inside.survey, f"{self._settings.label}.")
-        after = await self._records.read({*wanted, *found["tasks"], *held})
+        after = await self._records.read({*wanted, *found["tasks"], *held}, begun)
         self._addresses = {worker["name"]: worker["address"] for worker in found["workers"]}
         self._drained = {worker["name"]: worker["drained"] for worker in found["workers"]}
         places = {attempt: self._addresses.get(task["worker"] or "") for attempt, task in found["tasks"].items()}

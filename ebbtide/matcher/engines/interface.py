@@ -29,10 +29,12 @@ class Engine(Protocol):
     async def stop(self) -> None:
         """Let go of it; what runs goes on."""
 
-    async def look(self, wanted: Collection[str]) -> Look:
+    async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
         """All that the engine has now.
 
         :param wanted: attempts whose records are read even where the engine does not know them.
+        :param begun: attempts that have begun. Where none of them has a record, the records lie elsewhere:
+            EngineUnreachable.
         """
 
     async def submit(self, attempt: str, order: TaskOrder) -> None:

@@ -183,17 +183,26 @@ class Records:
                     os.fchown(own, found.pw_uid, found.pw_gid)
             os.fsync(root)
 
-    async def read(self, attempts: Collection[str]) -> dict[str, Record]:
-        """The records of these attempts."""
-        return await self._in_thread(lambda: self._read_all(attempts))
+    async def read(self, attempts: Collection[str], begun: Collection[str] = ()) -> dict[str, Record]:
+        """The records of these attempts.
 
-    def _read_all(self, attempts: Collection[str]) -> dict[str, Record]:
+        :param begun: attempts that have begun, so that they have a directory.
+        :raises EngineUnreachable: none of those has one here: it is another directory, and says nothing of any attempt.
+        """
+        return await self._in_thread(lambda: self._read_all(attempts, begun))
+
+    def _read_all(self, attempts: Collection[str], begun: Collection[str] = ()) -> dict[str, Record]:
         if not attempts:
             return {}
         # The file system's own time: machines and its server may have others.
         with tempfile.NamedTemporaryFile(dir=self.directory, prefix=".now.") as file:
             now = os.fstat(file.fileno()).st_mtime
         with self._opened() as root:
+            if begun and all(_owner(root, attempt) is None for attempt in begun):
+                raise EngineUnreachable(
+                    f"none of the attempts that have begun ({len(begun)}) has its record in {self.directory}: is that "
+                    "mounted here, and is it (and label) the same as before? Nothing is begun or ended without them"
+                )
             return {attempt: _read(root, attempt, now) for attempt in attempts}
 
     async def owners(self, attempts: Collection[str]) -> dict[str, int]:
@@ -201,12 +210,8 @@ class Records:
         return await self._in_thread(lambda: self._owners(attempts))
 
     def _owners(self, attempts: Collection[str]) -> dict[str, int]:
-        owners = {}
         with self._opened() as root:
-            for attempt in attempts:
-                with contextlib.suppress(FileNotFoundError):
-                    owners[attempt] = os.stat(attempt, dir_fd=root, follow_symlinks=False).st_uid
-        return owners
+            return {attempt: owner for attempt in attempts if (owner := _owner(root, attempt)) is not None}
 
     async def seal(self, attempt: str) -> Record:
         """Claim an attempt, so that it never begins, unless it has. Returns its record.
@@ -338,6 +343,14 @@ def _remove_tree(name: str, parent: int) -> None:
                     os.rename(one, left[-1], src_dir_fd=below, dst_dir_fd=top)
             os.rmdir(found, dir_fd=top)
     os.rmdir(name, dir_fd=parent)
+
+
+def _owner(root: int, attempt: str) -> int | None:
+    """Whose an attempt's directory is, by uid; None: it has none."""
+    try:
+        return os.stat(attempt, dir_fd=root, follow_symlinks=False).st_uid
+    except FileNotFoundError:
+        return None
 
 
 def _read(root: int, attempt: str, now: float | None = None) -> Record:

@@ -56,11 +56,11 @@ class Slurm:
     async def stop(self) -> None:
         """Nothing is held open."""
 
-    async def look(self, wanted: Collection[str]) -> Look:
-        before = await self._records.read(wanted)
+    async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
+        before = await self._records.read(wanted, begun)
         jobs = await self._ours()
         machines = await self._machines(self._foreign)
-        after = await self._records.read({*wanted, *jobs})
+        after = await self._records.read({*wanted, *jobs}, begun)
         return Look(machines, merged(jobs, before, after))
 
     async def submit(self, attempt: str, order: TaskOrder) -> None:

@@ -143,6 +143,10 @@ class Task:
         """Of the present attempt, or the last one."""
         return attempt_name(label, self.name, self.key, self.attempt)
 
+    def begun_name(self, label: str) -> str | None:
+        """Of the last attempt that has begun; None: none has."""
+        return attempt_name(label, self.name, self.key, self.began_attempt) if self.began_attempt else None
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
