@@ -12,6 +12,7 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from signal import Signals
@@ -32,8 +33,8 @@ cloudpickle.register_pickle_by_value(dask_inside)
 
 #: Half of it has no types.
 _dask: Final[Any] = distributed
-#: How often an attempt is asked to end before it is killed.
-POLITE: Final = 5
+#: How long an attempt that was asked to end has before it is killed, seconds.
+KILL_AFTER_S: Final = 5.0
 #: How `dask_inside.run` says what its command ended with.
 _EXIT_CODE: Final = re.compile(r"^RuntimeError\('exit code ([0-9]{1,3})'\)$")
 
@@ -43,7 +44,7 @@ class Dask:
 
     kind = "dask"
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> None:
         if settings.directory is None or settings.dask_scheduler is None:
             raise EngineSettingsError("directory and dask_scheduler must be given")
         self._settings = settings
@@ -54,7 +55,10 @@ class Dask:
         self._drained: dict[str, str] = {}
         #: Workers that attempts are on, by address.
         self._places: dict[str, str] = {}
-        self._asked: dict[str, int] = {}
+        #: When each attempt was first to end, and which of those have got their signal.
+        self._ends_since: dict[str, float] = {}
+        self._asked: set[str] = set()
+        self._clock = clock
 
     async def start(self) -> None:
         await self._records.check()
@@ -122,8 +126,12 @@ class Dask:
             return
         if not begun_too:
             return
-        self._asked[attempt] = asked = self._asked.get(attempt, 0) + 1
-        await self._signal(attempt, Signals.SIGTERM if asked <= POLITE else Signals.SIGKILL, all_of_it=True)
+        # By time: looks follow one another at once where much happens. And one: another would disturb who saves.
+        if self._clock() - self._ends_since.setdefault(attempt, self._clock()) >= KILL_AFTER_S:
+            await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
+        elif attempt not in self._asked:
+            await self._signal(attempt, Signals.SIGTERM, all_of_it=True)
+            self._asked.add(attempt)
 
     async def signal(self, attempt: str, signal: str, notice: str) -> None:
         if await self._records.told(attempt) != notice:
@@ -173,7 +181,8 @@ class Dask:
 
     async def _drop(self, attempt: str) -> None:
         """Have neither the scheduler nor the directory hold it any more."""
-        self._asked.pop(attempt, None)
+        self._ends_since.pop(attempt, None)
+        self._asked.discard(attempt)
         async with self._connected() as client:
             with contextlib.suppress(KeyError):
                 await client.unpublish_dataset(attempt)
