@@ -10,7 +10,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from ebbtide.client.connection import Changed, query_of, refusal_of
-from ebbtide.client.errors import ManagerUnreachable
+from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.history import HistoryCalls
 from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
 from ebbtide.client.tasks import TaskCalls
@@ -36,6 +36,8 @@ POLL_S = 1.0
 #: Between two attempts to go on with a stream, and how many may fail in a row.
 STREAM_PAUSE_S = 1.0
 STREAM_ATTEMPTS = 30
+#: How long an operation is followed while no manager answers, seconds.
+AWAY_S = 30.0
 #: How long a manager may take to make a backup before it sends it, seconds.
 BACKUP_S = 900.0
 #: No event is longer; what is, is no stream of a manager.
@@ -382,9 +384,11 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         """Follow an operation to its end; each new sentence of its progress goes to ``progress``, but for its outcome.
 
         ``host``: whose operation it is, where it is not the manager's own.
-        Raises TimeoutError after ``limit_s`` seconds (None: never); the operation itself goes on.
+        Raises TimeoutError after ``limit_s`` seconds (None: never), and ManagerUnreachable or ManagerStandsBy once no
+        manager that leads has answered for half a minute; the operation itself goes on.
         """
-        told = 0
+        told, clock = 0, asyncio.get_running_loop().time
+        answered_at = clock()
         async with asyncio.timeout(limit_s):
             while True:
                 over = operation.state is not OperationState.RUNNING
@@ -395,7 +399,14 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
                 told = max(told, len(operation.progress))
                 if over:
                     return operation
-                operation = await self.operation(operation.request_id, POLL_S, host)
+                try:
+                    operation = await self.operation(operation.request_id, POLL_S, host)
+                    answered_at = clock()
+                except (ManagerUnreachable, ManagerStandsBy):
+                    # It is started again, or another one takes over.
+                    if clock() - answered_at > AWAY_S:
+                        raise
+                    await asyncio.sleep(STREAM_PAUSE_S)
 
 
 def _if_match(version: str | None) -> dict[str, str] | None:

@@ -306,6 +306,8 @@ def carry_out(to: Asking, start: Starter, what: str, *, host: str | None = None,
 
 def followed(to: Asking, start: Starter, what: str, *, host: str | None = None, undo: str = "") -> Operation:
     """Start an operation and follow it to its end, whatever that is."""
+    from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
+
     begun: Operation | None = None
 
     async def conversation(client: ManagerClient) -> Operation:
@@ -319,7 +321,11 @@ def followed(to: Asking, start: Starter, what: str, *, host: str | None = None, 
     try:
         return to.ask(conversation)
     except KeyboardInterrupt:
-        raise Interrupted(_goes_on(begun, host, undo)) from None
+        raise Interrupted(f"interrupted; {_goes_on(begun, host, undo)}") from None
+    except (ManagerUnreachable, ManagerStandsBy) as error:
+        if begun is None:
+            raise
+        raise EbbError(f"{error}; {_goes_on(begun, host, undo)}") from error
 
 
 def check(operation: Operation) -> None:
@@ -339,7 +345,7 @@ def _print_operation(operation: Operation) -> None:
 def _goes_on(begun: Operation | None, host: str | None, undo: str) -> str:
     """What a user who stops waiting must know."""
     if begun is None:
-        return "interrupted; the manager may have taken it on: `ebb plan list` shows what it does"
+        return "the manager may have taken it on: `ebb plan list` shows what it does"
     of_host = f" --host {host}" if host is not None else ""
     end = f"; to call it off: `{undo}`" if undo else ""
-    return f"interrupted; the operation goes on: `ebb plan show {begun.request_id}{of_host}` shows it{end}"
+    return f"the operation goes on: `ebb plan show {begun.request_id}{of_host}` shows it{end}"

@@ -1,0 +1,80 @@
+"""How long the client follows an operation while its manager is away, in faked time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from ebbtide.cli.commands.options import Asking, Output
+from ebbtide.cli.commands.vms import followed
+from ebbtide.client import ClientError, ManagerClient, ManagerStandsBy, ManagerUnreachable
+from ebbtide.client.manager import AWAY_S
+from ebbtide.errors import EbbError
+from ebbtide.messages.operations import Operation, OperationState
+from tests.hostagent.faked_loop import FakedLoop
+
+AWAY = ManagerUnreachable("no manager answers")
+STARTING = ManagerStandsBy(503, "it does not lead yet")
+
+
+class Away(ManagerClient):
+    """A client whose manager is away from the first answer on, for so many seconds."""
+
+    def __init__(self, seconds: float, error: ClientError) -> None:
+        super().__init__("http://127.0.0.1:7100", "token")
+        self._seconds = seconds
+        self._error = error
+
+    async def operation(self, request_id: str, wait_s: float = 0.0, host: str | None = None) -> Operation:
+        if asyncio.get_running_loop().time() < self._seconds:
+            raise self._error
+        return told(OperationState.DONE)
+
+
+def told(state: OperationState) -> Operation:
+    return Operation(request_id="create-web", kind="create", state=state, started_at=1.0, sentence="placed web")
+
+
+def follow(seconds: float, error: ClientError) -> Operation:
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        return runner.run(Away(seconds, error).wait(told(OperationState.RUNNING), limit_s=None))
+
+
+@pytest.mark.parametrize("error", [AWAY, STARTING])
+def test_an_operation_is_followed_over_a_restart_of_its_manager(error: ClientError) -> None:
+    assert follow(AWAY_S - 2.0, error).state is OperationState.DONE
+
+
+@pytest.mark.parametrize("error", [AWAY, STARTING])
+def test_a_manager_that_stays_away_is_said_to_be(error: ClientError) -> None:
+    with pytest.raises(type(error)):
+        follow(AWAY_S + 5.0, error)
+
+
+class Asks(Asking):
+    """A command whose manager does not come back."""
+
+    def ask(self, question: Callable[[ManagerClient], Awaitable[Any]]) -> Any:
+        async def conversation() -> Any:
+            return await question(Away(AWAY_S + 5.0, AWAY))
+
+        with asyncio.Runner(loop_factory=FakedLoop) as runner:
+            return runner.run(conversation())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_command_says_of_an_operation_that_was_taken_on_that_it_goes_on(taken: bool) -> None:
+    async def start(client: ManagerClient) -> Operation:
+        if not taken:
+            raise AWAY
+        return told(OperationState.RUNNING)
+
+    with pytest.raises(EbbError) as caught:
+        followed(Asks(output=Output.JSON), start, "placing web", undo="ebb vm delete web --yes")
+    goes_on = re.search("goes on: `ebb plan show create-web` .*: `ebb vm delete web --yes`", str(caught.value))
+    assert str(caught.value).startswith(str(AWAY))
+    assert (goes_on is not None) == taken
