@@ -29,6 +29,8 @@ OFFER_LIMIT_S = 1.2
 #: For an answer it waits a tenth of the deadline, so much at least and at most; calling an older one off takes 1.5 s.
 ANSWER_LIMITS_S = (2.3, 5.5)
 LOOK_S = 0.05
+#: Between two attempts of the process that leads to serve the service's hook.
+AGAIN_S = 1.0
 
 
 class SharedHookServer:
@@ -69,15 +71,18 @@ class SharedHookServer:
         with open(self._path + ".lock", "wb") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)  # of the process: a child that it forks does not inherit it
             self._leading.set()
-            if self._ended.is_set():
-                return
-            try:
-                server = HookServer(self._whole, self._path, self._token_file, self._log).start()
-            except OSError as error:
-                fault(f"the hook of all processes cannot be served: {error}", error)
-                return
-            self._ended.wait()
-            server.stop()
+            failed = 0
+            while not self._ended.is_set():
+                try:
+                    server = HookServer(self._whole, self._path, self._token_file, self._log).start()
+                except OSError as error:
+                    failed += 1
+                    if failed == 2:  # at first it may be the one before, which has given the lock back and is ending
+                        fault(f"the hook of all processes cannot be served: {error}", error)
+                    self._ended.wait(AGAIN_S)
+                    continue
+                self._ended.wait()
+                server.stop()
 
 
 class Group(Adapter):
