@@ -232,6 +232,13 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         if seen.lives:
             return task, (Cancel(attempt),)
         return task, (Forget(attempt),) if seen.state is AttemptState.ENDED else ()
+    if task.phase is TaskPhase.RUNNING and seen.claim is Claim.NONE:
+        # What has begun has begun, whatever has become of its record.
+        if seen.state is AttemptState.GONE and not task.stop:
+            sentence = "neither its engine nor its record knows it any more"
+            return replace(task, stop="lost", sentence=sentence), (Cancel(attempt),)
+        if seen.state is not AttemptState.GONE:
+            seen = replace(seen, claim=Claim.BEGUN)
     if not seen.lives:
         return _over(task, seen, now, attempt)
     if task.refusals:
@@ -307,6 +314,9 @@ def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple
     if seen.claim is Claim.BEGUN:
         return _after_run(_as_shown(task, replace(seen, state=AttemptState.RUNNING), now), seen, now), forget
     if seen.claim is Claim.SEALED:
+        if task.phase is TaskPhase.RUNNING:
+            # What was sealed is a record in the place of the one that was lost.
+            return _after_run(task, seen, now), forget
         if task.stop == "cancel":
             return _finished(task, TaskPhase.CANCELLED, "it was cancelled before it began", seen, now), forget
         return _again(task, task.sentence), forget

@@ -214,6 +214,26 @@ def test_an_engine_that_forgot_that_a_task_began_may_not_begin_it_again(state: A
     assert (again.phase, again.attempt) == (TaskPhase.WAITING, 2)
 
 
+def test_what_has_begun_goes_on_without_its_record_and_ends_as_its_engine_says() -> None:
+    running = Seen(AttemptState.RUNNING, "n1")
+    assert look_at(RUNNING, running, 6.0 + LAUNCH_LIMIT_S) == (RUNNING, ())
+    failed, _ = look_at(restartable(RUNNING), Seen(AttemptState.ENDED, "n1", exit_code=7))
+    assert (failed.phase, failed.exit_code, failed.begun) == (TaskPhase.FAILED, 7, 1)
+    broken_off, _ = look_at(RUNNING, Seen(AttemptState.ENDED, "n1", reason="node fail"))
+    assert broken_off.phase is TaskPhase.FAILED
+
+
+def test_what_has_begun_and_nobody_knows_any_more_is_ended_and_begun_again_only_where_it_may_be() -> None:
+    lost, steps = look_at(RUNNING, None)
+    assert (lost.phase, lost.stop, steps) == (TaskPhase.RUNNING, "lost", (Cancel(NAME),))
+    sealed = Seen(AttemptState.GONE, claim=Claim.SEALED)
+    ended, _ = look_at(lost, sealed)
+    assert (ended.phase, ended.preemptions) == (TaskPhase.FAILED, 1)
+    assert "not restartable" in ended.sentence
+    again, _ = look_at(restartable(lost), sealed)
+    assert (again.phase, again.attempt, again.preemptions) == (TaskPhase.WAITING, 2, 1)
+
+
 def test_a_command_that_does_not_begin_where_its_engine_says_that_it_runs_is_taken_back() -> None:
     running = Seen(AttemptState.RUNNING, "n1")
     assert look_at(RELEASED, running, 5.0 + LAUNCH_LIMIT_S) == (RELEASED, ())
