@@ -85,8 +85,20 @@ class CreationCommands:
         return await self.bring_up(operation, adopt(), fresh=True, xml=xml)
 
     async def bring_up(
-        self, operation: Operation, vm: ManagedVM, fresh: bool, xml: str | None = None, suspend: bool = False
+        self,
+        operation: Operation,
+        vm: ManagedVM,
+        fresh: bool,
+        xml: str | None = None,
+        suspend: bool = False,
+        keep: bool = False,
     ) -> Operation:
+        """Have a new VM run at its size, of which nothing is left if that fails.
+
+        :param suspend: its vCPUs run already: they stand still until it is held to its size.
+        :param keep: leave it as it is if that fails, since it may have worked.
+        :raises HostAgentError: it could not be done.
+        """
         # A deletion waits: what is cleared away here must not be the domain of a later VM of that name.
         async with vm.lock:
             if fresh:
@@ -107,7 +119,8 @@ class CreationCommands:
                 await self._host.hypervisor.resume(vm.domain)
                 return await self._started(operation, vm)
             except Exception:
-                await self._host.clear_away(vm)
+                if not keep:
+                    await self._host.clear_away(vm)
                 raise
 
     async def _started(self, operation: Operation, vm: ManagedVM) -> Operation:

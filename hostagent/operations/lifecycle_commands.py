@@ -272,15 +272,17 @@ class LifecycleCommands:
     async def _store_and_start(self, operation: Operation, vm: ManagedVM, before: Intent) -> Operation:
         async with vm.lock:
             try:
+                # Another program may have started it a moment ago: to start it again fails, and that cuts its power.
+                state = (await self._host.domain_states()).get(vm.domain, "stopped")
                 await vm.record.persist()
             except HypervisorError:
                 vm.record.intent = before
                 # A write that comes late must not have a later agent start it.
                 await self._host.mark_failed(operation.request_id)
                 raise
-            return await self._start(operation, vm)
+            return await self._start(operation, vm, state)
 
-    async def _start(self, operation: Operation, vm: ManagedVM, state: str = "stopped") -> Operation:
+    async def _start(self, operation: Operation, vm: ManagedVM, state: str) -> Operation:
         """Under the VM's lock; its intent says that it is being started."""
         host = self._host
         try:

@@ -127,10 +127,25 @@ class Resuming:
         if self._host.has_failed(operation):
             await self._host.clear_away(vm)
             raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
-        state = await state_of(self._host, vm)
-        if state in ("running", "paused"):
-            # It is not known who let it run, nor whether it was held to its size first.
-            return await self._creations.bring_up(operation, vm, fresh=False, suspend=state == "running")
+        ran = False
+        while (state := await state_of(self._host, vm)) in ("running", "paused") and self._host.holds(vm):
+            ran = ran or state == "running"
+            try:
+                # It is not known who let it run, nor whether it was held to its size first.
+                suspend = state == "running"
+                return await self._creations.bring_up(operation, vm, fresh=False, suspend=suspend, keep=ran)
+            except HostAgentError as error:
+                if not ran:
+                    raise
+                # It has worked: no error is a reason to end it.
+                log.warning("a VM that runs is not held to its size yet", vm=vm.name, why=str(error))
+                await asyncio.sleep(ASK_AGAIN_S)
+        if not self._host.holds(vm):
+            raise HypervisorError(f"{vm.name} was removed meanwhile")
+        if ran:
+            async with vm.lock:
+                await vm.record.store(phase=Phase.STOPPED)
+            return done(operation, f"{vm.name} was started, and is off by now")
         await self._host.clear_away(vm)
         raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
 

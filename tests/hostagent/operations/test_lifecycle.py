@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ebbtide.messages.commands import Command as Deletion
+from hostagent.operations import resuming
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
@@ -54,6 +56,20 @@ async def test_a_stopped_vm_holds_no_room_and_starts_where_it_was(
     assert (await report(client)).vms[0].current == before
     await until(lambda: host.vms["low-1"].link.connected)
     assert (await start(command, request_id="start-2")).sentence == "low-1 runs already"
+
+
+async def test_a_vm_that_another_program_has_just_started_is_held_to_its_size_and_goes_on_when_it_is_to_start(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    domain, starts = world.domains["ebb-host-a.low-1"], world.starts
+    # Past the agent, which has not looked since.
+    domain.state = "running"
+    started = await start(command)
+    assert started.state == "done", started.sentence
+    assert (domain.state, world.starts) == ("running", starts)
+    last = [method for method, _ in world.calls if method in ("suspend", "set_quota", "resume")][-3:]
+    assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
 
 
 async def test_a_preempted_vm_is_told_and_keeps_its_disk_and_comes_up_at_another_size(
@@ -343,20 +359,68 @@ async def test_a_vm_that_a_killed_agent_let_run_is_held_to_its_size_again_before
         assert ended.state == "done", ended.sentence
 
 
-async def test_a_creation_that_a_killed_agent_let_run_and_that_cannot_be_held_is_cleared_away(
-    command: Command, agent: Agent, world: World, tmp_path: Path
-) -> None:
+async def _killed_after_it_let_run(command: Command, agent: Agent, world: World) -> Domain:
+    """A new VM runs, and no intent says so yet."""
     await command("POST", "/v1/vms", {"request_id": "create", "vm": low_vm("low-1")})
     await agent.close()
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING).model_dump_json()
-    world.failures["suspend"] = "an earlier libvirt call has not returned"
+    return domain
+
+
+@pytest.mark.parametrize("call", ["suspend", "set_quota", "resume"])
+async def test_a_new_vm_that_a_killed_agent_let_run_is_kept_and_held_to_its_size_as_soon_as_that_can_be_done(
+    command: Command, agent: Agent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    domain = await _killed_after_it_let_run(command, agent, world)
+    monkeypatch.setattr(resuming, "ASK_AGAIN_S", 0.05)
+    world.failures[call] = "an earlier libvirt call has not returned"
     async with succeeding(world, tmp_path) as successor:
+        tried = len(world.calls)
+        await until(lambda: [method for method, _ in world.calls[tried:]].count(call) > 2)
+        assert list(world.domains.values()) == [domain]
+        world.failures.clear()
         ended = await successor.requests.operations.get("create", 10)
         assert ended is not None
-        assert (ended.state, ended.sentence) == ("failed", "an earlier libvirt call has not returned")
-        assert not successor.host.vms
+        assert ended.state == "done", ended.sentence
+        assert domain.state == "running"
+        last = [method for method, _ in world.calls if method in ("suspend", "set_quota", "resume")][-2:]
+        assert last == ["set_quota", "resume"]
+        assert successor.host.vm("low-1").intent.phase is Phase.SETTLED
+
+
+async def test_a_new_vm_that_cannot_be_held_to_its_size_yet_can_be_deleted(
+    command: Command, agent: Agent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _killed_after_it_let_run(command, agent, world)
+    monkeypatch.setattr(resuming, "ASK_AGAIN_S", 0.05)
+    world.failures["suspend"] = "an earlier libvirt call has not returned"
+    async with succeeding(world, tmp_path) as successor:
+        await until(lambda: "suspend" in [method for method, _ in world.calls])
+        deleting = await successor.creations.delete("low-1", Deletion(request_id="d"), "delete")
+        gone = await successor.requests.operations.get(deleting.request_id, 10)
+        assert gone is not None
+        assert gone.state == "done", gone.sentence
+        ended = await successor.requests.operations.get("create", 10)
+        assert ended is not None
+        assert (ended.state, ended.sentence) == ("failed", "low-1 was removed meanwhile")
         assert not world.domains
+
+
+async def test_a_new_vm_that_a_killed_agent_let_run_and_that_powers_off_before_it_can_be_held_keeps_its_disk(
+    command: Command, agent: Agent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain = await _killed_after_it_let_run(command, agent, world)
+    monkeypatch.setattr(resuming, "ASK_AGAIN_S", 0.05)
+    world.failures["suspend"] = "an earlier libvirt call has not returned"
+    async with succeeding(world, tmp_path) as successor:
+        await until(lambda: "suspend" in [method for method, _ in world.calls])
+        domain.state = "stopped"
+        ended = await successor.requests.operations.get("create", 10)
+        assert ended is not None
+        assert (ended.state, ended.sentence) == ("done", "low-1 was started, and is off by now")
+        assert list(world.domains.values()) == [domain]
+        assert successor.host.vm("low-1").intent.phase is Phase.STOPPED
 
 
 async def test_a_start_that_a_killed_agent_had_begun_is_given_up_where_more_runs_than_fits(
