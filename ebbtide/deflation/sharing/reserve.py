@@ -41,14 +41,16 @@ class ReserveLearner:
     _short_since: float | None = None
 
     def arrived(self, at: float, memory_mib: float) -> None:
-        """Take in an arrival. A clock that went back makes it as late as the one before.
+        """Take in an arrival. Where the clock went back, those before come right before it.
 
         :param memory_mib: what it takes of the host, its overhead included.
         """
         if memory_mib <= 0:
             return
-        latest = self.arrivals[-1][0] if self.arrivals else at
-        self.arrivals.append((max(at, latest), memory_mib))
+        if self.arrivals and (ahead_s := self.arrivals[-1][0] - at) > 0:
+            # Else all that come would have the time of a clock that was ahead, and be forgotten no more.
+            self.arrivals = [(min(then - ahead_s, at), mib) for then, mib in self.arrivals]
+        self.arrivals.append((at, memory_mib))
         del self.arrivals[:-MOST_ARRIVALS]
 
     def observe(self, now: float, free_mib: float, reserve_mib: float) -> None:

@@ -85,6 +85,13 @@ def test_what_is_remembered_is_bounded_and_in_order_whatever_the_clock_does(
     assert all(mib > 0 for _, mib in kept)
 
 
+def test_arrivals_after_a_clock_was_set_back_come_one_after_another_and_are_forgotten() -> None:
+    ahead, hour = 1e9, 3600.0
+    learned = learner((ahead, 1000.0), *((at * hour, 1000.0) for at in range(30)))
+    assert learned.learned_mib(30 * hour) == pytest.approx(1000.0)
+    assert learned.learned_mib(30 * hour + FORGET_S) == 0.0
+
+
 def test_how_long_a_refill_takes_is_learned_within_bounds() -> None:
     learned = ReserveLearner()
     for start in range(0, 100_000, 1000):
