@@ -82,7 +82,8 @@ class Lifecycle:
             host = self._ready(row)
             if self._phase(row) is VMPhase.STOPPED and row.phase is VMPhase.STOPPED:
                 raise RequestError(409, f"{name} is stopped already", "name", code=ProblemCode.WRONG_STATE)
-            return start_stop(plan_id("stop", name), request.request_id, name, host, request.limit_s)
+            waits = row.phase is VMPhase.PREEMPTED
+            return start_stop(plan_id("stop", name), request.request_id, name, host, request.limit_s, waits=waits)
 
         return await self._begin("stop", name, request, prepare)
 

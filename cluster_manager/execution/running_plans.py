@@ -9,6 +9,7 @@ from typing import Literal, TypeGuard
 
 from cluster_manager.execution.plan_spans import place_of
 from cluster_manager.plans.host_wait import MovePlan
+from cluster_manager.plans.lifecycle import StopPlan
 from cluster_manager.plans.live_migrations import LiveMigrationPlan
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
@@ -156,7 +157,7 @@ def defect(state: Plan, error: Exception) -> Step:
         # Its host's reports say what became of it; what it has is never removed for a defect of ours.
         arrived = isinstance(state, MovePlan) and state.stage == "clear"
         where = state.host if arrived else state.home
-        waits = isinstance(state, ReturnPlan) or (isinstance(state, MovePlan) and state.waits)
+        waits = isinstance(state, ReturnPlan) or (isinstance(state, MovePlan | StopPlan) and state.waits)
         phase = VMPhase.PREEMPTED if waits else VMPhase.RUNNING
         step = step.also(SetVM(state.vm, phase, where, sentence))
     elif state.vm is not None and state.kind != "target":

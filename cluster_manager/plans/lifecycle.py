@@ -79,6 +79,8 @@ class StopPlan(LifecyclePlan):
     """State of the plan that powers a VM off."""
 
     kind: Literal["stop"] = "stop"
+    #: Whether it is off already and waits for room after a preemption: it goes on waiting if this comes to nothing.
+    waits: bool = False
 
     @property
     def claim(self) -> ClaimVM:
@@ -158,10 +160,13 @@ class ReleasePlan(LifecyclePlan):
         return advance_release(self, event)
 
 
-def start_stop(plan_id: str, request_id: str, vm: str, host: str, limit_s: float) -> StopPlan:
-    """A VM is to power off and stay where it is."""
+def start_stop(plan_id: str, request_id: str, vm: str, host: str, limit_s: float, *, waits: bool = False) -> StopPlan:
+    """A VM is to power off and stay where it is.
+
+    :param waits: whether it waits for room after a preemption.
+    """
     first = Stop(host=host, step=0, vm=vm, limit_s=limit_s)
-    return StopPlan(id=plan_id, request_id=request_id, instruction=first, vm=vm, host=host, bound_to=host)
+    return StopPlan(id=plan_id, request_id=request_id, instruction=first, vm=vm, host=host, bound_to=host, waits=waits)
 
 
 def start_start(
@@ -233,20 +238,21 @@ def start_release(plan_id: str, request_id: str, vm: str, host: str, deadline_s:
 def advance_stop(state: StopPlan, event: Event) -> Step:
     """See `Plan.next_step`."""
     vm, host = state.vm, state.home
+    before = VMPhase.PREEMPTED if state.waits else VMPhase.RUNNING
     match state.instruction, event:
         case Stop(), OperationEnded(operation=operation) if operation.state is not FAILED:
             row = SetVM(vm, VMPhase.STOPPED, host, operation.sentence)
             return end(state, DONE, operation.sentence, row, share=True)
         case Stop(), OperationEnded(operation=operation):
             sentence = f"{vm} could not be stopped: {operation.sentence}"
-            return end(state, FAILED, sentence, SetVM(vm, VMPhase.RUNNING, host, sentence))
+            return end(state, FAILED, sentence, SetVM(vm, before, host, sentence))
         case Stop(), HostFailed(uncertain=uncertain):
             sentence = f"{vm} stays, since {event.sentence}"
             if uncertain:
                 sentence = f"{vm} may have been stopped: {event.sentence}; {host}'s next report says"
             # A debt that is there already is not paid by a stop that came to nothing.
             owed = (ReinflationPending(host, True),) if uncertain else ()
-            return end(state, FAILED, sentence, SetVM(vm, VMPhase.RUNNING, host, sentence), *owed)
+            return end(state, FAILED, sentence, SetVM(vm, before, host, sentence), *owed)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return concluded(state, event)
     raise unexpected(state, event)

@@ -110,6 +110,19 @@ async def test_a_vm_that_its_owner_has_stopped_or_deleted_does_not_come_back(clu
     assert (await cluster.delete(name)).state is OperationState.DONE
 
 
+async def test_a_vm_that_waits_to_come_back_and_cannot_be_stopped_keeps_its_place_and_comes_back(
+    cluster: Cluster,
+) -> None:
+    name, agent = waiting(cluster), cluster.agents[0]
+    agent.trouble.fails = {"stop": "its disk is busy"}
+    assert (await ask(cluster, name, "stop")).state is OperationState.FAILED
+    found = await seen(cluster, name)
+    assert (found["state"], found["preempted"]["position"]) == ("preempted", 1)
+    agent.trouble.fails = {}
+    await cluster.delete("high-1")
+    assert (await is_back(cluster, name))["current"]["cpu_cores"] == 3.0
+
+
 async def test_a_request_whose_answer_the_store_spoils_is_carried_out_all_the_same(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
