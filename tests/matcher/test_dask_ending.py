@@ -1,61 +1,59 @@
-"""How the Dask engine ends an attempt that has begun: one SIGTERM, time to end, SIGKILL."""
+"""How the Dask engine ends an attempt that has begun: one SIGTERM, time to end, SIGKILL. In faked time."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
-
-import pytest
 
 from ebbtide.matcher.engines.dask import KILL_AFTER_S, Dask
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.errors import EngineRefused
+from tests.hostagent.faked_loop import FakedLoop
 
 ATTEMPT = "ebb.train.0a.1"
 
 
 class Ending(Dask):
-    """An engine with an attempt that has begun, and a clock that a test sets."""
+    """An engine with an attempt that has begun, whose signals arrive from some moment on."""
 
-    def __init__(self, directory: Path) -> None:
-        self.now = 1000.0
+    def __init__(self, directory: Path, arrive_s: float = 0.0) -> None:
+        super().__init__(EngineSettings(engine="dask", directory=directory, dask_scheduler="tcp://127.0.0.1:1"))
         self.sent: list[Signals] = []
-        #: What a signal fails with.
-        self.refused = ""
-        settings = EngineSettings(engine="dask", directory=directory, dask_scheduler="tcp://127.0.0.1:1")
-        super().__init__(settings, lambda: self.now)
+        self._arrive_s = arrive_s
+        (directory / ATTEMPT).mkdir(mode=0o700)
+        (directory / ATTEMPT / "claim").write_text("begun 1700000000.5 n1\n")
 
     async def _signal(self, attempt: str, number: Signals, all_of_it: bool) -> None:
         assert (attempt, all_of_it) == (ATTEMPT, True)
-        if self.refused:
-            raise EngineRefused(self.refused)
+        if asyncio.get_running_loop().time() < self._arrive_s:
+            raise EngineRefused("a worker does not answer")
         self.sent.append(number)
 
 
-@pytest.fixture
-async def engine(tmp_path: Path) -> Ending:
-    made = Ending(tmp_path)
-    await made._records.prepare(ATTEMPT)
-    (tmp_path / ATTEMPT / "claim").write_text("begun 1700000000.5 n1\n")
-    return made
+def end(engine: Ending, every_s: float, seconds: float) -> list[Signals]:
+    """What the attempt has got after looks for so long, each of which asks for its end."""
+
+    async def looks() -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < seconds:
+            with contextlib.suppress(EngineRefused):
+                await engine.cancel(ATTEMPT)
+            await asyncio.sleep(every_s)
+
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        runner.run(looks())
+    return engine.sent
 
 
-async def test_looks_that_follow_one_another_at_once_neither_kill_nor_signal_again(engine: Ending) -> None:
-    for _ in range(20):
-        await engine.cancel(ATTEMPT)
-        engine.now += 0.05
-    assert engine.sent == [SIGTERM]
-    engine.now = 1000.0 + KILL_AFTER_S
-    await engine.cancel(ATTEMPT)
-    assert engine.sent == [SIGTERM, SIGKILL]
+def test_looks_that_follow_one_another_at_once_neither_kill_nor_signal_again(tmp_path: Path) -> None:
+    assert end(Ending(tmp_path), 0.05, KILL_AFTER_S - 0.5) == [SIGTERM]
 
 
-async def test_a_signal_that_did_not_arrive_is_sent_again_and_puts_off_no_kill(engine: Ending) -> None:
-    engine.refused = "a worker does not answer"
-    with pytest.raises(EngineRefused):
-        await engine.cancel(ATTEMPT)
-    engine.refused, engine.now = "", 1001.0
-    await engine.cancel(ATTEMPT)
-    engine.now = 1000.0 + KILL_AFTER_S
-    await engine.cancel(ATTEMPT)
-    assert engine.sent == [SIGTERM, SIGKILL]
+def test_what_has_not_ended_in_time_is_killed(tmp_path: Path) -> None:
+    assert end(Ending(tmp_path), 1.0, KILL_AFTER_S + 1.0) == [SIGTERM, SIGKILL]
+
+
+def test_a_signal_that_did_not_arrive_is_sent_again_and_puts_off_no_kill(tmp_path: Path) -> None:
+    assert end(Ending(tmp_path, arrive_s=1.5), 1.0, KILL_AFTER_S + 1.0) == [SIGTERM, SIGKILL]

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from signal import Signals
@@ -44,7 +43,7 @@ class Dask:
 
     kind = "dask"
 
-    def __init__(self, settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         if settings.directory is None or settings.dask_scheduler is None:
             raise EngineSettingsError("directory and dask_scheduler must be given")
         self._settings = settings
@@ -55,10 +54,9 @@ class Dask:
         self._drained: dict[str, str] = {}
         #: Workers that attempts are on, by address.
         self._places: dict[str, str] = {}
-        #: When each attempt was first to end, and which of those have got their signal.
+        #: When each attempt was first to end, by the loop's time, and which of those have got their signal.
         self._ends_since: dict[str, float] = {}
         self._asked: set[str] = set()
-        self._clock = clock
 
     async def start(self) -> None:
         await self._records.check()
@@ -127,7 +125,8 @@ class Dask:
         if not begun_too:
             return
         # By time: looks follow one another at once where much happens. And one: another would disturb who saves.
-        if self._clock() - self._ends_since.setdefault(attempt, self._clock()) >= KILL_AFTER_S:
+        now = asyncio.get_running_loop().time()
+        if now - self._ends_since.setdefault(attempt, now) >= KILL_AFTER_S:
             await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
         elif attempt not in self._asked:
             await self._signal(attempt, Signals.SIGTERM, all_of_it=True)
