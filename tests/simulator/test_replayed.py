@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +66,20 @@ def test_a_pool_takes_a_share_of_vms_that_have_no_group_one_by_one() -> None:
         found = pool(columns, given, seed)
         # Of 100 cores that 90 VMs at a time would hold, half are taken.
         assert found.mean_cores(DAY_S, 4 * DAY_S) == pytest.approx(55.0, abs=3.0)
+
+
+@pytest.mark.parametrize(("followed_until_s", "cores"), [(0.0, 264.0), (DAY_S, 364.0)])
+def test_vms_that_a_trace_lost_sight_of_leave_a_pool_as_others_of_their_age_did(
+    followed_until_s: float, cores: float
+) -> None:
+    """Of 400 cores 100 VMs take one each that nobody saw depart; those of every hour after them stay for 36 hours."""
+    lost, hourly = vms(["lost"] * 100), vms(["seen"] * 110, 3600.0, 1.5 * DAY_S)
+    seen = replace(hourly, arrives_s=hourly.arrives_s + 3600.0, departs_s=hourly.departs_s + 3600.0)
+    columns = vm_columns([replace(lost, departs_s=np.full(100, np.nan)), seen])
+    given = PoolSettings(
+        Packing.BALANCING, 1, 1.0, cpu_cores=400.0, least_cpu_cores=0.0, grid_s=0.0, machines=1, from_s=DAY_S,
+        until_s=4 * DAY_S, followed_until_s=followed_until_s,
+    )  # fmt: skip
+    for draw in (0, 1):
+        found = pool(columns, given, 1, draw=draw)
+        assert found.mean_cores(2 * DAY_S, 4 * DAY_S) == pytest.approx(cores, abs=2.0)

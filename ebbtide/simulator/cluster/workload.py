@@ -21,6 +21,7 @@ from ebbtide.deflation.resources import QUANTUM, TOLERANCE
 from ebbtide.simulator.cluster.members import CPU, MEMORY
 from ebbtide.simulator.cluster.state import HIGH, LOW, Arrivals
 from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.generators.replayed import drawn_departures
 from ebbtide.simulator.inputs import batches
 from ebbtide.simulator.inputs.batches import Floats, Indices, VmBatch
 
@@ -99,27 +100,9 @@ def sampled(trace: Iterable[VmBatch], share: float = 1.0) -> Sample:
 
 
 def with_drawn_lives(sample: Sample, followed_until_s: float, rng: np.random.Generator) -> Sample:
-    """The same VMs; those that the trace followed only until then leave as others did that had reached their age.
-
-    A lifetime is that of any VM of the sample that was seen for longer; where that one was not seen to depart either,
-    of one that was seen for longer still, until there is none: then the VM stays. That is the Kaplan-Meier estimate.
-    """
-    seen = np.isfinite(sample.departs_s)
-    cut = ~seen & (sample.arrives_s < followed_until_s)
-    ends_s = np.where(cut, followed_until_s, float(sample.arrives_s[-1]))
-    life_s = np.where(seen, sample.departs_s, ends_s) - sample.arrives_s
-    order = np.argsort(life_s, kind="stable")
-    known_s, complete = life_s[order], seen[order]
-    rows = np.flatnonzero(cut)
-    while len(rows):
-        first = np.searchsorted(known_s, life_s[rows], side="right")
-        beyond = first == len(known_s)
-        life_s[rows[beyond]] = np.inf
-        rows = rows[~beyond]
-        picked = rng.integers(first[~beyond], len(known_s))
-        life_s[rows] = known_s[picked]
-        rows = rows[~complete[picked]]
-    return replace(sample, departs_s=np.where(cut, sample.arrives_s + life_s, sample.departs_s))
+    """The same VMs; how long those stay that the trace followed only until then is drawn (`drawn_departures`)."""
+    departs_s = drawn_departures(sample.arrives_s, sample.departs_s, followed_until_s, rng)
+    return replace(sample, departs_s=departs_s)
 
 
 def moved_off_grid(sample: Sample, grid_s: float, rng: np.random.Generator) -> Sample:

@@ -21,7 +21,7 @@ from ebbtide.simulator.experiments.shared import SharedArrays, fingerprint, shar
 from ebbtide.simulator.generators import arrivals
 from ebbtide.simulator.generators.durations import BoundedPareto
 from ebbtide.simulator.generators.harvest import HarvestSeries, Packing
-from ebbtide.simulator.generators.replayed import vm_batches, vm_columns
+from ebbtide.simulator.generators.replayed import vm_batches, vm_columns, with_drawn_departures
 from ebbtide.simulator.inputs.batches import Floats, Indices, VmBatch
 
 _HOUR_S: Final = 3600.0
@@ -47,6 +47,7 @@ class HarvestSettings:
     until_s: float
     share: float
     grid_s: float
+    followed_until_s: float
     vms: Input | None
     arrivals_per_h: float
     lifetimes: BoundedPareto
@@ -80,6 +81,7 @@ class HarvestModel:
             until_s=fields.number("until_s", *((7 * _DAY_S,) if generated else (math.inf,)), above=0),
             share=fields.number("share", 1.0, above=0, most=1),
             grid_s=fields.number("grid_s", 0.0, least=0),
+            followed_until_s=0.0 if generated else fields.number("followed_until_s", 0.0, least=0),
             vms=vms,
             arrivals_per_h=fields.number("arrivals_per_h", 60.0, above=0),
             lifetimes=_lifetimes(fields),
@@ -123,7 +125,7 @@ class HarvestModel:
 
     def run(self, settings: HarvestSettings, seed: int, prepared: Any, progress: Progress) -> Outcome:
         rng = np.random.default_rng(seed)
-        vms = _generated(settings, rng) if settings.vms is None else _replayed(settings, prepared, rng)
+        vms = _generated(settings, rng) if settings.vms is None else _replayed(settings, prepared, rng, seed)
         clock = _Clock()
         servers = HarvestSeries(
             settings.servers,
@@ -269,7 +271,7 @@ def _mean(values: NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _replayed(settings: HarvestSettings, prepared: Any, rng: np.random.Generator) -> Iterable[VmBatch]:
+def _replayed(settings: HarvestSettings, prepared: Any, rng: np.random.Generator, seed: int) -> Iterable[VmBatch]:
     """The trace's VMs, or a share of them: VMs of one group stay together."""
     assert settings.vms is not None
     columns = prepared[str(settings.vms.path)]
@@ -279,6 +281,7 @@ def _replayed(settings: HarvestSettings, prepared: Any, rng: np.random.Generator
         chosen = rng.random(int(group.max(initial=-1)) + 1) < settings.share
         alone = rng.random(len(group)) < settings.share
         rows = np.flatnonzero(np.where(group < 0, alone, np.append(chosen, False)[group]))
+    columns = with_drawn_departures(columns, rows, settings.followed_until_s, np.random.default_rng([seed, 1]))
     batches = vm_batches(columns, rows)
     if settings.grid_s:
         return arrivals.jittered(rng, batches, settings.grid_s, together=True)  # type: ignore[return-value]

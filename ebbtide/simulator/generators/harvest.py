@@ -175,7 +175,7 @@ class HarvestSeries:
             server = int(candidates[best])
         self._free_cores[server] -= cores
         self._free_mib[server] -= mib
-        if not math.isnan(departs_s):
+        if math.isfinite(departs_s):
             heapq.heappush(self._leaving, (departs_s, self._arrived, server, cores, mib))
         self._arrived += 1
         return server

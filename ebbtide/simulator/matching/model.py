@@ -134,6 +134,7 @@ class MatchingModel:
                 drawn=g.whole("drawn", 10, least=1, most=1000),
                 together=g.flag("together", False),
                 threads_per_core=g.whole("threads_per_core", 1, least=1, most=8),
+                followed_until_s=g.number("followed_until_s", 0.0, least=0),
                 others=Others(g.number("others_share", 0.0, least=0), 3600.0 * g.number("others_life_h", 2.0, above=0)),
             ),
             pool_seed=g.whole("pool_seed", 1, least=0),

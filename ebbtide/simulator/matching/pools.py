@@ -17,7 +17,7 @@ from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.generators.arrivals import jittered
 from ebbtide.simulator.generators.harvest import HarvestSeries, Packing
 from ebbtide.simulator.generators.power import Cut, PoweredSeries, power_steps
-from ebbtide.simulator.generators.replayed import vm_batches
+from ebbtide.simulator.generators.replayed import vm_batches, with_drawn_departures
 from ebbtide.simulator.inputs.batches import CapacityBatch, Floats, Indices, SeriesBatch, VmBatch, texts
 from ebbtide.simulator.matching.others import Others, left_by
 from ebbtide.simulator.matching.variation import DURATIONS_S, drift, spread, stability
@@ -52,6 +52,8 @@ class PoolSettings:
 
     :param share: of the tenants' batches; the VMs of one stay together.
     :param least_lifetime_s: VMs that live shorter are left out, which makes a calmer pool.
+    :param followed_until_s: VMs that came before it and are not seen to depart were followed no longer: their lives are
+        drawn (`replayed.drawn_departures`). 0: who is not seen to depart stays.
     :param grid_s: of the trace's times, over which arrivals and departures are spread evenly.
     :param machines: of the servers, drawn at random; each has one harvest VM.
     :param power: None: all cores have power all the time.
@@ -77,6 +79,7 @@ class PoolSettings:
     together: bool = False
     threads_per_core: int = 1
     others: Others = field(default_factory=Others)
+    followed_until_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -199,7 +202,7 @@ def pool(
     :param vms: columns as of `vm_columns`, in order.
     :param power: a power trace, where the settings have power.
     :param draw: above 0: the same tenants' VMs come and go, and all else is drawn anew: where they are placed, and
-        which servers are the pool's.
+        which servers are the pool's. How long those stay whose lives are drawn is the same.
     :raises InvalidParameter: the VMs end before ``until_s``, or power does.
     """
     generator = np.random.default_rng([seed, settings.servers])
@@ -209,6 +212,9 @@ def pool(
     if (alone := group < 0).any():
         kept[alone] = generator.random(int(alone.sum())) < settings.share
     rows = np.flatnonzero(kept)
+    # Draws of their own, the same whatever else is drawn anew.
+    lives = np.random.default_rng([seed, settings.servers, 4])
+    vms = with_drawn_departures(vms, rows, settings.followed_until_s, lives)
     if settings.least_lifetime_s:
         life_s = np.asarray(vms["departs_s"])[rows] - np.asarray(vms["arrives_s"])[rows]
         rows = rows[~(life_s < settings.least_lifetime_s)]

@@ -40,6 +40,8 @@ class Case:
     window_s: tuple[float, float]
     warm_s: float
     grid_s: float
+    #: VMs that came before it and are not seen to depart were followed no longer: their lives are drawn.
+    followed_until_s: float
     reclaim_mib_s: float
     begins_s: float
     asked_mib: float | None
@@ -73,6 +75,7 @@ class SteadyModel:
             ),
             warm_s=g.number("warm_s", workload.DAY_S, least=0),
             grid_s=g.number("grid_s", 0.0, least=0),
+            followed_until_s=g.number("followed_until_s", 0.0, least=0),
             reclaim_mib_s=g.number("reclaim_mib_s", 280.0, above=0),
             begins_s=g.number("begins_s", 1.0, least=0),
             asked_mib=reserve_gib * 1024 if reserve_gib >= 0 else None,
@@ -113,8 +116,9 @@ class SteadyModel:
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Progress) -> Outcome:
         """One run. The seed moves the tenants off the trace's grid, draws priorities, and what guests do."""
-        of_times, of_vms = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(2))
+        of_times, of_vms, of_lives = (np.random.default_rng(one) for one in np.random.SeedSequence(seed).spawn(3))
         sample = workload.Sample.of(prepared[str(settings.vms.path), settings.sample_share])
+        sample = workload.with_drawn_lives(sample, settings.followed_until_s, of_lives)
         sample = workload.moved_off_grid(sample, settings.grid_s, of_times)
         peak_mib = workload.offered(sample, settings.window_s).peak_memory_mib
         if peak_mib <= 0:

@@ -54,6 +54,14 @@ def test_a_replay_by_hand(tmp_path: Path) -> None:
     assert dict(zip(gaps["upto_s"].tolist(), gaps["share"].tolist(), strict=True))[7200] == 1
 
 
+def test_a_vm_that_the_trace_lost_sight_of_leaves_as_one_of_its_age_did(tmp_path: Path) -> None:
+    # c, of half a core, came at 900 s and was followed until 2000 s; a is the only one that was seen for longer.
+    metrics = outcome(put(tmp_path, VMS, "vms.csv"), followed_until_s=2000).metrics
+    leaves_s = 900 + 4500
+    mean = (6 * 300 + 5 * 4200 + 7 * (leaves_s - 4500) + 8 * (8100 - leaves_s)) / 8100
+    assert metrics["harvested_mean_cores"] == pytest.approx(mean)
+
+
 def test_what_happens_in_the_warm_up_counts_in_nothing_but_what_is_placed(tmp_path: Path) -> None:
     metrics = outcome(put(tmp_path, VMS, "vms.csv"), warm_up_s=400).metrics
     assert math.isnan(metrics["gap_mean_s"])

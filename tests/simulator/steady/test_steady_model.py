@@ -233,6 +233,26 @@ def test_who_is_there_when_a_window_without_warm_up_begins_is_no_arrival_of_it()
     assert (found["arrivals"], found["reclaimed_gib_per_day"]) == (0, 0)
 
 
+def test_vms_that_the_trace_lost_sight_of_need_not_stay_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty of a day that nobody saw depart, and one every hour that stays for thirty hours, of 8 GiB each."""
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
+    rows = [f"0,{n},2,8.0,0,0,1,86400" for n in range(30)]
+    rows += [f"{3600 * n},{n},2,8.0,0,0,0,108000" for n in range(1, 72)]
+    path = tmp_path / "pieces.csv"
+    path.write_text("\n".join(["arrival_s,batch,cores,mem_gb,dur_lo_s,dur_hi_s,censored,dur_s", *rows]) + "\n")
+    window = {"demand": 1.0, "window_from_s": 172_800, "window_until_s": 173_400, "warm_s": 0}
+    hosts = {}
+    for until_s in (0, 86_400):
+        given = {"inputs": {"vms": Input(path, "azure-derived")}, "followed_until_s": until_s, **window}
+        case = MODEL.settings(given)
+        found = MODEL.run(case, 1, MODEL.prepare([case], lambda share: None), lambda share: None)
+        hosts[until_s] = found.metrics["nodes"]
+    # Of 128 GiB each, for sixty VMs and for thirty.
+    assert hosts == {0: 4, 86_400: 2}
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
