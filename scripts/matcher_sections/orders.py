@@ -21,7 +21,7 @@ def orders() -> Iterator[str]:
         "pool, order", "the order alone", "its waste, %", "`live`", "waste, %", "Oracle", "of its gain: mean", "p90", ""
     )
     words = {"oldest-tail": "oldest, to the end", "newest-tail": "newest, to the end"}
-    words |= {"newest-head": "newest, place kept", "least-lost-head": "least work lost, place kept"}
+    words |= {"newest-head": "newest, ahead of all", "least-lost-head": "least work lost, ahead of all"}
     for packing in sweep.values("packing"):
         yarn = {"packing": packing, "policy": "random-oldest-tail"}
         for order, text in words.items():
@@ -44,7 +44,7 @@ def orders() -> Iterator[str]:
         base = {"packing": packing, "policy": "random-newest-head"}
         sized = {"packing": packing, "policy": "sized-newest-head"}
         found = [change(sweep.against(base, metric, **sized)) for metric in (MEAN, P90)]
-        yield f"* {packing}, newest, place kept, by Eq. 1 with sizes instead of landmarks: {', '.join(found)}."
+        yield f"* {packing}, newest, ahead of all, by Eq. 1 with sizes instead of landmarks: {', '.join(found)}."
 
 
 HEARTBEATS = {

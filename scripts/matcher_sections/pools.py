@@ -141,7 +141,7 @@ def bounds() -> Iterator[str]:
         ("none", "nothing is replaced"),
         ("future", "acquirer alone that knows the next four hours, a tenth of the cores an hour"),
         ("future-half", "the same, up to half of the cores an hour"),
-        ("lossless", "nothing is replaced, but a kill costs no work, and its task keeps its place"),
+        ("lossless", "nothing is replaced, but a kill costs no work, and its task goes ahead of all"),
     )
 
 
@@ -151,7 +151,7 @@ COSTS = {
     "harvest": "harvest, CapacityScheduler",
     "harvest-live": "harvest, `live` and acquirer (Algorithm 2)",
     "harvest-live-stability": "harvest, `live` and acquirer (by stability)",
-    "lossless": "harvest, CapacityScheduler, but a kill costs no work, and its task keeps its place",
+    "lossless": "harvest, CapacityScheduler, but a kill costs no work, and its task goes ahead of all",
     "regular": "regular, CapacityScheduler",
 }
 

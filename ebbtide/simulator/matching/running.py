@@ -39,11 +39,12 @@ class Order:
 
     :param kills: which goes first (`matcher.policies.victims`): the ``oldest`` (YARN, Agarwal et al. 2023 §4.1), the
         ``newest`` (a manager), or the one that loses the least work (``least-lost``).
-    :param requeue: where it waits then: at the ``tail`` of the queue (YARN), or at its ``head`` (its place is kept).
+    :param requeue: where it waits then: at the ``tail`` of the queue (YARN), where its ``submission`` puts it (a
+        manager: behind who came before it and waits still), or at the ``head``, ahead of all.
     """
 
     kills: str = "newest"
-    requeue: str = "head"
+    requeue: str = "submission"
 
 
 #: A manager's, and YARN's.

@@ -46,6 +46,14 @@ def test_live_and_simulated_tasks_go_in_the_same_order(cores: list[int], share: 
     assert {int(row[0]) for row in told.rows if not row[5]} == killed_live(cores, left, apart_s)
 
 
+def test_who_is_killed_waits_where_its_submission_puts_it_as_with_a_manager() -> None:
+    """The second task came before the third, and waits for two cores; the third is killed at 50 s."""
+    queue = [job(0, 1, 100), job(1, 2, 10), job(2, 1, 100)]
+    moves = [(0, "a", 2), (50, "a", 1), (100, "a", 2)]
+    told = run(queue, None, moves, kills=LIVE_ORDER.kills, requeue=LIVE_ORDER.requeue, memory=False)
+    assert told.spans == {0: (0, 100), 1: (100, 110), 2: (110, 210)}
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.booleans()), max_size=8),
     st.integers(-3, 20),
