@@ -68,7 +68,7 @@ _SLOTS: Final = 256
 CHUNK: Final = 8192
 #: Relative, of integrals over a whole run.
 _NEARLY: Final = 1e-6
-_FORM: Final = 2
+_FORM: Final = 3
 
 
 class Decisions(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from ebbtide.deflation import kernels
-from ebbtide.deflation.kernels import STOPS, WIDTH
+from ebbtide.deflation.kernels import WIDTH
 from ebbtide.deflation.placement import kernels as placement_kernels
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.placement_step import (
@@ -233,9 +233,11 @@ def preempt(vms: Vms, nodes: Nodes, tally: Tally, rules: Rules, work: Work, node
     """
     rows = gather(vms, nodes, rules, work, node)
     for k in range(rows):
-        work.cost[k] = preemption_cost(STOPS, 0.0, tally.clock[NOW_S] - vms.admitted_s[work.vm[k]])
+        ran_s = tally.clock[NOW_S] - vms.admitted_s[work.vm[k]]
+        work.cost[k] = preemption_cost(rules.choice, work.current[k, MEMORY], ran_s)
         for c in range(WIDTH):
             work.targets[k, c] = vms.goal[work.vm[k], c]
+    # There are no harvest VMs here: the largest size of each is its nominal one.
     many = choose_victims(
         work.priority[:rows],
         work.upper[:rows],

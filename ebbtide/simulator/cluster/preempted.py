@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from ebbtide.deflation.kernels import FIXED
+from ebbtide.deflation.kernels import DELETES, FIXED, STOPS, SUSPENDS
 from ebbtide.deflation.placement.fitness import fitness
 from ebbtide.deflation.placement.placement_step import MOST_HOSTS
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
@@ -50,6 +50,11 @@ class Way(StrEnum):
     MIGRATION = "migration"
     #: The same, and VMs that stay deflated are moved to where there is room.
     REBALANCING = "rebalancing"
+
+    @property
+    def choice(self) -> int:
+        """By which victims are chosen, as a manager would whose VMs all were sold so."""
+        return {Way.DELETE: DELETES, Way.SUSPEND: SUSPENDS}.get(self, STOPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ class ReturningCluster:
         window_s: tuple[float, float],
         pace: RebalancePace,
     ) -> None:
+        cluster.rules = cluster.rules._replace(choice=way.choice)
         self._cluster = cluster
         self._arrivals = arrivals
         self._way = way

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from ebbtide.deflation.kernels import STOPS
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.simulator.cluster.placing import PLACEMENTS
 from ebbtide.simulator.cluster.state import LOW, Arrivals, Rules
@@ -44,6 +45,7 @@ def rules_of(
         start_deflated=int(start_deflated and policy is ClusterPolicy.DEFLATION),
         balloons=int(policy is ClusterPolicy.MEMORY_BALLOONING),
         validate=int(validate),
+        choice=STOPS,
         overhead_mib=float(overhead_mib),
     )
 

@@ -235,6 +235,8 @@ class Rules(NamedTuple):
     balloons: int
     #: Whether everything is checked after every event.
     validate: int
+    #: What becomes of a preempted VM, by which it costs (`deflation.kernels.preemption_cost`).
+    choice: int
     #: Memory that a VM costs its node besides its size.
     overhead_mib: float
 

@@ -80,7 +80,7 @@ def test_what_is_no_checkpoint_is_an_error_that_names_the_file(tmp_path: Path) -
             Cluster.load(path)
     with pytest.raises(SimulatorError, match="nowhere"):
         Cluster.load(tmp_path / "nowhere")
-    np.savez(tmp_path / "other.npz", form=np.array(2))
+    np.savez(tmp_path / "other.npz", form=np.array(3))
     with pytest.raises(SimulatorError, match=r"other\.npz is no checkpoint"):
         Cluster.load(tmp_path / "other.npz")
 

@@ -99,6 +99,13 @@ def test_what_the_notice_is_too_short_for_is_lost(way: Way, disk_mib_s: float, l
     assert run.account.back_s == [pytest.approx(back_s, abs=10)]
 
 
+@pytest.mark.parametrize(("way", "stays"), [(Way.STOP, 0), (Way.SUSPEND, 1), (Way.DELETE, 0)])
+def test_of_two_that_are_as_far_the_one_goes_that_a_manager_would_choose(way: Way, stays: int) -> None:
+    """The newer one has worked for less, the older one has less memory to save."""
+    vms = [Vm(0.0, NEVER, 4.0, 2 * GIB, (2.0, GIB)), low(1.0), Vm(1000.0, 5000.0, 6.0, GIB)]
+    assert on(played(way, vms, 2000.0)).keys() == {stays, 2}
+
+
 def test_a_vm_moves_instead_of_being_preempted_where_that_does() -> None:
     # The other node has room for one at its minimum, and for the arriving VM by preemption only.
     vms = [*CROWD[:2], Vm(2.0, NEVER, 5.0, 5 * GIB), CROWD[2]]
