@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kept_results import KEPT, ROOT, begin, filled, origin, placed
+from kept_results import KEPT, ROOT, begin, filled, origin, placed, short
 
 PAGE = ROOT / "docs" / "research" / "cloudcoaster.md"
 BEGIN = begin("coaster_tables.py")
@@ -36,7 +36,7 @@ def keep(directory: Path) -> None:
     kept["cases"] = [
         case
         | {
-            m: [_short(x) for x in (one.mean, one.low, one.high)]
+            m: [short(x) for x in (one.mean, one.low, one.high)]
             for m, one in results.means(results.metrics, case).items()
         }
         | ({"by_seed": _by_seed(results.columns, case)} if kept["name"] in BY_SEED else {})
@@ -50,11 +50,7 @@ def keep(directory: Path) -> None:
 def _by_seed(columns: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, list[float | None]]:
     mine = np.logical_and.reduce([columns[name] == value for name, value in case.items()])
     order = np.argsort(columns["seed"][mine])
-    return {metric: [_short(x) for x in columns[metric][mine][order]] for metric in ("delay_mean_s", "transient_peak")}
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.6g}") if value == value else None
+    return {metric: [short(x) for x in columns[metric][mine][order]] for metric in ("delay_mean_s", "transient_peak")}
 
 
 class Sweep:

@@ -424,7 +424,8 @@ def grids() -> Iterator[str]:
     shorter = "met, by less" if briefer / ercot > longer / spp else "missed"
     yield from (
         "",
-        "IAS: kills in per cent, goodput in points against first fit.",
+        "IAS: kills in per cent, goodput in points against first fit. Seeds redraw the jobs; which machines are on is",
+        "one April of each grid in all of them, whose own chance is in no interval.",
         f"Lost: of {lost_of(first)}.",
         f"The thesis: CAISO loses most ({worst}) and has the most kills ({most}), MISO the fewest and loses least",
         f"({least}); as many kills in ERCOT as in SPP ({alike}), of them more of short jobs ({shorter}).",

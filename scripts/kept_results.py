@@ -54,8 +54,8 @@ def keep(directory: Path, metrics: Collection[str] = ()) -> None:
             rows &= results.columns[name] == value
         order = np.argsort(results.columns["seed"][rows])
         values = {name: results.columns[name][rows][order] for name in metrics or results.metrics}
-        found = {name: [_short(x) for x in column] for name, column in values.items() if name in BY_SEED}
-        found |= {name: _short(float(column.mean())) for name, column in values.items() if name not in BY_SEED}
+        found = {name: [short(x) for x in column] for name, column in values.items() if name in BY_SEED}
+        found |= {name: short(float(column.mean())) for name, column in values.items() if name not in BY_SEED}
         if meta["name"] in BY_JOB:
             found[JOBS] = _by_job(results.table("jobs"), case)
         cases.append(
@@ -100,7 +100,8 @@ def without_places(command: str) -> str:
     return " ".join(kept)
 
 
-def _short(value: float) -> float | None:
+def short(value: float) -> float | None:
+    """Six digits; None of what is no number, or infinite: JSON has no word for it."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 

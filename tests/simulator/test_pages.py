@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 from pathlib import Path
@@ -58,6 +59,23 @@ def test_each_kept_result_says_how_it_was_made(path: Path) -> None:
     assert len(kept["seeds"]) >= 3
 
 
+@pytest.mark.parametrize("directory", [KEPT, ROOT / "benchmarks" / "results"], ids=lambda path: path.parent.name)
+def test_kept_results_are_json_to_every_reader(directory: Path) -> None:
+    """Infinity and NaN are words of Python's alone."""
+
+    def refused(word: str) -> None:
+        raise AssertionError(f"{path.name} has {word}")
+
+    for path in directory.glob("*.json"):
+        assert json.loads(path.read_text(), parse_constant=refused)
+
+
+@pytest.mark.parametrize("script", ["kept_results", "coaster_tables"])
+def test_what_is_infinite_or_no_number_is_kept_as_nothing(script: str) -> None:
+    short = made(script)["short"]
+    assert (short(math.inf), short(math.nan), short(2.0)) == (None, None, 2.0)
+
+
 def test_what_is_kept_of_how_a_sweep_was_made_says_what_policies_are_and_how_inputs_are_read() -> None:
     old: dict[str, Any] = dict.fromkeys(("name", "version", "commit", "seeds", "settings"))
     old |= {"command": "ebb sim run a.toml", "inputs": {"jobs": {"sha256": "0"}}}
@@ -99,6 +117,14 @@ def test_what_a_grid_loses_is_of_what_was_offered_in_its_window() -> None:
     for one in sweep.kept["cases"]:
         one["offered_share"] = 0.79
     assert names["lost"](sweep, **case) == pytest.approx(100 * (1 - sweep.mean("goodput", **case) / 0.79))
+
+
+def test_the_page_says_that_the_series_of_a_grid_is_the_same_in_all_seeds() -> None:
+    section = " ".join("\n".join(made("interval_tables")["SECTIONS"]["intervals-grid-miso"]()).split())
+    assert "Seeds redraw the jobs; which machines are on is one April of each grid in all of them" in section
+    for path in KEPT.glob("intervals-grid-*.json"):
+        for case in json.loads(path.read_text())["cases"]:
+            assert len(set(case["intervals"])) == 1
 
 
 @pytest.mark.parametrize("name", ["costs-persistent", "costs-others"])
