@@ -72,6 +72,11 @@ class PredictorOptions:
         """Whether landmarks are counted."""
         return self.form == "landmark"
 
+    @property
+    def of_cores(self) -> bool:
+        """Whether it is predicted that a machine keeps the cores that it has; else that no shrink comes."""
+        return self.sized or self.by_landmarks
+
 
 class Predictor:
     """What a pool of machines has shown, and what follows from it.

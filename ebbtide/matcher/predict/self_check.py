@@ -18,8 +18,8 @@ DURATIONS_S: Final = (600.0, 3600.0)
 class SelfCheck:
     """Feeds a `Calibration`: ask it before the predictor learns of a change.
 
-    A prediction came true if no shrink came within the duration, or, where the predictor counts the size of shrinks, if
-    the machine kept the cores that it had. One whose machine its owner took away has no outcome.
+    A prediction came true if no shrink came within the duration, or, where the predictor counts the size of shrinks or
+    goes by landmarks, if the machine kept the cores that it had. One whose machine its owner took away has no outcome.
 
     :param every_s: at least so long between two predictions for one machine and duration.
     """
@@ -74,7 +74,7 @@ class SelfCheck:
             made_at, duration_s, predicted, had = prediction
             if change.at >= made_at + duration_s:
                 self.calibration.add(predicted, True)
-            elif cores < had or not self._predictor.options.sized:
+            elif cores < had or not self._predictor.options.of_cores:
                 self.calibration.add(predicted, False)
             else:
                 left.append(prediction)

@@ -109,8 +109,8 @@ def calibrate(
 ) -> Calibration:
     """Predictions for all machines at regular times, and their outcomes.
 
-    Without sizes a prediction came true if no shrink came within the duration; with sizes, if no more than the free
-    cores were lost of those that there were; machines with no more than these are not asked.
+    Without sizes and landmarks a prediction came true if no shrink came within the duration; with them, if no more than
+    the free cores were lost of those that there were; machines with no more than these are not asked.
 
     :param compile: with numba.
     """
@@ -118,7 +118,7 @@ def calibrate(
     futures = Futures(found)
     for look in looks(found, options, found.until_s - max(durations_s), every_s, warm_up_s, compile):
         for duration_s in durations_s:
-            lost = futures.lost(look.now_s, duration_s)[look.there] if options.sized else None
+            lost = futures.lost(look.now_s, duration_s)[look.there] if options.of_cores else None
             for free in frees if options.sized else frees[:1]:
                 kept = lost <= free if lost is not None else ~futures.shrinks(look.now_s, duration_s)[look.there]
                 # No task leaves free what a machine does not have.

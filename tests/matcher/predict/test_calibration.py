@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.predict.calibration import Calibration
 from ebbtide.matcher.predict.changes import Change
-from ebbtide.matcher.predict.predictor import Predictor
+from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from ebbtide.matcher.predict.self_check import SelfCheck
 
 
@@ -87,3 +87,21 @@ def test_a_shrink_within_the_duration_refutes_a_prediction_and_time_proves_it() 
     check.advance(2200.0)
     # All others but the one that its owner took away.
     assert check.calibration.count == 9
+
+
+@pytest.mark.parametrize(("form", "refuted"), [("next-change", 1), ("landmark", 0)])
+def test_by_landmarks_what_is_lost_of_cores_that_came_later_refutes_nothing(form: str, refuted: int) -> None:
+    """Also without sizes: what landmarks say is that a machine keeps the cores that it had."""
+    predictor = Predictor(0.0, PredictorOptions(form=form, sized=False))
+    predictor.observe(Change("m", 10.0, 0.0, 4.0))
+    for at in (20.0, 40.0):
+        predictor.observe(Change("m", at, 4.0, 5.0))
+        predictor.observe(Change("m", at + 10.0, 5.0, 4.0))
+    check = SelfCheck(predictor, (3600.0,))
+    check.advance(1000.0)
+    for change in (Change("m", 1100.0, 4.0, 5.0), Change("m", 1200.0, 5.0, 4.0)):
+        check.observe(change)
+        predictor.observe(change)
+    assert check.calibration.count == refuted
+    check.advance(4700.0)
+    assert check.calibration.count == 1
