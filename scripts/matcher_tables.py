@@ -10,7 +10,7 @@ import sys
 
 from kept_results import ROOT, begin, placed, rewrite, sections
 from matcher_sections.claims import claims
-from matcher_sections.orders import heartbeats, loads, nine, orders, rivals
+from matcher_sections.orders import drawn, heartbeats, loads, nine, orders, rivals
 from matcher_sections.pools import acquirer, allocations, bounds, calm, costs, equal, mixed, others, persistent, wind
 from matcher_sections.predictions import calibration, estimated, foresight, known, runtimes
 
@@ -40,6 +40,7 @@ SECTIONS = {
     "calibration": calibration,
     "foresight": foresight,
     "known": known,
+    "drawn-lives": drawn,
 }
 
 
