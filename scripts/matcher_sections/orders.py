@@ -118,9 +118,10 @@ def drawn() -> Iterator[str]:
     sweep = Sweep("drawn-lives")
     yield from ("## Where all VMs leave in time", "", sweep.command, "")
     yield from (
-        "How long VMs stay that the trace lost sight of is drawn, and a killed task waits where its submission puts it,",
-        "as with a manager, whose order of kills all have. As many servers as in the sections above, and three quarters of",
-        "them, which are about as full as there. Mean, p90 against a random node in the same order, per cent; waste.",
+        "How long VMs stay that the trace lost sight of is drawn, and a killed task waits where its submission puts",
+        "it, as with a manager, whose order of kills all have. As many servers as in the sections above, and three",
+        "quarters of them, which are about as full as there. Mean, p90 against a random node in the same order, per",
+        "cent; waste.",
         "",
     )
     yield from head("pool", "waste, %", "`live`", "waste, %", "Oracle", "of its gain: mean", "p90", "")
