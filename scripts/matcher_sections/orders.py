@@ -124,11 +124,13 @@ def drawn() -> Iterator[str]:
         "cent; waste.",
         "",
     )
-    yield from head("pool", "waste, %", "`live`", "waste, %", "Oracle", "of its gain: mean", "p90", "")
+    of_pool = ("mean gap, min", "mean change, cores")
+    yield from head("pool", *of_pool, "waste, %", "`live`", "waste, %", "Oracle", "of its gain: mean", "p90", "")
     for name in dict.fromkeys(str(one).rpartition(": ")[0] for one in sweep.values("policy")):
         base, live, best = ({"policy": f"{name}: {policy}"} for policy in ("capacity-random", "live", "oracle-no-kill"))
         shares, word = aim(sweep, base, live, best)
-        cells = [f"{100 * sweep.mean('waste', **base):.1f}"]
+        cells = [f"{sweep.mean(metric, **base):.0f}" for metric in ("pool_gap_mean_min", "pool_change_mean_cores")]
+        cells.append(f"{100 * sweep.mean('waste', **base):.1f}")
         cells.append(", ".join(change(sweep.against(base, metric, **live)) for metric in (MEAN, P90)))
         cells.append(f"{100 * sweep.mean('waste', **live):.1f}")
         cells.append(", ".join(change(sweep.against(base, metric, **best)) for metric in (MEAN, P90)))
