@@ -21,13 +21,13 @@ def orders() -> Iterator[str]:
         "pool, order", "the order alone", "its waste, %", "`live`", "waste, %", "Oracle", "of its gain: mean", "p90", ""
     )
     words = {"oldest-tail": "oldest, to the end", "newest-tail": "newest, to the end"}
-    words |= {"newest-head": "newest, ahead of all", "least-lost-head": "least work lost, ahead of all"}
+    words |= {"newest-submission": "newest, by submission", "least-lost-submission": "least work lost, by submission"}
     for packing in sweep.values("packing"):
         yarn = {"packing": packing, "policy": "random-oldest-tail"}
         for order, text in words.items():
             base, live = ({"packing": packing, "policy": f"{who}-{order}"} for who in ("random", "live"))
             # The Oracle loses no task: where killed ones wait is nothing to it.
-            best = {"packing": packing, "policy": "oracle-newest-head"}
+            best = {"packing": packing, "policy": "oracle-newest-submission"}
             shares, word = aim(sweep, base, live, best)
             yield row(
                 f"{packing}: {text}",
@@ -41,10 +41,10 @@ def orders() -> Iterator[str]:
             )
     yield ""
     for packing in sweep.values("packing"):
-        base = {"packing": packing, "policy": "random-newest-head"}
-        sized = {"packing": packing, "policy": "sized-newest-head"}
+        base = {"packing": packing, "policy": "random-newest-submission"}
+        sized = {"packing": packing, "policy": "sized-newest-submission"}
         found = [change(sweep.against(base, metric, **sized)) for metric in (MEAN, P90)]
-        yield f"* {packing}, newest, ahead of all, by Eq. 1 with sizes instead of landmarks: {', '.join(found)}."
+        yield f"* {packing}, newest, by submission, by Eq. 1 with sizes instead of landmarks: {', '.join(found)}."
 
 
 HEARTBEATS = {
