@@ -17,12 +17,14 @@ def aim(sweep: Sweep, base: dict[str, Any], live: dict[str, Any], best: dict[str
     75 % of the mean gain and 60 % of the p90's where the Oracle gains at least 15 % of the mean; nowhere 2 % worse.
     """
     gain = -sweep.against(base, MEAN, **best)[0]
-    shares = [sweep.share(base, best, metric, **live) for metric in (MEAN, P90)]
     worse = sweep.against(base, MEAN, **live)[0]
+    # Parts of next to nothing say nothing.
+    shares = [sweep.share(base, best, metric, **live) for metric in (MEAN, P90)] if gain >= 1.0 else []
+    told = [part(one) for one in shares] or ["-", "-"]
     if gain < 15.0:
-        return [part(one) for one in shares], "missed" if worse > 2.0 else f"not asked (Oracle gains {gain:.0f} %)"
+        return told, "missed" if worse > 2.0 else f"not asked (Oracle gains {abs(gain):.0f} %)"
     met = shares[0][0] >= 0.75 and shares[1][0] >= 0.60
-    return [part(one) for one in shares], "met" if met else "missed"
+    return told, "met" if met else "missed"
 
 
 def compared(sweep: Sweep, base: dict[str, Any], metrics: Sequence[str] = (MEAN, P90), **case: Any) -> str:

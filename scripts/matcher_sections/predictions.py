@@ -125,7 +125,7 @@ def known() -> Iterator[str]:
     sweep = Sweep("known")
     yield from ("## Knowing the VMs to come", "", sweep.command, "")
     yield from (
-        "All VMs of pools on which the aim is missed, a manager's order of kills for all. Who knows the VMs to come",
+        "All VMs, a manager's order of kills for all. Who knows the VMs to come",
         "(as above) says of machines of a class of cores how long their room lasts, instead of what was seen of",
         "machines, and as the mean of both; all else is `live`. That is more than anybody can know, and one way to use",
         "it: no bound on what a prediction can gain. Mean and p90 against a random node in the same order, per cent,",
