@@ -44,17 +44,21 @@ def gains(name: str, axes: Sequence[str], first: str) -> Iterator[str]:
         for other in sweep.values(axes[1]):
             at = {axes[0]: one, axes[1]: other}
             base, live, best = ({"policy": who, **at} for who in ("capacity-random", "live", "oracle-no-kill"))
-            found, word = aim(sweep, base, live, best)
             yield row(
                 f"{one}, {other / 60:.0f} min",
                 f"{sweep.mean('pool_gap_mean_min', **base):.0f} min",
-                f"{100 * sweep.mean('waste', **base):.1f}",
-                ", ".join(change(sweep.against(base, metric, **live)) for metric in (MEAN, P90)),
-                f"{100 * sweep.mean('waste', **live):.1f}",
-                ", ".join(change(sweep.against(base, metric, **best)) for metric in (MEAN, P90)),
-                *found,
-                word,
+                *beside(sweep, base, live, best),
             )
+
+
+def beside(sweep: Sweep, base: dict[str, Any], live: dict[str, Any], best: dict[str, Any]) -> Iterator[str]:
+    """Cells: waste, `live` and its waste, the Oracle, parts of its gain, and whether the aim is met."""
+    shares, word = aim(sweep, base, live, best)
+    yield f"{100 * sweep.mean('waste', **base):.1f}"
+    yield ", ".join(change(sweep.against(base, metric, **live)) for metric in (MEAN, P90))
+    yield f"{100 * sweep.mean('waste', **live):.1f}"
+    yield ", ".join(change(sweep.against(base, metric, **best)) for metric in (MEAN, P90))
+    yield from (*shares, word)
 
 
 def more_cores(sweep: Sweep, other: dict[str, Any], **case: Any) -> float:
