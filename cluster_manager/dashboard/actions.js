@@ -145,7 +145,7 @@ let open = null;
 
 // Esc closes it, too. The event comes late: another one may be open by then.
 dialog.addEventListener("close", () => {
-  if (!dialog.open) open = null;
+  if (!dialog.open) release();
 });
 
 export function start(data) {
@@ -385,7 +385,12 @@ async function track(mine, where) {
   }
 }
 
-export function close() {
+/** The dialog shows something else from now on; what is still under way is not shown in it. */
+export function release() {
   open = null;
+}
+
+export function close() {
+  release();
   dialog.close();
 }

@@ -1,6 +1,6 @@
 // The page: which view is on show stands in the hash of the address; keys, theme, and the form that takes the token.
 
-import { start, submit, close } from "./actions.js";
+import { close, release, start, submit } from "./actions.js";
 import { ask, enter, leave as forget } from "./api.js";
 import { button, el, iso, link, morph } from "./dom.js";
 import { host, vm } from "./detail.js";
@@ -181,6 +181,7 @@ const KEYS = [
   ["Esc", "close a dialog"],
 ];
 function keys() {
+  release();
   morph(
     dialog,
     el(
