@@ -283,8 +283,11 @@ class LifecycleCommands:
             return await self._start(operation, vm, state)
 
     async def _start(self, operation: Operation, vm: ManagedVM, state: str) -> Operation:
-        """Under the VM's lock; its intent says that it is being started."""
-        host = self._host
+        """Under the VM's lock; its intent says that it is being started.
+
+        :param state: its domain's. One that is on may have worked: no error is a reason to end it.
+        """
+        host, keep = self._host, state != "stopped"
         try:
             if state == "stopped":
                 await host.hypervisor.start(vm.domain, vm.intent)
@@ -298,7 +301,7 @@ class LifecycleCommands:
             # Its definition may be another's by now.
             fits, found = await charge_memory(host, vm)
             if not fits:
-                more, free = found["more_mib"], found["free_mib"]
+                more, free, keep = found["more_mib"], found["free_mib"], False
                 raise HypervisorError(f"{vm.name} came up with {more:g} MiB more than its size; {free:g} are free")
             await host.hypervisor.resume(vm.domain)
             size = vm.allocation().current
@@ -307,7 +310,7 @@ class LifecycleCommands:
             at = vm.intent.started_at if vm.intent.saved_mib is not None else time.time()
             await vm.record.store(phase=Phase.SETTLED, saved_mib=None, started_at=at)
         except Exception:
-            await self._off_again(vm)
+            await (self._admit_later(vm) if keep else self._off_again(vm))
             raise
         vm.running = True
         vm.guest_boots()
@@ -317,6 +320,16 @@ class LifecycleCommands:
         host.note(vm.name, DecisionKind.ADMIT, sentence, {"size": sizes(size), "free": sizes(host.free())})
         host.changed.set()
         return done(operation, sentence)
+
+    async def _admit_later(self, vm: ManagedVM) -> None:
+        """Have the reconciler hold a VM to its size that was on already, as one that was started from outside."""
+        vm.record.intent = vm.intent.changed(phase=Phase.ADMITTING)
+        await self._host.mark_failed(cause_of(vm).request_id)
+        # What cannot be written now, the reconciler writes later.
+        with contextlib.suppress(HostAgentError):
+            await vm.record.persist()
+        vm.start()
+        vm.request_check()
 
     async def _off_again(self, vm: ManagedVM) -> None:
         """A VM that could not be started is off; where even that fails, it stays charged until it is."""
@@ -335,11 +348,12 @@ class LifecycleCommands:
 
     async def _resume_start(self, operation: Operation, vm: ManagedVM) -> Operation:
         async with vm.lock:
-            if vm.intent.phase is Phase.STARTING and self._host.journal.has_failed(
-                operation.kind, operation.request_id
-            ):
-                vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
-                vm.request_check()
+            if self._host.has_failed(operation):
+                if vm.intent.phase is Phase.STARTING:
+                    # One that runs was let run by another program, and goes on.
+                    runs = await state_of(self._host, vm) == "running"
+                    vm.record.intent = vm.intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPING)
+                    vm.request_check()
                 return failed(operation, f"{vm.name} could not be started, as was answered before this agent started")
             if vm.intent.phase is not Phase.STARTING:
                 return self._as_found(operation, vm)

@@ -24,6 +24,8 @@ from hostagent.vm.managed_vm import ManagedVM
 HELLO_S: Final = 60.0
 #: How long to wait before a hypervisor that did not say is asked again, in seconds.
 ASK_AGAIN_S: Final = 1.0
+#: The longest wait between two tries to hold a VM to its size, in seconds.
+TRY_AGAIN_S: Final = 30.0
 #: Time for a resumed resize, in seconds: the deadline of the command has passed with the old agent.
 RESUMED_DEADLINE_S: Final = 60.0
 
@@ -127,7 +129,7 @@ class Resuming:
         if self._host.has_failed(operation):
             await self._host.clear_away(vm)
             raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
-        ran = False
+        ran, wait_s = False, ASK_AGAIN_S
         while (state := await state_of(self._host, vm)) in ("running", "paused") and self._host.holds(vm):
             ran = ran or state == "running"
             try:
@@ -138,8 +140,9 @@ class Resuming:
                 if not ran:
                     raise
                 # It has worked: no error is a reason to end it.
-                log.warning("a VM that runs is not held to its size yet", vm=vm.name, why=str(error))
-                await asyncio.sleep(ASK_AGAIN_S)
+                log.warning("a VM that runs is not held to its size yet", vm=vm.name, again_in_s=wait_s, why=str(error))
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, TRY_AGAIN_S)
         if not self._host.holds(vm):
             raise HypervisorError(f"{vm.name} was removed meanwhile")
         if ran:

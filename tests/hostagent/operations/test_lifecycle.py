@@ -72,6 +72,52 @@ async def test_a_vm_that_another_program_has_just_started_is_held_to_its_size_an
     assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
 
 
+@pytest.mark.parametrize("call", ["suspend", "set_quota", "resume"])
+async def test_a_vm_that_another_program_has_just_started_is_kept_where_it_cannot_be_held_to_its_size_yet(
+    command: Command, host: Host, world: World, two_vms: list[Domain], call: str
+) -> None:
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+    domain.state, world.failures[call] = "running", "busy"
+    world.calls.clear()
+    failed = await start(command)
+    assert (failed.state, failed.sentence) == ("failed", "busy")
+    assert not vm.allocation().charge.is_zero()
+    await until(lambda: [method for method, _ in world.calls].count(call) > 2)
+    world.failures.clear()
+    await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
+    methods = [method for method, _ in world.calls]
+    assert (domain.state, methods.count("shut_down")) == ("running", 0)
+    last = [method for method in methods if method in ("suspend", "set_quota", "resume")][-3:]
+    assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
+
+
+@pytest.mark.parametrize("state", ["running", "stopped"])
+async def test_a_vm_that_runs_though_its_start_was_answered_as_failed_is_held_to_its_size_by_the_next_agent(
+    command: Command, agent: Agent, world: World, tmp_path: Path, two_vms: list[Domain], state: str
+) -> None:
+    await stop(command)
+    domain = world.domains["ebb-host-a.low-1"]
+    world.failures["write_intent"] = "busy"
+    assert (await start(command)).state == "failed"
+    await agent.close()
+    # The write came late, and another program has started it since.
+    intent, cause = Intent.model_validate_json(domain.intent), agent.host.vms["low-1"].intent.cause
+    assert cause is not None
+    late = cause.model_copy(update={"kind": "start", "request_id": "start"})
+    domain.intent = intent.changed(phase=Phase.STARTING, cause=late).model_dump_json()
+    domain.state = state
+    world.failures.clear()
+    world.calls.clear()
+    async with succeeding(world, tmp_path) as successor:
+        settled = Phase.SETTLED if state == "running" else Phase.STOPPED
+        await until(lambda: successor.host.vm("low-1").intent.phase is settled)
+        assert domain.state == state
+        ended = await successor.requests.operations.get("start", 10)
+        assert ended is not None
+        assert ended.state == "failed"
+
+
 async def test_a_preempted_vm_is_told_and_keeps_its_disk_and_comes_up_at_another_size(
     client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:
