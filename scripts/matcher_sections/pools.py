@@ -148,8 +148,8 @@ def bounds() -> Iterator[str]:
     word = "no rule gains" if most < 8 else "a rule may gain"
     yield ""
     yield filled(
-        f"Who knows the future gains at most {most:.0f} % (upper ends of the intervals), and so does a pool in which kills "
-        f"cost nothing: {word} the 8 % that are asked of the acquirer alone on these pools."
+        f"Who knows the future gains at most {most:.0f} % (upper ends of the intervals), and so does a pool in which "
+        f"kills cost nothing: {word} the 8 % that are asked of the acquirer alone on these pools."
     )
 
 
