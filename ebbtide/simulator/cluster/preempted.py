@@ -85,14 +85,18 @@ class Account:
     """What happened within the window."""
 
     preempted: set[int] = field(default_factory=set)
-    #: From each preemption to work that goes on; infinite: not back when the run ended.
-    back_s: list[float] = field(default_factory=list)
+    #: By VM and when it stopped working: from then to work that goes on; infinite: not back when the run ended.
+    back: dict[tuple[int, float], float] = field(default_factory=dict)
     preemptions: int = 0
     lost_core_s: float = 0.0
     off_vm_s: float = 0.0
     moves_instead: int = 0
     moves: int = 0
     moved_mib: float = 0.0
+
+    @property
+    def back_s(self) -> list[float]:
+        return list(self.back.values())
 
 
 class ReturningCluster:
@@ -119,6 +123,7 @@ class ReturningCluster:
         self._departs_s = arrivals.departs_s.copy()
         self._began_s = arrivals.at_s.copy()
         self._off_since: dict[int, float] = {}
+        self._stopped_s = arrivals.at_s.copy()
         self._waiting: dict[int, list[Waiting]] = {}
         self._queues: dict[int, ReturnQueue] = {}
         #: When a node is to be looked at again; REBALANCE: all of them.
@@ -158,10 +163,9 @@ class ReturningCluster:
                 if row % 1000 == 0:
                     progress(row / last)
         cluster.finish(until_s)
-        for since_s in self._off_since.values():
+        for number, since_s in self._off_since.items():
             self.account.off_vm_s += self._measured(since_s, until_s)
-            if since_s >= self._window_s[0]:
-                self.account.back_s.append(math.inf)
+            self._is_back(number, math.inf)
 
     def _next_departure(self) -> float:
         vms, leaving = self._cluster.vms, int(self._cluster.tally.state[LEAVING])
@@ -193,8 +197,8 @@ class ReturningCluster:
         return holds
 
     def _preempted(self, number: int, node: int) -> None:
-        now, account = self._cluster.now_s, self.account
-        ran_s = max(now - float(self._began_s[number]), 0.0)
+        now, account, began_s = self._cluster.now_s, self.account, float(self._began_s[number])
+        ran_s = max(now - began_s, 0.0)
         deleted = self._way is Way.DELETE
         lost_s = ran_s if deleted else self._lost_s(number, ran_s)
         if self._in_window():
@@ -203,8 +207,10 @@ class ReturningCluster:
             account.lost_core_s += lost_s * float(self._arrivals.upper[number, CPU])
         if deleted:
             return
-        # What is still to do when it is back.
-        self._departs_s[number] += lost_s - now
+        # What is still to do when it is back; one that was booting still has not worked since it first went.
+        self._departs_s[number] += lost_s - max(now, began_s)
+        if now >= began_s:
+            self._stopped_s[number] = now
         self._off_since[number] = now
         waiting = Waiting(_name(number), ResourceVector(*self._charged(self._least(number)).tolist()))
         self._waiting.setdefault(node, []).append(waiting)
@@ -269,8 +275,12 @@ class ReturningCluster:
         self._departs_s[number], self._began_s[number] = departs_s, now + back_s
         since_s = self._off_since.pop(number)
         self.account.off_vm_s += self._measured(since_s, now)
-        if since_s >= self._window_s[0]:
-            self.account.back_s.append(now + back_s - since_s)
+        self._is_back(number, now + back_s)
+
+    def _is_back(self, number: int, at_s: float) -> None:
+        stopped_s = float(self._stopped_s[number])
+        if stopped_s >= self._window_s[0]:
+            self.account.back[number, stopped_s] = at_s - stopped_s
 
     # --- moves -------------------------------------------------------------------------------------------------------
 

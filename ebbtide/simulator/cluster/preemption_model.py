@@ -56,7 +56,7 @@ class PreemptionModel:
     """The cluster of `deflation-cluster` under deflation, with what becomes of the preempted."""
 
     name: Final = "preemption"
-    version: Final = 2
+    version: Final = 3
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> PreemptionSettings:

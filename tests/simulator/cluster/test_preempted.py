@@ -67,6 +67,18 @@ def test_it_rests_after_its_preemption_though_there_is_room_at_once() -> None:
     assert run.account.back_s == [pytest.approx(70, abs=10)]
 
 
+def test_one_that_is_preempted_while_it_boots_has_not_been_back_and_has_no_more_to_do() -> None:
+    vms = [low(0.0), low(1.0, 3000.0), CROWD[2], Vm(5030.0, 6000.0, 6.0, 6 * GIB)]
+    run = played(Way.STOP, vms, 7000.0)
+    assert run.account.preemptions == 2
+    # It starts at 5020 s, and goes again before it works; the second time it works from 6060 s on.
+    assert run.account.back_s == [pytest.approx(5060, abs=10)]
+    assert run.account.off_vm_s == pytest.approx(4020 + 990, abs=20)
+    # 2000 s of work were left.
+    assert 1 in on(played(Way.STOP, vms, 8030.0))
+    assert 1 not in on(played(Way.STOP, vms, 8090.0))
+
+
 def test_it_departs_later_by_the_time_for_which_it_was_off() -> None:
     vms = [low(0.0, 3000.0), low(1.0, 3000.0), CROWD[2]]
     # The other departs, and it is back 20 s later.
