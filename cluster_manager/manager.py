@@ -336,7 +336,8 @@ class Manager:
     def _url_of(self, host_id: str) -> str | None:
         """Where a host's agent says that it listens; None also where we would not call it."""
         host = self.hosts.get(host_id)
-        return host.report.url if host is not None and not self.no_address(host.report.url) else None
+        url = host.report.url if host is not None else ""
+        return url if url and not self.no_address(url) else None
 
     def no_address(self, url: str) -> str:
         """Why no host agent is called at an address; empty where it may be."""

@@ -16,6 +16,7 @@ from itertools import count, islice
 from typing import Final, Literal
 
 import structlog
+from pydantic import ValidationError
 
 from cluster_manager.inventory.availability import Availability
 from cluster_manager.inventory.changes import Changes
@@ -24,9 +25,11 @@ from cluster_manager.inventory.intake import Intake
 from cluster_manager.inventory.report_news import News, has_room_to_share, news_in
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
+from cluster_manager.store.rows import StoredHost
 from cluster_manager.store.store import Store
 from ebbtide.deflation.modes import HostMode, takes_new_vms
 from ebbtide.deflation.resources import TOLERANCE
+from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport, HostStatus
 from ebbtide.messages.labels import LabelsRequest, Selector, matches
 from ebbtide.messages.vms import VMStatus
@@ -49,14 +52,14 @@ HostState = Literal["ready", "overcommitted", "unavailable", "silent"]
 class Host:
     """One host. ``seen_at`` is for people (seconds since the epoch), ``seen`` for ages (monotonic; None: not yet).
 
-    :param report: or its JSON, which is read when it is asked for: thousands are recalled at a start.
+    :param report: or its row, which is read when it is asked for: thousands are recalled at a start.
     """
 
     __slots__ = ("_report", "arrival", "digest", "labels", "owes_reinflation", "seen", "seen_at")
 
     def __init__(
         self,
-        report: HostReport | str,
+        report: HostReport | StoredHost,
         seen_at: float,
         seen: float | None,
         owes_reinflation: bool,
@@ -74,16 +77,26 @@ class Host:
         self.digest: bytes | None = None
 
     def came_as(self, raw: bytes) -> bool:
-        """Whether its report came in this body, or was stored as it by an earlier run and not read since."""
-        if self.digest is None and isinstance(self._report, str):
-            self.digest = _digest(self._report.encode())
-        return self.digest is not None and self.digest == _digest(raw)
+        """Whether its report came in this body, or was stored as it by an earlier run, and can be read."""
+        if self.digest is None and isinstance(self._report, StoredHost):
+            self.digest = _digest(self._report.report_json.encode())
+        # Nothing is known of one that cannot be read, its address neither.
+        return self.digest == _digest(raw) and self.report.url != ""
 
     @property
     def report(self) -> HostReport:
-        if isinstance(self._report, str):
-            self._report = HostReport.model_validate_json(self._report)
-        return self._report
+        """One that cannot be read is that of a host of which nothing is known but its name, until the next."""
+        if isinstance(stored := self._report, StoredHost):
+            try:
+                self._report = HostReport.model_validate_json(stored.report_json)
+            except ValidationError as error:
+                wrong = sorted({".".join(map(str, one["loc"])) or one["msg"] for one in error.errors()})
+                log.warning(
+                    "a stored report cannot be read; the host's next one replaces it", host=stored.id, why=wrong[:5]
+                )
+                self._report = _unread(stored.id)
+            return self._report
+        return stored
 
 
 class Hosts:
@@ -132,7 +145,7 @@ class Hosts:
     async def load(self) -> None:
         """Recall the hosts of earlier runs; they count as silent until they report."""
         self._hosts = {
-            stored.id: Host(stored.report_json, stored.seen_at, None, stored.owes_reinflation, labels=stored.labels)
+            stored.id: Host(stored, stored.seen_at, None, stored.owes_reinflation, labels=stored.labels)
             for stored in await self._store.hosts()
         }
         self._awaited = set(self._hosts)
@@ -480,6 +493,21 @@ class Hosts:
         """A VM as its host last reported it."""
         host = self._hosts.get(host_id) if host_id is not None else None
         return next((vm for vm in host.report.vms if vm.name == name), None) if host is not None else None
+
+
+def _unread(host_id: str) -> HostReport:
+    none = Vector()
+    return HostReport.model_construct(
+        id=host_id,
+        url="",
+        incarnation="",
+        capacity=none,
+        free=none,
+        deflatable=none,
+        vm_overhead_mib=0.0,
+        accelerator="",
+        vms=(),
+    )
 
 
 def _names(report: HostReport | None) -> set[str]:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from cluster_manager.store import schema
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.operations import OperationState
+from tests.manager.api.test_metrics import values_of
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 
@@ -78,3 +81,38 @@ async def test_a_host_without_its_hypervisor_is_not_ready_and_no_vm_is_preempted
             "the hypervisor of host-a does not answer: Connection refused",
             "the hypervisor of host-a answers again",
         ]
+
+
+@pytest.mark.parametrize("stored", ["{", '{"id": "host-a", "of_a_later_version": 1}'])
+async def test_a_host_whose_stored_report_cannot_be_read_is_silent_until_its_next_one_and_stops_no_other(
+    tmp_path: Path, stored: str
+) -> None:
+    first, second = host("host-a"), host("host-b")
+    async with cluster_of(tmp_path, first, second) as cluster:
+        assert (await cluster.create(vm("low-1"), policy="first-fit")).host == "host-a"
+        assert cluster.manager is not None
+        first.trouble.mute = True
+        table = schema.hosts
+        damage = update(table).where(table.c.id == "host-a").values(report=stored)
+        await cluster.manager.store._write(lambda connection: connection.execute(damage))
+        await cluster.kill_manager()
+        await cluster.start_manager()
+        assert cluster.manager is not None
+        # What is stored is no report that came, whoever sends it.
+        assert not cluster.manager.hosts.repeat("host-a", stored.encode())
+        await second.send_report()
+        rows = (await cluster.get("/v1/hosts"))["hosts"]
+        assert [(row["id"], row["state"], row["vms"]) for row in rows] == [
+            ("host-a", "silent", []),
+            ("host-b", "ready", []),
+        ]
+        assert (await cluster.get("/v1/vms/low-1"))["state"] == "running"
+        assert (await values_of(cluster))['ebbtide_cluster_host_state{host="host-a",state="silent"}'] == 1.0
+        first.trouble.mute = False
+        await cluster.ready()
+        rows = (await cluster.get("/v1/hosts"))["hosts"]
+        assert [(row["id"], row["state"], row["vms"]) for row in rows] == [
+            ("host-a", "ready", ["low-1"]),
+            ("host-b", "ready", []),
+        ]
+        assert (await cluster.delete("low-1")).state is OperationState.DONE

@@ -15,6 +15,7 @@ from cluster_manager.inventory.availability import Availability
 from cluster_manager.inventory.hosts import LOOKS, Hosts
 from cluster_manager.plans.report_queries import allocations_of, demand_of, low_priority, missing_on
 from cluster_manager.store.database import Database
+from cluster_manager.store.rows import StoredHost
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import deflatable_capacity
 from ebbtide.deflation.modes import HostMode
@@ -85,11 +86,11 @@ async def test_a_page_of_hosts_reads_no_more_reports_than_it_shows(store: Store)
     await hosts.load()
     found = await hosts.page(10, "host-0099")
     assert [status.id for status in found] == [f"host-{number:04}" for number in range(100, 111)]
-    unread = [host for host in hosts._hosts.values() if isinstance(host._report, str)]
+    unread = [host for host in hosts._hosts.values() if isinstance(host._report, StoredHost)]
     assert len(unread) == 300 - 11
     # By what need not be read, too.
     assert await hosts.page(10, None, state="ready") == []
-    assert len([host for host in hosts._hosts.values() if isinstance(host._report, str)]) == 300 - 11
+    assert len([host for host in hosts._hosts.values() if isinstance(host._report, StoredHost)]) == 300 - 11
 
 
 async def test_the_loop_does_other_work_while_all_reports_are_read(store: Store) -> None:
