@@ -49,7 +49,7 @@ class HostRemoval:
         """
         # Just after a start every host is silent, those too that will report in a moment.
         await self.hosts.settle()
-        async with self.operations.admission:
+        async with self.operations.admission, self.hosts.leaving(host):
             self._check(host)
             plans = self.operations.plans_at(host)
             stranded = [state for state in plans if lost_vms and is_stranded(state, host)]
@@ -76,14 +76,10 @@ class HostRemoval:
             rests = [state.left_there() for state in stranded]
             # Before the record: none of them may write its own next step behind it.
             await self.operations.drop(host, plans)
-            changes: list[StoredChange] = []
             known = self.hosts.get(host)
             seen_at = known.seen_at if known is not None else 0.0
-
-            async def write() -> None:
-                changes.extend(await self.store.forget_host(host, names, ends, sentence, rests, seen_at=seen_at))
-
-            await self.hosts.forget(host, write)
+            changes = await self.store.forget_host(host, names, ends, sentence, rests, seen_at=seen_at)
+            self.hosts.forget(host)
             self.lost(host, changes)
             for rest in rests:
                 self.operations.go_on(rest)
@@ -98,7 +94,7 @@ class HostRemoval:
     def _check(self, host: str) -> None:
         if self.hosts.get(host) is None:
             raise RequestError(404, f"there is no host {host}", "id")
-        if not self.hosts.is_silent(host):
+        if self.hosts.is_reporting(host):
             raise RequestError(
                 409,
                 f"{host} reports: end its agent first, if it is not to come back",

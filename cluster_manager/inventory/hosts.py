@@ -10,7 +10,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count, islice
 from typing import Final, Literal
@@ -132,6 +132,8 @@ class Hosts:
         self._unsaved: dict[str, HostReport] = {}
         self._saving = asyncio.Lock()
         self._labelling = asyncio.Lock()
+        #: Hosts that are being forgotten, while `_saving` is held.
+        self._leaving: set[str] = set()
         self._availability = Availability()
         self._told = Buckets()
         #: The report of each host whose news are being told: another one at the same time does not tell them again.
@@ -159,6 +161,10 @@ class Hosts:
 
     async def take(self, report: HostReport) -> None:
         """Take an agent's report, or its answer to a question; stored when it changes more than free memory."""
+        while report.id in self._leaving:
+            # Once it is forgotten, this is the first report of a new host.
+            async with self._saving:
+                pass
         arrival = next(self._arrivals)
         host = self._hosts.get(report.id)
         if host is not None and _overtaken(report, host.report):
@@ -258,7 +264,7 @@ class Hosts:
     def repeats(self, host_id: str, raw: bytes) -> bool:
         """Whether a body is the last report of a host once more."""
         host = self._hosts.get(host_id)
-        return host is not None and host.came_as(raw)
+        return host is not None and host_id not in self._leaving and host.came_as(raw)
 
     def repeat(self, host_id: str, raw: bytes) -> bool:
         """The same; then the host has been seen, and that is all."""
@@ -307,20 +313,26 @@ class Hosts:
                     self._unsaved = {**batch, **self._unsaved}
                     raise
 
-    async def forget(self, host_id: str, write: Callable[[], Awaitable[None]]) -> None:
-        """Drop a host; if it reports after all, it is a new one.
-
-        :param write: takes it out of the store.
-        """
+    @contextlib.asynccontextmanager
+    async def leaving(self, host_id: str) -> AsyncIterator[None]:
+        """Held while it is decided whether a host is forgotten, and until it is: its reports wait for that."""
         async with self._saving:
-            await write()
-            self._hosts.pop(host_id, None)
-            self._telling.pop(host_id, None)
-            self._untold.pop(host_id, None)
-            self._close(host_id)
-            self._awaited.discard(host_id)
-            self.changes.note("host", (host_id,))
-            self._news.set()
+            self._leaving.add(host_id)
+            try:
+                yield
+            finally:
+                self._leaving.discard(host_id)
+
+    def forget(self, host_id: str) -> None:
+        """Drop a host that the store has forgotten; if it reports after all, it is a new one."""
+        self._hosts.pop(host_id, None)
+        self._unsaved.pop(host_id, None)
+        self._telling.pop(host_id, None)
+        self._untold.pop(host_id, None)
+        self._close(host_id)
+        self._awaited.discard(host_id)
+        self.changes.note("host", (host_id,))
+        self._news.set()
 
     async def label(self, host_id: str, wanted: LabelsRequest) -> None:
         """Change the labels of a host, if there is one. Raises `InvalidField`: they are too many."""
@@ -445,6 +457,10 @@ class Hosts:
         if host_id in self._revoked():
             return True
         return host is None or host.seen is None or self._monotonic() - host.seen > self._silent_after_s
+
+    def is_reporting(self, host_id: str) -> bool:
+        """Whether a host has reported lately, or a report of it is being taken."""
+        return host_id in self._telling or not self.is_silent(host_id)
 
     def why_not_ready(self, host_id: str) -> str:
         """Why no command can be sent to a host, to go on with after its name; empty if one can."""

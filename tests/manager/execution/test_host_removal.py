@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from cluster_manager.errors import RequestError
 from cluster_manager.plans import live_migrations
+from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -97,6 +98,64 @@ async def test_a_silent_host_without_vms_is_forgotten_and_new_when_it_is_back(cl
     assert await known(cluster) == ["host-a", "host-b"]
     assert (await cluster.create(vm("low-2", cpu_cores=6.0))).host == "host-b"
     await consistent(cluster)
+
+
+async def test_a_host_whose_report_is_being_taken_is_not_forgotten(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the report still waits for the store."""
+    first, _ = cluster.agents
+    await lose(cluster, first)
+    assert cluster.manager is not None
+    hosts, store = cluster.manager.hosts, cluster.manager.store
+    save, saving, go_on = store.save_hosts, asyncio.Event(), asyncio.Event()
+
+    async def held_up(reports: Sequence[HostReport]) -> None:
+        saving.set()
+        await go_on.wait()
+        await save(reports)
+
+    monkeypatch.setattr(store, "save_hosts", held_up)
+    changed = first.report().model_copy(update={"mode_reason": "it was restarted"})
+    taking = asyncio.create_task(cluster.manager.take_report(changed, b""), name="take a report")
+    await asyncio.wait_for(saving.wait(), 20)
+    forgetting = asyncio.create_task(forget(cluster, "host-a", "?lost_vms=true"), name="forget host-a")
+
+    async def waits() -> bool:
+        return bool(hosts._saving._waiters)
+
+    await cluster.until(waits)
+    go_on.set()
+    status, problem = await forgetting
+    assert (status, problem["field"]) == (409, "id"), problem
+    await taking
+    assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-a"
+    assert [stored.id for stored in await store.hosts()] == ["host-a", "host-b"]
+
+
+async def test_a_host_that_reports_while_it_is_forgotten_is_a_new_one_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = cluster.agents
+    await lose(cluster, first)
+    assert cluster.manager is not None
+    manager, store, reports = cluster.manager, cluster.manager.store, []
+    write = store.forget_host
+
+    async def while_it_reports(*given: Any, **more: Any) -> Any:
+        reports.append(asyncio.create_task(manager.take_report(first.report(), b""), name="take a report"))
+        return await write(*given, **more)
+
+    monkeypatch.setattr(store, "forget_host", while_it_reports)
+    status, answer = await forget(cluster, "host-a", "?lost_vms=true")
+    assert (status, answer["vms"]) == (200, ["low-1"]), answer
+    await asyncio.gather(*reports)
+    assert [(row["id"], row["state"], row["vms"]) for row in (await cluster.get("/v1/hosts"))["hosts"]] == [
+        ("host-a", "ready", ["low-1"]),
+        ("host-b", "ready", []),
+    ]
+    assert [stored.id for stored in await store.hosts()] == ["host-a", "host-b"]
+    assert (await cluster.call("GET", "/v1/vms/low-1"))[0] == 404
 
 
 async def test_vms_are_given_up_only_where_that_is_said(cluster: Cluster) -> None:

@@ -240,11 +240,7 @@ async def test_a_host_and_a_vm_that_are_gone_are_forgotten_after_their_time(term
     await term.passes(600, report("host-a", 4.0, sized(3.0)))
     await term.recorder.write()
     await record(term.store, "gone", "host-a", VMPhase.ENDED)
-
-    async def nothing() -> None:
-        pass
-
-    await term.hosts.forget("host-a", nothing)
+    term.hosts.forget("host-a")
     assert known((await term.vm(begin=BEGIN, end=BEGIN + 600))["bound_cpu_cores"]) == [3.0] * 10
     for days in (1, 5, 40):
         time[0] = BEGIN + days * DAY_S + 1000

@@ -121,13 +121,9 @@ async def test_a_host_that_is_forgotten_while_a_page_is_made_is_left_out(store: 
     await store.save_hosts([named(number) for number in range(300)])
     hosts = Hosts(store, 10.0, lambda: 0.0)
     await hosts.load()
-
-    async def nothing() -> None:
-        pass
-
     page, gone = asyncio.create_task(hosts.page(300, None, **given)), "host-0299"
     await asyncio.sleep(0)
-    await hosts.forget(gone, nothing)
+    hosts.forget(gone)
     assert [status.id for status in await page] == [f"host-{number:04}" for number in range(299)]
 
 
