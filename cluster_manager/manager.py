@@ -41,6 +41,7 @@ from cluster_manager.leadership.locks import lock_of
 from cluster_manager.plans.lifecycle import sold_as
 from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.settings import Settings
+from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.rows import StoredChange, StoredVM
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.acquiring import AcquirerService
@@ -64,6 +65,8 @@ log = structlog.get_logger()
 
 #: Of one host: its reports of the largest size may have a fifth of the loop's time, not all of it.
 REPORTED_BYTES_PER_S: Final = 2**21
+#: Between two times that it is stored when the hosts were last seen, seconds.
+SEEN_S: Final = 60.0
 #: Why a VM is shown in another state than its row's.
 _SAID: Final = {
     "stopped": "{host} says that it is off; {sentence}",
@@ -124,6 +127,8 @@ class Manager:
         )
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)
+        save, failed = self.hosts.save_seen, "when hosts were last seen was not saved"
+        self._seen = Periodic("saves when hosts were last seen", save, SEEN_S, failed, SEEN_S, at_end=save)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock, settings.gone_s)
         self.host_removal = HostRemoval(self.operations, self.store, self.hosts, self._lost)
         self.lists = Lists(self.store, self.hosts, self._managed, self._shown_state, self.operations.view)
@@ -234,6 +239,7 @@ class Manager:
             self.ageing.start()
         self.rebalancing.start()
         self._knowledge.start()
+        self._seen.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
         return self.epoch
 
@@ -247,8 +253,9 @@ class Manager:
             parts.push_async_callback(self.store.close)
             if session is not None:
                 parts.push_async_callback(session.close)
-            last_first = (self.recorder, self.ageing, self._knowledge, self._housekeeping, self.operations, self.tasks)
-            for part in (self._old_records, *last_first, self.acquirer, self.feed, self.rebalancing, self.alerts):
+            saved = (self._old_records, self._seen, self.recorder, self.ageing, self._knowledge, self._housekeeping)
+            first = (self.operations, self.tasks, self.acquirer, self.feed, self.rebalancing, self.alerts)
+            for part in (*saved, *first):
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
-import structlog
-
-from cluster_manager.errors import StoreError
 from cluster_manager.history.packs import Pack, encoded, joined
 from cluster_manager.history.sampling import Sample, Step, Used, sample_of, used_by
 from cluster_manager.history.tiers import DAY_S, LONGEST_S, TIERS
@@ -22,8 +20,6 @@ from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.store import Store
 from ebbtide.messages.history import SAMPLED_EVERY_S, HostUsage
 from ebbtide.messages.hosts import HostReport
-
-log = structlog.get_logger()
 
 #: The finest step, seconds, and how often hosts are looked at within it.
 STEP_S: Final = TIERS[0].step_s
@@ -75,17 +71,9 @@ class Recorder:
         self._unasked: set[str] = set()
         self._asked_at = 0
         self._written_at = clock()
-        self._task = Periodic("recorder of the history", self.turn, SAMPLE_S, "the history was not kept")
-        self.start = self._task.start
-
-    async def stop(self) -> None:
-        """Stop, and write what there is, if this manager still leads."""
-        if not await self._task.stop():
-            return
-        try:
-            await self.write(under_way=True)
-        except StoreError as error:
-            log.info("the last minutes of the history were not kept", why=str(error))
+        last = partial(self.write, under_way=True)
+        self._task = Periodic("recorder of the history", self.turn, SAMPLE_S, "the history was not kept", at_end=last)
+        self.start, self.stop = self._task.start, self._task.stop
 
     async def turn(self) -> None:
         """Add a sample of every host, and write what is over if it is time for that. Raises StoreError."""

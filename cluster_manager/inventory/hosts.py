@@ -44,6 +44,8 @@ _MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure", "pressure_budge
 _EVENTS: Final = Rate(per_s=0.2, burst=50.0)
 #: So many hosts are looked at before the loop's other work gets its turn.
 LOOKS: Final = 50
+#: So many times at which hosts were seen are stored in one transaction.
+SEEN: Final = 500
 #: So many reports are stored in one transaction: a command's may have to wait for it.
 SAVED: Final = 16
 HostState = Literal["ready", "overcommitted", "unavailable", "silent"]
@@ -126,7 +128,7 @@ class Hosts:
         #: Hosts of earlier runs that have not reported to this one.
         self._awaited: set[str] = set()
         self._news = asyncio.Event()
-        self._loaded_at = monotonic()
+        self._loaded_at = self._seen_saved = monotonic()
         self._arrivals = count(1)
         #: Reports to be stored: the first writer writes all that have come by then, in one transaction.
         self._unsaved: dict[str, HostReport] = {}
@@ -312,6 +314,15 @@ class Hosts:
                     # The tasks that wait for these try again.
                     self._unsaved = {**batch, **self._unsaved}
                     raise
+
+    async def save_seen(self) -> None:
+        """Store when hosts were last seen: a report that says nothing new is not written itself."""
+        since, now = self._seen_saved, self._monotonic()
+        seen = ((id_, host.seen_at) for id_, host in self.items() if host.seen is not None and host.seen >= since)
+        while batch := dict(islice(seen, SEEN)):
+            await self.intake.give_way()
+            await self._store.save_seen(batch)
+        self._seen_saved = now
 
     @contextlib.asynccontextmanager
     async def leaving(self, host_id: str) -> AsyncIterator[None]:

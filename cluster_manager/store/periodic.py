@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from cluster_manager.errors import StoreError
+from cluster_manager.errors import LostLeadership, StoreError
 
 log = structlog.get_logger()
 
@@ -19,16 +19,24 @@ class Periodic:
     :param every_s: seconds between the end of one time and the next.
     :param failed: what the log says of a failure, such as "the store was not pruned".
     :param first_s: seconds until the first time.
+    :param at_end: what is done at the end, if this manager still leads.
     """
 
     def __init__(
-        self, name: str, work: Callable[[], Awaitable[object]], every_s: float, failed: str, first_s: float = 0.0
+        self,
+        name: str,
+        work: Callable[[], Awaitable[object]],
+        every_s: float,
+        failed: str,
+        first_s: float = 0.0,
+        at_end: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._name = name
         self._work = work
         self._every_s = every_s
         self._failed = failed
         self._first_s = first_s
+        self._at_end = at_end
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -41,15 +49,20 @@ class Periodic:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
+        if self._at_end is not None:
+            await self._once(self._at_end)
         return True
 
     async def _run(self) -> None:
         await asyncio.sleep(self._first_s)
         while True:
-            try:
-                await self._work()
-            except StoreError as error:
-                log.warning(self._failed, why=str(error))
-            except Exception:
-                log.exception(f"{self._failed}, by a defect of the manager")
+            await self._once(self._work)
             await asyncio.sleep(self._every_s)
+
+    async def _once(self, work: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await work()
+        except StoreError as error:
+            (log.info if isinstance(error, LostLeadership) else log.warning)(self._failed, why=str(error))
+        except Exception:
+            log.exception(f"{self._failed}, by a defect of the manager")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
-from sqlalchemy import Delete, delete, func, insert, select, update
+from sqlalchemy import Delete, bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager.plans.plans import (
@@ -261,6 +261,17 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
         async def work(connection: AsyncConnection) -> None:
             await connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=newest), rows)
+
+        await self._write(work)
+
+    async def save_seen(self, seen: Mapping[str, float]) -> None:
+        """When hosts were last heard of, in one transaction; of one that is gone nothing is written."""
+        table = schema.hosts
+        statement = update(table).where(table.c.id == bindparam("host")).values(seen_at=bindparam("at"))
+        rows = [{"host": host, "at": at} for host, at in seen.items()]
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(statement, rows)
 
         await self._write(work)
 

@@ -8,7 +8,6 @@ from typing import Final
 
 import structlog
 
-from cluster_manager.errors import LostLeadership, StoreError
 from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.core_changes import CoreChanges
@@ -27,8 +26,9 @@ class Knowledge:
     def __init__(self, store: Store, core_changes: CoreChanges, every_s: float = EVERY_S) -> None:
         self._store = store
         self._core_changes = core_changes
-        self._task = Periodic("saves what was learned", self.save, every_s, "what was learned was not saved", every_s)
-        self.start = self._task.start
+        failed = "what was learned was not saved"
+        self._task = Periodic("saves what was learned", self.save, every_s, failed, every_s, at_end=self.save)
+        self.start, self.stop = self._task.start, self._task.stop
 
     async def recall(self) -> None:
         """Let the core changes go on with what was saved; what cannot be read is learned again. Raises StoreError."""
@@ -40,17 +40,6 @@ class Knowledge:
             except ValueError as error:
                 log.warning("what was learned is damaged, and is learned again", why=str(error))
         await self._core_changes.load(found if isinstance(found, dict) else None)
-
-    async def stop(self) -> None:
-        """Save once more, if this manager still leads."""
-        if not await self._task.stop():
-            return
-        try:
-            await self.save()
-        except LostLeadership:
-            pass
-        except StoreError as error:
-            log.warning("what was learned was not saved", why=str(error))
 
     async def save(self) -> None:
         """Save what is known now. Raises StoreError."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cluster_manager import manager
+from cluster_manager.inventory import hosts as inventory
 from cluster_manager.inventory.availability import Availability, Ranking
 from cluster_manager.inventory.hosts import SAVED, Hosts
 from cluster_manager.plans.plans import Arrival
@@ -224,6 +227,61 @@ async def test_hosts_of_an_earlier_run_are_known_and_not_open_until_they_report(
     await hosts.take(report())
     assert ranked(hosts.availability, 1) == ["host-a"]
     await hosts.settle()
+
+
+@each_store
+async def test_when_a_host_was_last_seen_is_stored_now_and_then_though_its_reports_say_nothing_new(
+    store: Writes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "SEEN", 2)
+    now, monotonic = Clock(), Clock()
+    hosts = Hosts(store, 10.0, now, monotonic)
+
+    async def stored() -> list[float]:
+        later = hosts_of(store, Clock())
+        await later.load()
+        return [status.seen_at for status in await later.page(10, None)]
+
+    for name in ("host-a", "host-b", "host-c"):
+        await hosts.take(report(name))
+    now.now, monotonic.now = 5000.0, 200.0
+    for name in ("host-a", "host-b", "host-c"):
+        await hosts.take(report(name))
+    await hosts.save_seen()
+    assert await stored() == [5000.0] * 3
+    now.now, monotonic.now = 6000.0, 300.0
+    await hosts.take(report("host-b"))
+    now.now, monotonic.now = 7000.0, 400.0
+    assert await stored() == [5000.0] * 3
+    await hosts.save_seen()
+    assert await stored() == [5000.0, 6000.0, 5000.0]
+
+
+@each_store
+@pytest.mark.parametrize("ends_in_order", [True, False])
+async def test_a_later_manager_says_when_a_host_was_last_seen_that_reports_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_in_order: bool
+) -> None:
+    if not ends_in_order:
+        monkeypatch.setattr(manager, "SEEN_S", 0.05)
+    agent = FakeAgent("host-a", cpu_cores=4.0, memory_mib=8000.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        begin = time.time()
+        await agent.send_report()
+        agent.trouble.mute = True
+        assert (shown := await cluster.get("/v1/hosts/host-a"))["seen_at"] >= begin
+        if not ends_in_order:
+
+            async def stored() -> bool:
+                assert cluster.manager is not None
+                return (await cluster.manager.store.hosts())[0].seen_at >= begin
+
+            await cluster.until(stored)
+        await cluster.kill_manager()
+        await cluster.start_manager()
+        later = await cluster.get("/v1/hosts/host-a")
+        assert (later["state"], later["seen_at"]) == ("silent", pytest.approx(shown["seen_at"], abs=1.0))
+        assert later["seen_at"] >= begin
 
 
 # --- what is promised ------------------------------------------------------------------------------------------------
