@@ -26,7 +26,7 @@ from cluster_manager.inventory.report_news import News, has_room_to_share, news_
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
 from cluster_manager.store.rows import StoredHost
-from cluster_manager.store.store import Store
+from cluster_manager.store.store import Line, Store
 from ebbtide.deflation.modes import HostMode, takes_new_vms
 from ebbtide.deflation.resources import TOLERANCE
 from ebbtide.messages.common import Vector
@@ -188,14 +188,11 @@ class Hosts:
         host = self._hosts.get(report.id)
         known = host.report if host is not None else None
         changed = known is None or not _same_essence(known, report)
-        if changed:
-            await self._save(report)
         news = await self._news_in(report, told)
+        if changed and not news:
+            await self._save(report)
         # Meanwhile a later report may have been taken: that one stands, in the store too.
         host = self._hosts.get(report.id)
-        if known is not None and host is None:
-            # Or the host was forgotten, and is back.
-            await self._save(report)
         if host is not None and (
             _overtaken(report, host.report) or (host.arrival > arrival and not _overtaken(host.report, report))
         ):
@@ -206,7 +203,8 @@ class Hosts:
         owes = (host is not None and host.owes_reinflation) or has_room_to_share(report, known)
         # What says nothing new after a silence counts again; and what it was compared with may have been replaced.
         latest, labels = (host.report, host.labels) if host is not None else (None, {})
-        changed = changed or self.is_silent(report.id) or latest is not known
+        replaced = latest is not known
+        changed = changed or self.is_silent(report.id) or replaced
         self._hosts[report.id] = Host(report, self._clock(), None, owes, arrival, labels)
         self.changes.note("host", (report.id,))
         if changed:
@@ -215,6 +213,9 @@ class Hosts:
         self._see(report.id)
         # Only now: who is told of it and looks, or looks and is told what comes after, finds it.
         await self._tell(news, report.id, told)
+        if replaced and not news:
+            # What came in between may have been stored after this one; or the host was forgotten, and is back.
+            await self._save(self._hosts[report.id].report)
 
     async def _news_in(self, report: HostReport, told: HostReport | None) -> list[News]:
         """What to tell of a report: of VMs, only where the host's are recorded."""
@@ -237,22 +238,29 @@ class Hosts:
         return [line for line in news if line.vm is None or line.vm in recorded]
 
     async def _tell(self, news: Sequence[News], host: str, told: HostReport | None) -> None:
-        """Write what a report brings: not so many events of one host that those of others are pruned for them.
+        """Write what a report brings, and the host's report in the same transaction: of what is stored the next manager
+        tells no more. Not so many events of one host that those of others are pruned for them.
 
         :param told: of which report it is news; that stays so where they are not written.
         """
-        lines: list[tuple[str, str | None, str | None, str]] = []
+        lines: list[Line] = []
         for line in news:
             if self._told.take(host, _EVENTS, self._monotonic()):
                 said = {"kind": line.kind, "vm": line.vm, "host": host, "why": line.sentence}
                 log.info("event not written: its host has too many", **said)
             else:
                 lines.append((line.kind, line.vm, host, line.sentence))
-        if lines:
+        if news:
+            waits = True
             try:
-                await self._store.add_events(lines)
-            except Exception:
-                self._untold.setdefault(host, told)
+                async with self._saving:
+                    waits = False
+                    if (known := self._hosts.get(host)) is not None:
+                        await self._store.save_hosts([known.report], lines)
+            except BaseException as error:
+                # A write that has begun comes to its end, whoever is cancelled.
+                if waits or isinstance(error, Exception):
+                    self._untold.setdefault(host, told)
                 raise
         if self._untold.get(host, told) is told:
             self._untold.pop(host, None)

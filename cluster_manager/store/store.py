@@ -64,6 +64,8 @@ _WAITS: Final = frozenset({VMPhase.PREEMPTED, VMPhase.STARTING, VMPhase.STOPPING
 _CLOCKS_S: Final = 60.0
 #: A change from further ahead than this is dated back: what a machine's next host says would come too late for ever.
 _AHEAD_S: Final = 3600.0
+#: An event that no plan is behind: kind, VM, host, sentence.
+Line = tuple[str, str | None, str | None, str]
 #: A VM that a migration, or a start elsewhere, has to itself.
 _UNDER_WAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value)
 
@@ -244,8 +246,8 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
             lambda row: StoredHost(row.id, row.report, row.seen_at, bool(row.owes_reinflation), labels_in(row.labels)),
         )
 
-    async def save_hosts(self, reports: Sequence[HostReport]) -> None:
-        """Hosts' reports, without their core changes, in one transaction."""
+    async def save_hosts(self, reports: Sequence[HostReport], lines: Sequence[Line] = ()) -> None:
+        """Hosts' reports, without their core changes, and events that no plan is behind, in one transaction."""
         now = self._clock()
         rows = [
             {
@@ -258,9 +260,12 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         ]
         statement = upsert(self._engine, schema.hosts)
         newest = {"seen_at": statement.excluded.seen_at, "report": statement.excluded.report}
+        events = [_event(now, *line) for line in lines]
 
         async def work(connection: AsyncConnection) -> None:
             await connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=newest), rows)
+            if events:
+                await connection.execute(insert(schema.events), events)
 
         await self._write(work)
 
@@ -328,15 +333,10 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
     async def add_event(self, kind: str, vm: str | None, host: str | None, sentence: str) -> None:
         """A line of the event log that no plan is behind."""
-        await self.add_events([(kind, vm, host, sentence)])
-
-    async def add_events(self, lines: Sequence[tuple[str, str | None, str | None, str]]) -> None:
-        """Lines of the event log that no plan is behind, in one transaction: kind, VM, host and sentence of each."""
-        names = ("kind", "vm", "host", "sentence")
-        rows = [{"at": self._clock(), "plan": None, **dict(zip(names, line, strict=True))} for line in lines]
+        row = _event(self._clock(), kind, vm, host, sentence)
 
         async def work(connection: AsyncConnection) -> None:
-            await connection.execute(insert(schema.events), rows)
+            await connection.execute(insert(schema.events).values(**row))
 
         await self._write(work)
 
@@ -429,6 +429,11 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
     async def rows(self, query: Any) -> Sequence[Any]:
         """The rows of a select of `cluster_manager.store.queries`."""
         return await self._read(query)
+
+
+def _event(at: float, kind: str, vm: str | None, host: str | None, sentence: str) -> dict[str, Any]:
+    """The row of an event that no plan is behind."""
+    return {"at": at, "plan": None, "kind": kind, "vm": vm, "host": host, "sentence": sentence}
 
 
 def _living(name: str) -> Any:

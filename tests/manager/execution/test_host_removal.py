@@ -12,6 +12,7 @@ import pytest
 
 from cluster_manager.errors import RequestError
 from cluster_manager.plans import live_migrations
+from cluster_manager.store.store import Line
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
@@ -110,10 +111,10 @@ async def test_a_host_whose_report_is_being_taken_is_not_forgotten(
     hosts, store = cluster.manager.hosts, cluster.manager.store
     save, saving, go_on = store.save_hosts, asyncio.Event(), asyncio.Event()
 
-    async def held_up(reports: Sequence[HostReport]) -> None:
+    async def held_up(reports: Sequence[HostReport], lines: Sequence[Line] = ()) -> None:
         saving.set()
         await go_on.wait()
-        await save(reports)
+        await save(reports, lines)
 
     monkeypatch.setattr(store, "save_hosts", held_up)
     changed = first.report().model_copy(update={"mode_reason": "it was restarted"})

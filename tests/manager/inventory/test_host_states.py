@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
+from cluster_manager import manager
 from cluster_manager.store import schema
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.operations import OperationState
@@ -116,3 +118,29 @@ async def test_a_host_whose_stored_report_cannot_be_read_is_silent_until_its_nex
             ("host-b", "ready", []),
         ]
         assert (await cluster.delete("low-1")).state is OperationState.DONE
+
+
+@pytest.mark.parametrize("ends_in_order", [True, False])
+async def test_a_later_manager_says_when_a_host_was_last_seen_that_reports_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_in_order: bool
+) -> None:
+    if not ends_in_order:
+        monkeypatch.setattr(manager, "SEEN_S", 0.05)
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent) as cluster:
+        begin = time.time()
+        await agent.send_report()
+        agent.trouble.mute = True
+        assert (shown := await cluster.get("/v1/hosts/host-a"))["seen_at"] >= begin
+        if not ends_in_order:
+
+            async def stored() -> bool:
+                assert cluster.manager is not None
+                return (await cluster.manager.store.hosts())[0].seen_at >= begin
+
+            await cluster.until(stored)
+        await cluster.kill_manager()
+        await cluster.start_manager()
+        later = await cluster.get("/v1/hosts/host-a")
+        assert (later["state"], later["seen_at"]) == ("silent", pytest.approx(shown["seen_at"], abs=1.0))
+        assert later["seen_at"] >= begin

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cluster_manager import manager
 from cluster_manager.inventory import hosts as inventory
 from cluster_manager.inventory.availability import Availability, Ranking
 from cluster_manager.inventory.hosts import SAVED, Hosts
 from cluster_manager.plans.plans import Arrival
 from cluster_manager.store.database import Database
-from cluster_manager.store.store import Store
+from cluster_manager.store.store import Line, Store
 from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
@@ -95,21 +93,20 @@ class Writes(Store):
         self.telling.set()
         self.untold = 0
 
-    async def add_events(self, lines: Sequence[tuple[str, str | None, str | None, str]]) -> None:
-        self.told.append([kind for kind, *_ in lines])
-        await self.telling.wait()
-        if self.untold:
-            self.untold -= 1
-            raise OSError("the disk is full")
-        await super().add_events(lines)
-
-    async def save_hosts(self, reports: Sequence[HostReport]) -> None:
-        self.batches.append([one.id for one in reports])
-        await self.gate.wait()
+    async def save_hosts(self, reports: Sequence[HostReport], lines: Sequence[Line] = ()) -> None:
+        if lines:
+            self.told.append([kind for kind, *_ in lines])
+            await self.telling.wait()
+            if self.untold:
+                self.untold -= 1
+                raise OSError("the disk is full")
+        else:
+            self.batches.append([one.id for one in reports])
+            await self.gate.wait()
         if self.failures:
             self.failures -= 1
             raise OSError("the disk is full")
-        await super().save_hosts(reports)
+        await super().save_hosts(reports, lines)
 
 
 @pytest.fixture
@@ -216,6 +213,49 @@ async def test_news_that_could_not_be_written_are_told_by_the_next_report_once(s
 
 
 @each_store
+async def test_news_that_a_manager_did_not_write_before_it_was_killed_are_told_by_the_next_one_once(
+    store: Writes,
+) -> None:
+    for name in ("low-1", "low-2"):
+        await record(store, name, "host-a")
+    await hosts_of(store, Clock()).take(report())
+    for killed in (True, False, False):
+        hosts = hosts_of(store, Clock())
+        await hosts.load()
+        store.telling.clear()
+        taking = asyncio.create_task(hosts.take(told_of()), name="take")
+        async with asyncio.timeout(20):
+            while not taking.done() and len(store.told) < 1 + (not killed):
+                await asyncio.sleep(0)
+        if killed:
+            taking.cancel()
+        store.telling.set()
+        await asyncio.gather(taking, return_exceptions=True)
+    assert store.told == [["mode", "stopped", "pressure"]] * 2
+    assert [event.kind for event in await store.events(10)].count("mode") == 1
+
+
+@each_store
+async def test_news_whose_plan_is_cancelled_while_they_wait_for_the_store_are_told_by_the_next_report(
+    store: Writes,
+) -> None:
+    hosts = hosts_of(store, Clock())
+    await hosts.take(report())
+    async with hosts._saving:
+        asked = asyncio.create_task(hosts.take(report(mode="paused")), name="a plan's question")
+        async with asyncio.timeout(20):
+            while not hosts._saving._waiters:
+                await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    await hosts.take(report(mode="paused"))
+    await hosts.take(report(mode="paused"))
+    assert [event.kind for event in await store.events(10)].count("mode") == 1
+    (stored,) = await store.hosts()
+    assert HostReport.model_validate_json(stored.report_json) == report(mode="paused")
+
+
+@each_store
 async def test_hosts_of_an_earlier_run_are_known_and_not_open_until_they_report(store: Writes) -> None:
     clock = Clock()
     await hosts_of(store, clock).take(report())
@@ -255,33 +295,6 @@ async def test_when_a_host_was_last_seen_is_stored_now_and_then_though_its_repor
     assert await stored() == [5000.0] * 3
     await hosts.save_seen()
     assert await stored() == [5000.0, 6000.0, 5000.0]
-
-
-@each_store
-@pytest.mark.parametrize("ends_in_order", [True, False])
-async def test_a_later_manager_says_when_a_host_was_last_seen_that_reports_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_in_order: bool
-) -> None:
-    if not ends_in_order:
-        monkeypatch.setattr(manager, "SEEN_S", 0.05)
-    agent = FakeAgent("host-a", cpu_cores=4.0, memory_mib=8000.0)
-    async with cluster_of(tmp_path, agent) as cluster:
-        begin = time.time()
-        await agent.send_report()
-        agent.trouble.mute = True
-        assert (shown := await cluster.get("/v1/hosts/host-a"))["seen_at"] >= begin
-        if not ends_in_order:
-
-            async def stored() -> bool:
-                assert cluster.manager is not None
-                return (await cluster.manager.store.hosts())[0].seen_at >= begin
-
-            await cluster.until(stored)
-        await cluster.kill_manager()
-        await cluster.start_manager()
-        later = await cluster.get("/v1/hosts/host-a")
-        assert (later["state"], later["seen_at"]) == ("silent", pytest.approx(shown["seen_at"], abs=1.0))
-        assert later["seen_at"] >= begin
 
 
 # --- what is promised ------------------------------------------------------------------------------------------------
