@@ -90,7 +90,8 @@ class Host:
         """One that cannot be read is that of a host of which nothing is known but its name, until the next."""
         if isinstance(stored := self._report, StoredHost):
             try:
-                self._report = HostReport.model_validate_json(stored.report_json)
+                # As one that comes in: one of a later version may say more.
+                self._report = HostReport.model_validate_json(stored.report_json, extra="ignore")
             except ValidationError as error:
                 wrong = sorted({".".join(map(str, one["loc"])) or one["msg"] for one in error.errors()})
                 log.warning(

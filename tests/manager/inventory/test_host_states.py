@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,27 @@ async def test_a_host_without_its_hypervisor_is_not_ready_and_no_vm_is_preempted
         ]
 
 
+async def starts_with(cluster: Cluster, stored: str) -> None:
+    """The next manager finds this as the report of host-a."""
+    assert cluster.manager is not None
+    table = schema.hosts
+    change = update(table).where(table.c.id == "host-a").values(report=stored)
+    await cluster.manager.store._write(lambda connection: connection.execute(change))
+    await cluster.kill_manager()
+    await cluster.start_manager()
+
+
+async def test_a_stored_report_of_a_later_version_is_read_as_far_as_it_is_understood(tmp_path: Path) -> None:
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent) as cluster:
+        await cluster.create(vm("low-1"))
+        agent.trouble.mute = True
+        later = {**agent.report().model_dump(mode="json"), "of_a_later_version": 1}
+        await starts_with(cluster, json.dumps(later))
+        found = await cluster.get("/v1/hosts/host-a")
+        assert (found["state"], found["vms"], found["capacity"]["cpu_cores"]) == ("silent", ["low-1"], 6.0)
+
+
 @pytest.mark.parametrize("stored", ["{", '{"id": "host-a", "of_a_later_version": 1}'])
 async def test_a_host_whose_stored_report_cannot_be_read_is_silent_until_its_next_one_and_stops_no_other(
     tmp_path: Path, stored: str
@@ -94,11 +116,7 @@ async def test_a_host_whose_stored_report_cannot_be_read_is_silent_until_its_nex
         assert (await cluster.create(vm("low-1"), policy="first-fit")).host == "host-a"
         assert cluster.manager is not None
         first.trouble.mute = True
-        table = schema.hosts
-        damage = update(table).where(table.c.id == "host-a").values(report=stored)
-        await cluster.manager.store._write(lambda connection: connection.execute(damage))
-        await cluster.kill_manager()
-        await cluster.start_manager()
+        await starts_with(cluster, stored)
         assert cluster.manager is not None
         # What is stored is no report that came, whoever sends it.
         assert not cluster.manager.hosts.repeat("host-a", stored.encode())
