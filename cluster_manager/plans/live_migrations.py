@@ -27,6 +27,7 @@ from cluster_manager.plans.plans import (
     HostFailed,
     HostRead,
     HostsChosen,
+    Note,
     OperationEnded,
     ReadHost,
     Reclaim,
@@ -37,6 +38,7 @@ from cluster_manager.plans.plans import (
     SpawnFollowUp,
     Step,
     VMPhase,
+    finish,
     instruct,
     unexpected,
 )
@@ -96,9 +98,11 @@ class LiveMigrationPlan(MovePlan):
         return self.size.vector() if self.stage == "room" and self.conclusion is None else None
 
     def left_there(self) -> Self:
-        """The plan that removes what was kept for it on its new host, when its old one is gone for good."""
+        """The plan that removes what was kept for it on its new host, when its old one is gone for good: there is no
+        VM there any more.
+        """
         assert self.host is not None, "at a host"
-        return self.continuation(self.host, "left", CLEARING).having(reclaims=0)
+        return self.continuation(self.host, "left", CLEARING).having(reclaims=0, off_at_home=True)
 
     def next_step(self, event: Event) -> Step:
         return advance_live_migration(self, event)
@@ -155,6 +159,8 @@ def advance_live_migration(state: LiveMigrationPlan, event: Event) -> Step:
         case Reclaim(), (OperationEnded() | Forgotten()):
             return reclaimed(state, event)
     match state.stage:
+        case "left" if state.off_at_home and isinstance(event, HostRead) and _came_up(state, event):
+            return _left_alone(state)
         case "source":
             return _on_source(state, event)
         case "room":
@@ -385,6 +391,22 @@ def _await(state: LiveMigrationPlan, why: str, host: str, elapsed_s: float) -> S
     """
     wait = AwaitHost(host=host, until_s=elapsed_s + LOOK_S)
     return instruct(state, wait, progress=once(state.progress, f"{why}: waiting for {host}"), stage="doubt")
+
+
+def _came_up(state: LiveMigrationPlan, read: HostRead) -> bool:
+    """Whether it runs on its new host after all, and on no record: its old one was forgotten with it meanwhile."""
+    found = status_in(read.report, state.vm)
+    arrived_there = found is not None and found.uuid == state.uuid and found.state in (*UP, VMState.PAUSED)
+    return arrived_there and state.vm not in read.recorded
+
+
+def _left_alone(state: LiveMigrationPlan) -> Step:
+    vm, host = state.vm, state.host
+    said = (
+        f"{vm} runs on {host}, where it came up when {state.home} was forgotten with it: it is left alone there, on no "
+        f"record; `ebb vm adopt {vm} --host {host}` puts it back"
+    )
+    return finish(state, DONE, said).also(Note("failed", vm, host, said))
 
 
 # --- called off ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from cluster_manager.plans import live_migrations
 from cluster_manager.store.store import Line
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMState
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import consistent, lose_it_on_the_way
@@ -225,10 +226,8 @@ async def test_a_removal_that_was_owed_there_ends_with_the_host(cluster: Cluster
     assert (await cluster.get("/v1/hosts/host-a"))["vms"] == ["low-1"]
 
 
-async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room_elsewhere_is_free(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one that never says how it ended, and was revoked for that."""
+async def lose_it_while_it_sends(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """host-a is not heard of any more while it sends low-1 to host-b."""
     monkeypatch.setattr(live_migrations, "LOOK_S", 0.1)
     first, second = cluster.agents
     first.peers, second.peers = {"host-b": second}, {"host-a": first}
@@ -254,6 +253,14 @@ async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room
         return "does not run on host-b" in (await cluster.get("/v1/operations/m"))["sentence"]
 
     await cluster.until(waits)
+
+
+async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room_elsewhere_is_free(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that never says how it ended, and was revoked for that."""
+    await lose_it_while_it_sends(cluster, monkeypatch)
+    _, second = cluster.agents
     assert (await forget(cluster, "host-a"))[0] == 409
     assert "low-1" in second.vms
     status, answer = await forget(cluster, "host-a", "?lost_vms=true")
@@ -267,3 +274,29 @@ async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room
     await cluster.until(cleared)
     made = await cluster.create(vm("low-1"), request_id="create-again")
     assert (made.state, made.host) == (OperationState.DONE, "host-b"), made.sentence
+
+
+async def test_a_vm_that_came_up_on_its_new_host_is_left_alone_there_when_its_old_one_is_forgotten_without_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new host could not say so: it was away, too."""
+    await lose_it_while_it_sends(cluster, monkeypatch)
+    _, second = cluster.agents
+    await lose(cluster, second)
+    second.vms["low-1"] = second.vms["low-1"].model_copy(update={"state": VMState.RUNNING})
+    status, answer = await forget(cluster, "host-a", "?lost_vms=true")
+    assert (status, answer["vms"]) == (200, ["low-1"]), answer
+    await second.revive()
+    await cluster.ready()
+
+    async def cleared() -> bool:
+        assert cluster.manager is not None
+        return not await cluster.manager.store.unfinished_plans()
+
+    await cluster.until(cleared)
+    assert second.vms["low-1"].state is VMState.RUNNING
+    assert "low-1 runs on host-b" in (await cluster.events("failed"))[0]["sentence"]
+    adopted = {"request_id": "take-back", "host": "host-b", "domain": "low-1"}
+    assert (await cluster.call("POST", "/v1/adoptions", json=adopted))[0] == 202
+    assert (await cluster.ended("take-back")).state is OperationState.DONE
+    assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-b"
