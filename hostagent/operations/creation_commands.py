@@ -171,6 +171,8 @@ class CreationCommands:
                         try:
                             how = await self._tell(vm, cause)
                         except NoticeWithdrawn as error:
+                            # Its repetition to a later agent, which knows nothing of it, must not remove the VM.
+                            await self._host.mark_failed(cause.request_id)
                             return await stays(operation, self._host, vm, error, cause=kept)
                         with contextlib.suppress(DomainGone):
                             deleting = {"cause": cause, "committed": Vector.of(size), "told": ""}

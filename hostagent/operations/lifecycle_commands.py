@@ -209,6 +209,12 @@ class LifecycleCommands:
                 if vm.intent.phase is Phase.STOPPING:
                     await self._not_stopped(vm, operation.request_id)
             return failed(operation, f"{vm.name} could not be stopped, as was answered before this agent started")
+        cause = cause_of(vm)
+        if vm.intent.phase is Phase.SETTLED and (vm.intent.started_at or 0.0) < cause.started_at:
+            # It has not been off since.
+            if cause.body.get("reason", "stop") == "stop":
+                return failed(operation, f"{vm.name} was not stopped, and runs on")
+            return partly_done(operation, f"{vm.name} runs on: its preemption had ended before this agent started")
         if vm.intent.phase not in (Phase.STOPPING, Phase.STOPPED):
             return self._as_found(operation, vm)
         return await self._stop(operation, vm)

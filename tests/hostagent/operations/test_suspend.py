@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from ebbtide.deflation.resources import ZERO
+from ebbtide.messages.commands import Command as Deletion
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.libvirt.hypervisor import Saved
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.agent_process import OVERHEAD_MIB
-from tests.hostagent.conftest import Client, Command, low_vm, succeeding
+from tests.hostagent.conftest import Client, Command, has_failed, low_vm, succeeding
 from tests.hostagent.doing import report
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -245,3 +246,59 @@ async def test_a_preemption_that_is_called_off_in_the_middle_of_its_deflation_le
     assert vm.resizer.terminating == ""
     await until(lambda: domain.bound_mib == 1024.0 and not vm.lock.locked())
     assert (await report(client)).vms[0].state == "running"
+
+
+async def called_off(client: Client, command: Command, world: World, how: str) -> None:
+    """Preempt low-1 and call that off again; ended when its guest knows."""
+    world.programs_run = 1
+    if how == "delete":
+        await client.delete("/v1/vms/low-1?request_id=p&reason=minimum&notice_s=30")
+    else:
+        body = {"request_id": "p", "limit_s": 30.0, "reason": "minimum", "suspend": how == "suspend"}
+        await client.post("/v1/vms/low-1/stop", json=body)
+    await until(lambda: len(world.notices) > 0)
+    off = {"request_id": "p.off", "preemption": "p", "reason": "room has appeared"}
+    assert (await command("POST", "/v1/vms/low-1/withdrawal", off)).state == "done"
+    assert (await (await client.get("/v1/operations/p", params={"wait_s": "20"})).json())["state"] == "partial"
+    await until(lambda: world.withdrawn == ["p"])
+
+
+@pytest.mark.parametrize("how", ["stop", "suspend"])
+async def test_the_next_agent_does_not_say_that_a_vm_was_stopped_whose_preemption_had_been_called_off(
+    client: Client, agent: Agent, command: Command, world: World, two_vms: list[Domain], tmp_path: Path, how: str
+) -> None:
+    await called_off(client, command, world, how)
+    await agent.close()
+    async with succeeding(world, tmp_path) as successor:
+        told = await successor.requests.operations.get("p", 20.0)
+        assert told is not None
+        assert (told.state, told.sentence) == (
+            "partial",
+            "low-1 runs on: its preemption had ended before this agent started",
+        )
+        assert world.domains[LOW].state == "running"
+
+
+async def test_the_next_agent_says_of_a_vm_that_was_preempted_and_started_from_outside_that_it_was_preempted(
+    agent: Agent, command: Command, world: World, host: Host, two_vms: list[Domain], tmp_path: Path
+) -> None:
+    body = {"request_id": "p", "limit_s": 2.0, "reason": "minimum"}
+    assert (await command("POST", "/v1/vms/low-1/stop", body)).state == "done"
+    world.domains[LOW].state = "running"
+    await until(lambda: host.vms["low-1"].running and host.vms["low-1"].intent.phase is Phase.SETTLED)
+    await agent.close()
+    async with succeeding(world, tmp_path) as successor:
+        told = await successor.requests.operations.get("p", 20.0)
+        assert told is not None
+        assert told.state == "done", told.sentence
+
+
+async def test_a_deletion_that_was_called_off_and_comes_again_after_a_restart_removes_nothing(
+    client: Client, agent: Agent, command: Command, world: World, two_vms: list[Domain], tmp_path: Path
+) -> None:
+    await called_off(client, command, world, "delete")
+    await agent.close()
+    async with succeeding(world, tmp_path) as successor:
+        await successor.creations.delete("low-1", Deletion(request_id="p"), "minimum", 30.0)
+        await has_failed(successor, "p")
+        assert world.domains[LOW].state == "running"
