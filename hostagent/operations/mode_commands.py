@@ -49,6 +49,8 @@ class ModeCommands:
         self._host = host
         self._requests = requests
         self._size_commands = size_commands
+        #: One at a time is stored, so that the later one holds.
+        self._setting = asyncio.Lock()
         #: One at a time gives back.
         self._giving = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -65,7 +67,10 @@ class ModeCommands:
         """
 
         async def accept(request: Request) -> Run:
-            await self._host.modes.set(command.mode, command.reason)
+            async with self._setting:
+                # Who was overtaken until now has changed nothing.
+                self._requests.leadership.check(command)
+                await self._host.modes.set(command.mode, command.reason)
             self._changed.set()
             self._host.changed.set()
             for vm in self._host.vms.values():
@@ -73,7 +78,7 @@ class ModeCommands:
                 vm.request_check()
             return partial(self._run, mode=command.mode, body=request.body)
 
-        return await self._requests.take("mode", command, accept)
+        return await self._requests.take("mode", command, accept, at_once=True)
 
     async def run(self) -> None:
         """Do what the mode does by itself, again and again."""
@@ -126,14 +131,18 @@ class ModeCommands:
             return partly_done(operation, f"given up: {modes.sentence}")
         if mode is not HostMode.OFF:
             return done(operation, modes.sentence)
-        outcomes = await self._give_back(operation.request_id, body)
-        operation = operation.model_copy(update={"vms": tuple(outcomes)})
+        why = ""
+        try:
+            outcomes = await self._give_back(operation.request_id, body)
+            operation = operation.model_copy(update={"vms": tuple(outcomes)})
+        except HostAgentError as error:
+            why = str(error)  # the host is off all the same
         if modes.mode is not HostMode.OFF:
             return partly_done(operation, f"given up half way: {modes.sentence}")
-        if not modes.unfinished:
+        left = "; ".join(modes.unfinished) or why
+        if not left:
             count = len(self._host.vms)
             return done(operation, f"{modes.sentence}; all {count} VMs have their nominal sizes")
-        left = "; ".join(modes.unfinished)
         return partly_done(operation, f"{modes.sentence}; still to be undone, and tried again while it is off: {left}")
 
     async def _give_back(self, request_id: str, body: dict[str, Any]) -> list[VMOutcome]:

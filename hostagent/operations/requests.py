@@ -75,10 +75,19 @@ class Requests:
         #: Held while a request is checked: its repetition waits, and then gets the same operation.
         self._being_checked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def take(self, kind: Kind, command: Command, accept: Accept, vm: str | None = None, **path: str) -> Operation:
+    async def take(
+        self,
+        kind: Kind,
+        command: Command,
+        accept: Accept,
+        vm: str | None = None,
+        at_once: bool = False,
+        **path: str,
+    ) -> Operation:
         """Answer a command: with the operation that it has begun already, or with the one that begins now.
 
         :param vm: the VM that the operation is about; default: the name in the path.
+        :param at_once: ``accept`` carries it out, and has asked before: what overtakes it after that comes later.
         :param path: what the request says beside its body.
         :raises RequestRefused: the command comes too late, its id stands for another one, or it is not accepted.
         """
@@ -97,7 +106,8 @@ class Requests:
                 # Its epoch may have been stored meanwhile: what is refused now must not have begun.
                 self.leadership.check(command)
                 run = await accept(request)
-                self.leadership.check(command)
+                if not at_once:
+                    self.leadership.check(command)
             return self.operations.begin(
                 request_id, kind, body, run, vm=vm or path.get("name"), started_at=request.started_at
             )

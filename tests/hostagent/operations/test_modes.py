@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from ebbtide.messages.hosts import ModeStatus
 from ebbtide.messages.operations import Operation
 from hostagent.errors import HostAgentError, JournalError
 from hostagent.operations import mode_commands
+from hostagent.operations.agent import Agent
 from hostagent.service import give_back
 from hostagent.state.intents import Phase
 from hostagent.state.journal import Journal
@@ -163,6 +168,56 @@ async def test_a_mode_that_cannot_be_stored_is_not_taken(
     assert response.status == 503
     assert "no space left" in (await response.json())["detail"]
     assert host.modes.mode == "active"
+
+
+@contextlib.contextmanager
+def held_up(host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The first mode is not stored before the body has ended, nor before a later one, should that be under way."""
+    set_mode, go_on, later = host.journal.set_mode, threading.Event(), threading.Event()
+    first = threading.Lock()
+
+    def slow(*arguments: Any) -> None:
+        if first.acquire(blocking=False):
+            assert go_on.wait(20.0)
+            later.wait(0.5)
+            set_mode(*arguments)
+        else:
+            set_mode(*arguments)
+            later.set()
+
+    monkeypatch.setattr(host.journal, "set_mode", slow)
+    try:
+        yield
+    finally:
+        go_on.set()
+
+
+async def test_a_mode_that_is_overtaken_while_it_is_stored_is_answered_as_what_it_is(
+    client: Client, host: Host, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"request_id": "m", "epoch": 1, "order": 3, "mode": "paused"}
+    with held_up(host, monkeypatch):
+        sent = asyncio.create_task(client.put("/v1/mode", json=body))
+        await until(lambda: "m" in agent.requests._being_checked)
+        assert (await client.put("/v1/epoch", json={"epoch": 2})).status == 200
+    answer = await sent
+    assert (answer.status, host.modes.mode) == (202, "paused"), await answer.text()
+
+
+async def test_of_two_modes_that_come_at_once_the_later_one_holds(
+    client: Client, host: Host, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = {"request_id": "m", "epoch": 1, "order": 3, "mode": "paused"}
+    second = {"request_id": "n", "epoch": 1, "order": 4, "mode": "draining"}
+    with held_up(host, monkeypatch):
+        sent = [asyncio.create_task(client.put("/v1/mode", json=first))]
+        await until(lambda: "m" in agent.requests._being_checked)
+        sent.append(asyncio.create_task(client.put("/v1/mode", json=second)))
+        await until(lambda: sent[1].done() or "n" in agent.requests._being_checked)
+    answers = [answer.status for answer in await asyncio.gather(*sent)]
+    assert (answers, host.modes.mode) == ([202, 202], "draining")
+    ended = await (await client.get("/v1/operations/n?wait_s=20")).json()
+    assert (ended["state"], ended["sentence"]) == ("done", host.modes.sentence)
 
 
 # --- paused ----------------------------------------------------------------------------------------------------------
@@ -408,6 +463,20 @@ async def test_off_a_stopped_vm_would_come_up_whole(command: Command, two_vms: l
     assert host.vms["low-1"].intent.committed.cpu_cores == 3.0
     assert two_vms[0].starts_with == (3.0, 1024.0)
     assert json.loads(two_vms[0].intent)["committed"]["cpu_cores"] == 3.0
+
+
+async def test_off_is_not_answered_as_failed_where_nothing_could_be_given_back_yet(
+    client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    await reclaim(command, cpu_cores=3.0)
+    await host_idle(host)
+    world.failures["write_intent"] = "the monitor does not answer"
+    operation = await set_mode(command, "off")
+    assert (operation.state, (await status(client)).mode) == ("partial", "off")
+    assert operation.sentence.startswith("host-a is off: ")
+    assert "low-1" in operation.sentence
+    world.failures.clear()
+    await until(lambda: all(domain.quota is None and len(domain.online) == 3 for domain in two_vms))
 
 
 async def test_off_is_given_up_when_the_host_is_resumed_meanwhile(
