@@ -195,6 +195,7 @@ async def test_a_vm_whose_start_had_failed_is_heard_when_another_program_starts_
     await agent.close()
     (domain,) = world.domains.values()
     domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.STARTING).model_dump_json()
+    domain.state = "paused"  # its vCPUs were not let run
     async with succeeding(world, tmp_path) as successor:
         vm = successor.host.vm("low-1")
         await until(lambda: vm.intent.phase is Phase.STOPPED)
