@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import structlog
 
 from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S
 from ebbtide.deflation.cascade.readiness import Silence
+from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO
 from ebbtide.deflation.sharing.pressure_response import Neighbours
@@ -88,6 +90,8 @@ class Reconciler:
         #: Until when the response to a VM's pressure is not tried again.
         self._responded: dict[str, float] = {}
         self._neighbours = Neighbours()
+        #: When each domain of ours that no VM belongs to may be seen to again.
+        self._unowned: dict[str, RepairPace] = {}
         #: Domains that bear a name of this host and are not ours, or are left alone, as of the last asking.
         self._foreign: set[str] = set()
         host.hypervisor.on_lifecycle(self._on_lifecycle)
@@ -244,7 +248,7 @@ class Reconciler:
         if vm.intent.phase is Phase.CREATING:
             return
         if vm.intent.phase is Phase.DELETING:
-            await self._finish_removal(vm)
+            await self._paced(vm, DecisionKind.REMOVE, "removed", self._finish_removal)
             return
         replaced = summary is None or (earlier is not None and earlier.uuid != summary.uuid)
         if replaced and await self._drop_if_not_owned(vm):
@@ -254,7 +258,7 @@ class Reconciler:
         if vm.record.uncertain and summary.state != "running":
             await vm.record.persist()
         if vm.intent.phase is Phase.STOPPING and vm.intent.cause is not None and vm.intent.cause.kind == "start":
-            await turn_off_again(self._host, vm)
+            await self._paced(vm, DecisionKind.STOPPED, "turned off", partial(turn_off_again, self._host))
             return
         if vm.intent.phase is Phase.ARRIVING and summary.state == "running":
             # libvirt lets it run here once it does not run there any more.
@@ -269,6 +273,21 @@ class Reconciler:
             await self._repair(vm)
         else:
             vm.drift_repair.unsettled = False
+
+    async def _paced(
+        self, vm: ManagedVM, kind: DecisionKind, what: str, work: Callable[[ManagedVM], Awaitable[None]]
+    ) -> None:
+        """Do what libvirt may refuse again and again, ever more rarely; a command does it at once."""
+        pace, now = vm.drift_repair.pace, asyncio.get_running_loop().time()
+        if not pace.due(now):
+            return
+        pace.tried(now)
+        try:
+            await work(vm)
+        except HostAgentError as error:
+            again_s = pace.not_before - now
+            sentence = f"it could not be {what} yet, and that is tried again in {again_s:.0f} s: {error}"
+            self._host.note(vm.name, kind, sentence, {})
 
     async def _finish_removal(self, vm: ManagedVM) -> None:
         """Remove a VM whose deletion, or whose start, failed half way."""
@@ -341,20 +360,32 @@ class Reconciler:
 
     async def _see_to_unowned(self, known: set[str]) -> None:
         """Look after domains of ours that no VM belongs to, or remove them."""
-        for domain in await self._host.hypervisor.domains():
-            if domain.name in known or domain.name in {vm.domain for vm in self._host.vms.values()}:
+        found = [domain for domain in await self._host.hypervisor.domains() if domain.name not in known]
+        self._unowned = {domain.name: self._unowned.get(domain.name, RepairPace()) for domain in found}
+        for domain in found:
+            pace, now = self._unowned[domain.name], asyncio.get_running_loop().time()
+            if domain.name in {vm.domain for vm in self._host.vms.values()} or not pace.due(now):
                 continue
-            intent, name, here = domain.intent, domain.intent.spec.name, self._host.vms
-            match fate(intent, domain.state, self._has_failed(intent), name in here):
-                case Fate.TAKEN_BACK:
-                    await self._take_back(domain)
-                case Fate.LEFT:
-                    other = here[name].domain
-                    sentence = f"domain {domain.name} is called {name}, too: it is left alone beside {other}"
-                    self._host.note(name, DecisionKind.ALARM, sentence, {})
-                    self._foreign.add(domain.name)
-                case Fate.GIVEN_BACK if intent.adopted is not None:
-                    await self._host.hypervisor.adoption.give_back(domain.name, intent.adopted)
-                case Fate.REMOVED:
-                    log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
-                    await self._host.hypervisor.destroy(domain.name)
+            try:
+                await self._see_to(domain)
+            except HostAgentError as error:
+                pace.tried(now)
+                again_s = round(pace.not_before - now)
+                what = "a domain of ours that no VM belongs to could not be seen to"
+                log.warning(what, domain=domain.name, again_in_s=again_s, why=str(error))
+
+    async def _see_to(self, domain: DomainState) -> None:
+        intent, name, here = domain.intent, domain.intent.spec.name, self._host.vms
+        match fate(intent, domain.state, self._has_failed(intent), name in here):
+            case Fate.TAKEN_BACK:
+                await self._take_back(domain)
+            case Fate.LEFT:
+                other = here[name].domain
+                sentence = f"domain {domain.name} is called {name}, too: it is left alone beside {other}"
+                self._host.note(name, DecisionKind.ALARM, sentence, {})
+                self._foreign.add(domain.name)
+            case Fate.GIVEN_BACK if intent.adopted is not None:
+                await self._host.hypervisor.adoption.give_back(domain.name, intent.adopted)
+            case Fate.REMOVED:
+                log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
+                await self._host.hypervisor.destroy(domain.name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebbtide.deflation.bounds import EMULATOR_SHARE
-from ebbtide.deflation.resources import COMPONENTS
+from ebbtide.deflation.resources import COMPONENTS, ZERO
 from ebbtide.messages.guest import Hello
 from ebbtide.messages.operations import VMOutcome
 from hostagent.libvirt.hypervisor import DomainSummary
@@ -20,7 +20,7 @@ from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, succeeding
 from tests.hostagent.doing import host_idle, reclaim
 from tests.hostagent.waiting import until
-from tests.hostagent.world import Domain, World
+from tests.hostagent.world import Domain, DomainOff, World
 
 
 def verified(outcome: VMOutcome, layer: str, resource: str) -> float:
@@ -234,6 +234,64 @@ async def test_a_vm_that_cannot_even_be_removed_stays_charged_until_it_is(
     await until(lambda: not host.vms)
     assert not world.domains
     assert host.free() == host.slice.capacity
+
+
+async def looks(world: World, count: int = 10) -> None:
+    """Wait until the reconciler has looked so often."""
+    before = world.calls.count(("survey", ""))
+    await until(lambda: world.calls.count(("survey", "")) >= before + count)
+
+
+async def test_a_removal_that_libvirt_refuses_again_and_again_is_tried_ever_more_rarely_and_a_command_is_not(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    removal = ("destroy", "ebb-host-a.low-1")
+    world.failures["destroy"] = "the monitor does not answer"
+    assert (await command("DELETE", "/v1/vms/low-1?request_id=d")).state == "failed"
+    await looks(world)
+    assert world.calls.count(removal) == 2, "by the command, and then once"
+    said = [event.sentence for event in host.history.decisions("low-1") if event.kind == "remove"]
+    assert said == ["it could not be removed yet, and that is tried again in 4 s: the monitor does not answer"]
+    assert host.vms["low-1"].allocation().current != ZERO
+    world.failures.clear()
+    assert (await command("DELETE", "/v1/vms/low-1?request_id=again")).state == "done"
+    assert world.calls.count(removal) == 3
+    assert set(host.vms) == {"low-2"}
+
+
+async def test_what_is_left_of_a_creation_and_cannot_be_removed_is_tried_ever_more_rarely_and_holds_up_no_other(
+    command: Command, host: Host, world: World
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    (domain,) = world.domains.values()
+    intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING)
+
+    async def refuse(method: str, name: str) -> None:
+        if (method, name) == ("destroy", "ebb-host-a.late"):
+            raise DomainOff
+
+    world.before = refuse
+    for name in ("ebb-host-a.late", "ebb-host-a.later"):
+        await world.create(name, intent.model_dump_json())
+    await until(lambda: set(world.domains) == {"ebb-host-a.low-1", "ebb-host-a.late"})
+    await looks(world)
+    assert world.calls.count(("destroy", "ebb-host-a.late")) == 1
+    world.before = None
+    await until(lambda: list(world.domains) == ["ebb-host-a.low-1"])
+
+
+async def test_a_start_that_failed_and_cannot_be_turned_off_again_is_tried_ever_more_rarely(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
+    world.failures.update(resume="no more processes", shut_down="the monitor does not answer")
+    world.calls.clear()
+    assert (await command("POST", "/v1/vms/low-1/start", {"request_id": "b"})).state == "failed"
+    await looks(world)
+    assert world.calls.count(("shut_down", "ebb-host-a.low-1")) == 2, "by the command, and then once"
+    assert host.vms["low-1"].allocation().current != ZERO
+    world.failures.clear()
+    await until(lambda: host.vms["low-1"].intent.phase is Phase.STOPPED)
 
 
 async def test_a_cpu_that_runs_although_the_guest_calls_it_off_line_is_counted_and_gains_nothing(
