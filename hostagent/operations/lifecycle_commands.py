@@ -157,11 +157,15 @@ class LifecycleCommands:
     async def _not_stopped(self, vm: ManagedVM, request_id: str) -> None:
         """Have a VM looked after again whose stop is answered as failed. Under its lock."""
         await self._host.mark_failed(request_id)
-        vm.record.intent = vm.intent.changed(phase=Phase.SETTLED, target=vm.intent.committed)
-        # What cannot be written now, the reconciler writes later.
+        await self._decide(vm, vm.intent.changed(phase=Phase.SETTLED, target=vm.intent.committed))
+        vm.request_check()
+
+    @staticmethod
+    async def _decide(vm: ManagedVM, intent: Intent) -> None:
+        """Decide what a VM is; what cannot be written now, the reconciler writes later."""
+        vm.record.intent = intent
         with contextlib.suppress(HostAgentError):
             await vm.record.persist()
-        vm.request_check()
 
     async def _power_off(self, vm: ManagedVM, cause: Cause, resumed: bool) -> str:
         """Have a guest power off; where it is preempted, it is told first.
@@ -329,11 +333,8 @@ class LifecycleCommands:
 
     async def _admit_later(self, vm: ManagedVM) -> None:
         """Have the reconciler hold a VM to its size that was on already, as one that was started from outside."""
-        vm.record.intent = vm.intent.changed(phase=Phase.ADMITTING)
         await self._host.mark_failed(cause_of(vm).request_id)
-        # What cannot be written now, the reconciler writes later.
-        with contextlib.suppress(HostAgentError):
-            await vm.record.persist()
+        await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING))
         vm.start()
         vm.request_check()
 
@@ -486,9 +487,7 @@ class LifecycleCommands:
                 code=ProblemCode.WRONG_STATE,
             )
         before = vm.allocation()
-        intent = resized_while_off(vm.intent, new, self._boot_mib)
-        if vm.intent.saved_mib is not None:
-            intent = vm.intent.changed(spec=new)
+        intent = self._sold_while_off(vm.intent, new)
         if vm.intent.phase is not Phase.STOPPED:
             row = intent.spec.allocation(intent.committed.vector(), before.overhead_mib)
             if not self._host.fits(row, before.charge):
@@ -496,15 +495,32 @@ class LifecycleCommands:
                     409, f"{row.charge} needs more than what is free ({self._host.free()})", code=ProblemCode.NO_ROOM
                 )
         cause = request.cause(before.current) if request is not None else cause_of(vm)
+        was = vm.intent.was or vm.intent.at_next_start or vm.intent.spec
         fields = ("spec", "committed", "target", "boot_mib", "redefine")
-        await vm.record.store(cause=cause, at_next_start=None, **{field: getattr(intent, field) for field in fields})
+        changes = {field: getattr(intent, field) for field in fields}
+        try:
+            await vm.record.store(cause=cause, at_next_start=None, was=was, **changes)
+        except HypervisorError:
+            # Written late all the same, a later agent takes it back.
+            await self._host.mark_failed(cause.request_id)
+            raise
+        await self._decide(vm, vm.intent.changed(was=None))
         await self._define(vm)
         self._host.changed.set()
         size = intent.committed.vector()
         return done(operation, f"{vm.name} is sold {new.nominal.vector()} and comes up with {size}")
 
+    def _sold_while_off(self, intent: Intent, spec: VMSpec) -> Intent:
+        if intent.saved_mib is not None:
+            return intent.changed(spec=spec)
+        return resized_while_off(intent, spec, self._boot_mib)
+
     async def _resume_resize(self, operation: Operation, vm: ManagedVM) -> Operation:
         if self._host.has_failed(operation):
+            async with vm.lock:
+                if vm.intent.was is not None and vm.intent.phase in _OFF and not vm.running and not vm.paused:
+                    await self._decide(vm, self._sold_while_off(vm.intent, vm.intent.was).changed(was=None))
+                    await self._define(vm)
             await give_up_change(self._host, vm, operation.request_id)
             return failed(operation, f"{vm.name} could not be resized, as was answered before this agent started")
         if vm.intent.was is None:

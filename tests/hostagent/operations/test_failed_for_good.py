@@ -352,3 +352,54 @@ async def test_a_successor_of_the_agent_does_not_carry_out_a_resize_that_failed(
         await until(lambda: vm.intent.was is None and not vm.lock.locked())
         assert (vm.intent.phase, vm.intent.spec.nominal.vector()) == (Phase.SETTLED, FULL)
         assert (domain.bound_mib, sizes_asked(world)) == (1024.0, [])
+
+
+@pytest.mark.parametrize("restarted", [True, False], ids=["by the next agent", "by this one"])
+async def test_a_resize_of_a_vm_that_is_off_which_was_written_too_late_is_taken_back(
+    agent: Agent,
+    command: Command,
+    two_vms: list[Domain],
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    restarted: bool,
+) -> None:
+    domain, late = two_vms[0], Late(agent.host.hypervisor)
+    assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
+
+    def sold(intent: Intent) -> tuple[ResourceVector, ResourceVector, object]:
+        return intent.spec.nominal.vector(), intent.committed.vector(), intent.was
+
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.host.hypervisor, "write_intent", late.write_intent)
+        assert (await resized(command, nominal=SMALLER)).state == "failed"
+        assert sold(agent.host.vms["low-1"].intent) == (FULL, FULL, None)
+        if restarted:
+            await agent.close()
+    late.arrives_in(domain)
+    assert Intent.model_validate_json(domain.intent).spec.nominal.memory_mib == 600.0
+    if not restarted:
+        await until(lambda: sold(Intent.model_validate_json(domain.intent)) == (FULL, FULL, None))
+        return
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "r")
+        assert sold(successor.host.vms["low-1"].intent) == (FULL, FULL, None)
+        assert sold(Intent.model_validate_json(domain.intent)) == (FULL, FULL, None)
+        assert (domain.vcpus, domain.starts_with) == (3, (3.0, 1024.0))
+
+
+async def test_a_resize_of_a_vm_that_is_off_is_done_once_it_is_written_and_a_successor_of_the_agent_says_so(
+    agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain, late = two_vms[0], Late(agent.host.hypervisor, in_time=1)
+    assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.host.hypervisor, "write_intent", late.write_intent)
+        assert (await resized(command, nominal=SMALLER)).state == "done"
+        await agent.close()
+    async with succeeding(world, tmp_path) as successor:
+        ended = await successor.requests.operations.get("r", 5.0)
+        assert ended is not None
+        assert ended.state == "done", ended.sentence
+        stored = Intent.model_validate_json(domain.intent)
+        assert (stored.spec.nominal.memory_mib, stored.committed.memory_mib, stored.was) == (600.0, 600.0, None)
