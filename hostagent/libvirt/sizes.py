@@ -10,7 +10,7 @@ import asyncio
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import libvirt
 import structlog
@@ -31,6 +31,9 @@ from hostagent.limits.footprints import qemu_pid
 from hostagent.limits.memory_limit import MemoryLimits
 from hostagent.limits.network import Networks
 from hostagent.mechanisms import host_facts
+
+#: Limits are looked after by our domains' names.
+NO_LIMIT: Final = "an adopted domain gets no memory limit"
 
 log = structlog.get_logger()
 
@@ -58,7 +61,9 @@ class LibvirtSizes:
 
     async def read(self, domain: str) -> HostSideReading:
         reading, root = await self._connection.read(domain, reading_of)
-        return replace(reading, network_mib_s=await self._networks.read(root))
+        # Its owner's limit is no size of ours, to be charged or put right: what it holds counts.
+        limit_mib = reading.limit_mib if _made_here(domain) else None
+        return replace(reading, network_mib_s=await self._networks.read(root), limit_mib=limit_mib)
 
     async def cpu_seconds(self, domain: str) -> float:
         return await self._connection.read(domain, cpu_seconds_of)
@@ -68,12 +73,11 @@ class LibvirtSizes:
             versions = self._versions = self._versions or host_facts.Versions.of(connection)
             facts = host_facts.host_facts(versions, self._settings.acpi_verdict, cold_first=self._settings.cold_first)
             found: tuple[Finding, ...] = connection.read(domain, lambda d: host_facts.findings_of(d, facts))
-            if domain.startswith("ebb-"):
+            if _made_here(domain):
                 return found
-            # Limits are looked after by our domains' names.
-            why = "an adopted domain gets no memory limit"
             return tuple(
-                replace(f, available=False, reason=why) if f.mechanism is Mechanism.MEMORY_LIMIT else f for f in found
+                replace(f, available=False, reason=NO_LIMIT) if f.mechanism is Mechanism.MEMORY_LIMIT else f
+                for f in found
             )
 
         return await self._connection.call(find)
@@ -157,7 +161,7 @@ class LibvirtSizes:
         return await _in_words(self._networks.limit(domain, network_mib_s))
 
     async def set_limit(self, domain: str, limit_mib: float | None, limit_s: float) -> str:
-        return await self._limits.set(domain, limit_mib, limit_s)
+        return await self._limits.set(domain, limit_mib, limit_s) if _made_here(domain) else NO_LIMIT
 
     async def ask_statistics(self, domain: str, period_s: int) -> None:
         live = libvirt.VIR_DOMAIN_AFFECT_LIVE
@@ -171,6 +175,11 @@ class LibvirtSizes:
 
     async def check_limits(self) -> dict[str, str]:
         return await self._limits.check(domain_name(self._settings.host_id, ""))
+
+
+def _made_here(domain: str) -> bool:
+    """Whether an agent has made it, so that a memory limit is ours; else it is its owner's."""
+    return domain.startswith("ebb-")
 
 
 async def _in_words(limiting: Awaitable[str]) -> str:

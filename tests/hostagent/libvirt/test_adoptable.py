@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import libvirt
 import pytest
@@ -10,7 +13,11 @@ import pytest
 from hostagent.libvirt.adopted import _CONFIG, _LIVE, _cap_alone, _examine, _give_back, _why_not
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.libvirt.libvirt_readings import limit_cores
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.libvirt.sizes import LibvirtSizes
+from hostagent.limits.footprints import EMULATOR_MIB
 from hostagent.state.intents import Before, CpuLimits
+from tests.hostagent.libvirt.one_domain import OneDomain
 
 VIRTIO = "<memory model='virtio-mem'/>"
 
@@ -64,6 +71,48 @@ def test_a_domain_whose_owner_limits_its_memory_is_refused_since_giving_back_wou
 ) -> None:
     why = _examine(Running(live, defined), "web").why_not
     assert why.startswith("its owner limits its memory (memtune hard_limit)") if refused else why == ""
+
+
+class Limited(Running):
+    """Its memory is limited while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(HARD, "")
+        self.set: list[dict[str, int]] = []
+
+    def setMemoryParameters(self, parameters: dict[str, int], flags: int) -> None:
+        self.set.append(parameters)
+
+
+class Reopened(OneDomain):
+    """A connection."""
+
+    def on_open(self, forget: object) -> None:
+        """It is opened once."""
+
+    async def call(self, function: Callable[[Any], Any], **_limits: Any) -> Any:
+        return await super().call(function)
+
+
+class NoNetwork:
+    """In the place of what limits interfaces."""
+
+    async def read(self, root: ElementTree.Element) -> None:
+        """There is none."""
+
+
+async def test_a_memory_limit_that_an_owner_sets_after_the_adoption_is_no_size_and_is_never_raised_or_lifted(
+    tmp_path: Path,
+) -> None:
+    domain = Limited()
+    parts: tuple[Any, ...] = (LibvirtSettings("a", "", "kvm", tmp_path, tmp_path), Reopened(domain), NoNetwork(), None)
+    sizes = LibvirtSizes(*parts)
+    theirs, ours = await sizes.read("web"), await sizes.read("ebb-a.web")
+    assert (theirs.limit_mib, ours.limit_mib) == (None, 2048.0 - EMULATOR_MIB["kvm"])
+    assert theirs.bound(2).memory_mib == 1024.0
+    for limit_mib in (None, 4096.0, 512.0):
+        assert await sizes.set_limit("web", limit_mib, 1.0) == "an adopted domain gets no memory limit"
+    assert domain.set == []
 
 
 @pytest.mark.parametrize(
