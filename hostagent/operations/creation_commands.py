@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -150,7 +151,7 @@ class CreationCommands:
             vm = self._host.vm(name)
             return partial(self.remove, vm=vm, cause=request.cause(vm.allocation().current))
 
-        told = {"notice_s": f"{notice_s:g}"} if notice_s else {}
+        told: dict[str, Any] = {"notice_s": f"{notice_s:g}"} if notice_s else {}
         return await self._requests.take("delete", command, accept, name=name, reason=reason, **told)
 
     async def _call_off(self, operation: Operation, name: str) -> Operation:
