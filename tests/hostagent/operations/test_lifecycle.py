@@ -79,6 +79,8 @@ async def test_a_vm_that_another_program_has_just_started_is_kept_where_it_canno
     failed = await start(command)
     assert (failed.state, failed.sentence) == ("failed", "busy")
     assert not vm.allocation().charge.is_zero()
+    told = host.journal.changes[-1]
+    assert (told.machine, told.cores_before, told.cores_after) == ("low-1", 0.0, 3.0)
     await until(lambda: [method for method, _ in world.calls].count(call) > 2)
     world.failures.clear()
     await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)

@@ -11,6 +11,7 @@ import pytest
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.commands import Command as Deletion
 from hostagent.control.overcommitment import Overcommitment
+from hostagent.errors import JournalError
 from hostagent.libvirt.hypervisor import Saved
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
@@ -302,3 +303,31 @@ async def test_a_deletion_that_was_called_off_and_comes_again_after_a_restart_re
         await successor.creations.delete("low-1", Deletion(request_id="p"), "minimum", 30.0)
         await has_failed(successor, "p")
         assert world.domains[LOW].state == "running"
+
+
+@pytest.mark.parametrize("what", ["its intent", "its growth"])
+async def test_a_vm_that_goes_on_is_not_ended_since_that_cannot_be_written_yet(
+    command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    domain, vm, resume = world.domains[LOW], host.vms["low-1"], host.hypervisor.resume
+    assert (await suspend(command)).state == "done"
+
+    def full(*_: object) -> None:
+        raise JournalError("no space left on device")
+
+    async def and_then(name: str) -> None:
+        await resume(name)
+        if what == "its intent":
+            world.failures["write_intent"] = "the monitor does not answer"
+        else:
+            monkeypatch.setattr(host.journal, "add", full)
+
+    monkeypatch.setattr(host.hypervisor, "resume", and_then)
+    world.calls.clear()
+    back = await start(command)
+    assert (back.state, domain.state, vm.running) == ("done", "running", True), back.sentence
+    assert not {("shut_down", LOW), ("save", LOW)} & set(world.calls)
+    assert not vm.allocation().charge.is_zero()
+    world.failures.clear()
+    await until(lambda: Intent.model_validate_json(domain.intent).phase is Phase.SETTLED)
+    assert Intent.model_validate_json(domain.intent).saved_mib is None
