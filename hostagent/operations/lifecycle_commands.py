@@ -161,7 +161,9 @@ class LifecycleCommands:
     async def _not_stopped(self, vm: ManagedVM, request_id: str) -> None:
         """Have a VM looked after again whose stop is answered as failed. Under its lock."""
         await self._host.mark_failed(request_id)
-        await self._decide(vm, vm.intent.changed(phase=Phase.SETTLED, target=vm.intent.committed))
+        # Its guest may have been told that it goes.
+        told = request_id if cause_of(vm).body.get("reason", "stop") != "stop" else vm.intent.told
+        await self._decide(vm, vm.intent.changed(phase=Phase.SETTLED, target=vm.intent.committed, told=told))
         vm.request_check()
 
     @staticmethod

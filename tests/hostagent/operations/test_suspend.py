@@ -331,3 +331,14 @@ async def test_a_vm_that_goes_on_is_not_ended_since_that_cannot_be_written_yet(
     world.failures.clear()
     await until(lambda: Intent.model_validate_json(domain.intent).phase is Phase.SETTLED)
     assert Intent.model_validate_json(domain.intent).saved_mib is None
+
+
+async def test_a_vm_whose_preemption_failed_after_its_guest_was_told_is_told_that_it_stays(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    world.failures["shut_down"] = "the monitor does not answer"
+    body = {"request_id": "p", "limit_s": 2.0, "reason": "minimum"}
+    assert (await command("POST", "/v1/vms/low-1/stop", body)).state == "failed"
+    assert world.notices
+    await until(lambda: world.withdrawn == ["p"])
+    assert (world.domains[LOW].state, host.vms["low-1"].intent.phase) == ("running", Phase.SETTLED)
