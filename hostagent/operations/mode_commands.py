@@ -7,6 +7,7 @@ when everything was tried once. What could not be undone is tried again for as l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from functools import partial
 from typing import Any, Final
@@ -53,6 +54,8 @@ class ModeCommands:
         self._setting = asyncio.Lock()
         #: One at a time gives back.
         self._giving = asyncio.Lock()
+        #: Whether that ended in an error, so that not even all was tried.
+        self._failed = False
         self._changed = asyncio.Event()
         self._numbers = itertools.count(1)
         #: What was tried last by itself without moving anything, and after how many checks it is tried again.
@@ -103,7 +106,7 @@ class ModeCommands:
             return
         await self._host.sample()
         targets = self._targets(self._host.resizable()) | self._starts()
-        if not targets:
+        if not targets and not self._failed:
             await self._look_back([])
             return
         if targets == self._futile:
@@ -131,18 +134,15 @@ class ModeCommands:
             return partly_done(operation, f"given up: {modes.sentence}")
         if mode is not HostMode.OFF:
             return done(operation, modes.sentence)
-        why = ""
-        try:
+        with contextlib.suppress(HostAgentError):  # the host is off all the same, and that is still to be undone
             outcomes = await self._give_back(operation.request_id, body)
             operation = operation.model_copy(update={"vms": tuple(outcomes)})
-        except HostAgentError as error:
-            why = str(error)  # the host is off all the same
         if modes.mode is not HostMode.OFF:
             return partly_done(operation, f"given up half way: {modes.sentence}")
-        left = "; ".join(modes.unfinished) or why
-        if not left:
+        if not modes.unfinished:
             count = len(self._host.vms)
             return done(operation, f"{modes.sentence}; all {count} VMs have their nominal sizes")
+        left = "; ".join(modes.unfinished)
         return partly_done(operation, f"{modes.sentence}; still to be undone, and tried again while it is off: {left}")
 
     async def _give_back(self, request_id: str, body: dict[str, Any]) -> list[VMOutcome]:
@@ -153,8 +153,10 @@ class ModeCommands:
                 for vm in list(self._host.vms.values()):
                     await self._redefine(vm)
             except HostAgentError as error:
+                self._failed = True
                 await self._look_back([], str(error))
                 raise
+            self._failed = False
             await self._look_back(outcomes)
             return outcomes
 
@@ -186,7 +188,7 @@ class ModeCommands:
         modes = self._host.modes
         if modes.mode is HostMode.OFF:
             await self._host.sample()
-            modes.unfinished = self._unfinished(outcomes, why_not)
+            modes.unfinished = self._unfinished(outcomes, why_not) or ((why_not,) if why_not else ())
 
     def _targets(self, vms: list[ManagedVM]) -> dict[str, ResourceVector]:
         """Which of these VMs are to grow to what."""

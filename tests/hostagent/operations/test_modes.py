@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.hosts import ModeStatus
 from ebbtide.messages.operations import Operation
 from hostagent.errors import HostAgentError, JournalError
@@ -477,6 +479,33 @@ async def test_off_is_not_answered_as_failed_where_nothing_could_be_given_back_y
     assert "low-1" in operation.sentence
     world.failures.clear()
     await until(lambda: all(domain.quota is None and len(domain.online) == 3 for domain in two_vms))
+
+
+async def test_off_a_stopped_vm_that_cannot_be_defined_whole_yet_is_still_to_be_undone(
+    world: World, tmp_path: Path, agent: Agent, client: Client, command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, cpu_cores=4.0)
+    await host_idle(host)
+    assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
+    assert (await command("DELETE", "/v1/vms/low-2?request_id=d")).state == "done"
+    world.failures["prepare_start"] = "the monitor does not answer"
+    operation = await set_mode(command, "off")
+    assert (operation.state, (await status(client)).mode) == ("partial", "off")
+    assert operation.sentence.endswith("tried again while it is off: the monitor does not answer")
+    assert (await status(client)).unfinished == ("the monitor does not answer",)
+    await agent.close()
+    with pytest.raises(HostAgentError, match="the monitor does not answer"):
+        await give_back(make_agent(world, tmp_path), 3.0)
+    again = make_agent(world, tmp_path)
+    await again.start()
+    try:
+        await again.mode_commands.set(ModeCommand(request_id="again", mode=HostMode.OFF))
+        await until(lambda: again.host.modes.unfinished != ())
+        world.failures.clear()
+        await until(lambda: two_vms[0].starts_with == (3.0, 1024.0))
+        await until(lambda: again.host.modes.unfinished == ())
+    finally:
+        await again.close()
 
 
 async def test_off_is_given_up_when_the_host_is_resumed_meanwhile(
