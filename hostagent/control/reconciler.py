@@ -25,7 +25,7 @@ from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.control.start_admission import admit, admit_arrival, turn_off_again
 from hostagent.control.unowned import Fate, fate
-from hostagent.errors import HostAgentError, HypervisorError, JournalError
+from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.executor import twice
@@ -339,10 +339,7 @@ class Reconciler:
         if vm.intent.phase is Phase.STOPPED:
             # First: it is charged whatever can be told.
             await vm.record.store(phase=Phase.SETTLED, started_at=time.time())
-            try:
-                await self._host.record_change(vm.name, ZERO, vm.intent.committed.vector(), "started from outside")
-            except JournalError as error:
-                log.warning("a growth was not told", vm=vm.name, why=str(error))
+            await self._host.tell_growth(vm, vm.intent.committed.vector(), "started from outside")
         self._host.note(vm.name, DecisionKind.ADMIT, f"started from outside and left as it is: {modes.sentence}", {})
         return True
 

@@ -7,6 +7,8 @@ import contextlib
 from functools import partial
 from typing import Final
 
+import structlog
+
 from ebbtide.deflation.allocations import Priority, check_sizes
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S, is_fresh
@@ -21,7 +23,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
-from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused
 from hostagent.libvirt.hypervisor import Candidate
 from hostagent.operations.lifecycle_commands import NEAR, give_up_change, stay_as_it_was
 from hostagent.operations.operations import Run, done, failed, partly_done
@@ -36,8 +38,9 @@ from hostagent.vm.managed_vm import ManagedVM
 #: Phases in which a domain that is paused was paused by us.
 _PAUSED_BY_US: Final = (Phase.ADMITTING, Phase.STOPPED, Phase.STARTING)
 
-
 NO_BALLOON: Final = "it has no balloon"
+
+log = structlog.get_logger()
 
 
 class AdoptionCommands:
@@ -195,7 +198,7 @@ class AdoptionCommands:
                     await self._host.mark_failed(operation.request_id)
                 await self._host.drop(vm)
                 raise
-            await self._host.record_change(vm.name, ZERO, nominal, operation.request_id)
+            await self._host.tell_growth(vm, nominal, operation.request_id)
             with contextlib.suppress(HypervisorError):
                 # Known from the first command on: a guest without one is not waited for.
                 vm.link.has_channel = await self._host.hypervisor.guest_channel(vm.domain) is not None
@@ -212,7 +215,7 @@ class AdoptionCommands:
             return failed(operation, f"{vm.domain} could not be adopted, as was answered before this agent started")
         if vm.intent.phase is not Phase.STOPPED and not self._host.journal.last_cores(vm.name):
             # Its own change was lost to a kill; those that followed one that was not stand.
-            await self._host.record_change(vm.name, ZERO, vm.allocation().current, operation.request_id)
+            await self._host.tell_growth(vm, vm.allocation().current, operation.request_id)
         return done(operation, f"{vm.domain} is looked after as {vm.name}")
 
     async def release(self, name: str, command: ReleaseCommand) -> Operation:
@@ -282,8 +285,12 @@ class AdoptionCommands:
                 with contextlib.suppress(HypervisorError):
                     await stay_as_it_was(host, vm, old, operation.request_id)
                 raise
-            if vm.intent.phase is not Phase.STOPPED:
-                await host.record_change(vm.name, size, ZERO, operation.request_id)
+            try:
+                if vm.intent.phase is not Phase.STOPPED:
+                    await host.record_change(vm.name, size, ZERO, operation.request_id)
+            except JournalError as error:
+                # It is its owner's again, and nothing may be taken from it any more.
+                log.warning("a release was not told", vm=vm.name, why=str(error))
             await host.drop(vm)
         sentence = f"{vm.domain} is as it was when it was adopted, and is not looked after any more"
         host.note(vm.name, DecisionKind.REMOVE, sentence, {})

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import structlog
 
-from ebbtide.deflation.resources import ZERO
 from hostagent.control.harvest import Harvest
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.control.reconciler import Reconciler
@@ -101,10 +100,7 @@ class Agent:
         await self._resuming.take_back(vm)
         told = found.intent.phase is Phase.ARRIVING or self.host.journal.last_cores(vm.name) > 0
         if found.state != "stopped" and not told:
-            try:
-                await self.host.record_change(vm.name, ZERO, vm.allocation().current, "its domain is there again")
-            except JournalError as error:
-                log.warning("a growth was not told", vm=vm.name, why=str(error))
+            await self.host.tell_growth(vm, vm.allocation().current, "its domain is there again")
         self.host.changed.set()
 
     async def close(self) -> None:

@@ -11,8 +11,6 @@ import time
 from functools import partial
 from typing import Final
 
-import structlog
-
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.modes import HostEvent
@@ -24,7 +22,7 @@ from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
 from hostagent.control.start_admission import charge_memory, turn_off_again
-from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, NoticeWithdrawn, RequestRefused
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, NoticeWithdrawn, RequestRefused
 from hostagent.operations.ending import Ending, stays
 from hostagent.operations.operations import Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
@@ -49,8 +47,6 @@ NEAR: Final = ResourceVector(cpu_cores=0.02, memory_mib=4.0, disk_mib_s=1.0, net
 FOUND_OFF_S: Final = 2.0
 _OFF: Final = (Phase.STOPPED, Phase.SETTLED)
 _GOING: Final = (Phase.CREATING, Phase.STOPPING, Phase.DELETING)
-
-log = structlog.get_logger()
 
 
 class LifecycleCommands:
@@ -325,7 +321,7 @@ class LifecycleCommands:
             raise
         # It runs, and what cannot be written now is no reason to end it.
         size = vm.allocation().current
-        await self._tell_start(vm, size)
+        await host.tell_growth(vm, size, operation.request_id)
         # One that goes on where it was has worked since it was started.
         at = vm.intent.started_at if vm.intent.saved_mib is not None else time.time()
         await self._decide(vm, vm.intent.changed(phase=Phase.SETTLED, saved_mib=None, started_at=at))
@@ -342,15 +338,9 @@ class LifecycleCommands:
         """Have the reconciler hold a VM to its size that was on already, as one that was started from outside."""
         await self._host.mark_failed(cause_of(vm).request_id)
         await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING, saved_mib=None))
-        await self._tell_start(vm, vm.allocation().current)
+        await self._host.tell_growth(vm, vm.allocation().current, cause_of(vm).request_id)
         vm.start()
         vm.request_check()
-
-    async def _tell_start(self, vm: ManagedVM, size: ResourceVector) -> None:
-        try:
-            await self._host.record_change(vm.name, ZERO, size, cause_of(vm).request_id)
-        except JournalError as error:
-            log.warning("a growth was not told", vm=vm.name, why=str(error))
 
     async def _off_again(self, vm: ManagedVM) -> None:
         """A VM that could not be started is off; where even that fails, it stays charged until it is."""

@@ -351,6 +351,13 @@ class Host:
             )
         self.changed.set()
 
+    async def tell_growth(self, vm: ManagedVM, after: ResourceVector, cause: str) -> None:
+        """As `record_change`, of one that runs already: that it cannot be told is no reason to take it for off."""
+        try:
+            await self.record_change(vm.name, ZERO, after, cause)
+        except JournalError as error:
+            log.warning("a growth was not told", vm=vm.name, why=str(error))
+
     async def take_hello(self, name: str, boot_s: float | None) -> None:
         """Let the manager hear that a guest answers, and remember how long it took to boot, if it did."""
         self.changed.set()

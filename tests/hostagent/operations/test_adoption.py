@@ -13,7 +13,7 @@ from ebbtide.messages.adoptions import Adoptable
 from ebbtide.messages.commands import AdoptCommand
 from ebbtide.messages.common import PartialVector, Vector
 from hostagent.control import reconciler
-from hostagent.errors import HypervisorError, HypervisorTimeout
+from hostagent.errors import HypervisorError, HypervisorTimeout, JournalError
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Before, Intent, Phase
 from hostagent.vm.host import Host
@@ -413,3 +413,26 @@ async def test_what_was_taken_from_a_domain_that_its_owner_has_paused_is_not_for
     await until(lambda: host.vms["web"].running)
     assert (await release(command, "again")).state == "done"
     assert (domain.quota, domain.intent) == (None, "")
+
+
+@pytest.mark.parametrize("what", ["adoption", "release"])
+async def test_what_came_about_is_not_answered_as_failed_since_it_cannot_be_told(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def full(*_: object) -> None:
+        raise JournalError("no space left on device")
+
+    if what == "release":
+        assert (await adopted(command, world)).state == "done"
+    with monkeypatch.context() as disk:
+        disk.setattr(host.journal, "add", full)
+        if what == "release":
+            done = await command("POST", "/v1/vms/web/release", {"request_id": "release"})
+        else:
+            done = await adopted(command, world)
+    domain = world.domains["old-web"]
+    assert done.state == "done", done.sentence
+    assert (domain.state, domain.intent == "") == ("running", what == "release")
+    assert ("web" in host.vms) is (what == "adoption")
+    if what == "adoption":
+        await until(lambda: host.vms["web"].link.connected)
