@@ -115,6 +115,19 @@ def test_a_guest_agent_is_enabled_again_when_it_is_installed_after_a_removal(mac
     assert machine.run("guest/postinst", "configure", "1.3")[1] == [RELOAD, TRY_RESTART], "once"
 
 
+@pytest.mark.parametrize(("script", "units"), [("debian", "ebb-manager ebb-hostagent"), ("guest", "ebb-guestagent")])
+def test_a_service_that_does_not_start_again_is_said_and_does_not_fail_the_installation(
+    machine: Machine, script: str, units: str
+) -> None:
+    machine.program("systemctl", "exit 1")
+    machine.program("systemd-sysusers", "exit 0")
+    for secret in ("token", "hosts.key"):
+        (machine.folder / "etc/ebbtide" / secret).touch()
+    code, calls, said = machine.run(f"{script}/postinst", "configure", "1.2")
+    assert calls[-1] == "systemctl try-restart " + " ".join(f"{unit}.service" for unit in units.split())
+    assert (code, f"see systemctl status {units}\n" in said) == (0, True)
+
+
 @pytest.mark.parametrize("target", ["demo", "lab", "test", "check", "docs", "packages"])
 def test_what_may_be_the_first_command_installs_what_is_missing_first(target: str, tmp_path: Path) -> None:
     done = subprocess.run(
