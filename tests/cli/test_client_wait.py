@@ -1,4 +1,4 @@
-"""How long the client follows an operation while its manager is away, in faked time."""
+"""How long an operation or a task is followed while its manager is away, in faked time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from ebbtide.cli.commands import tasks
 from ebbtide.cli.commands.options import Asking, Output
 from ebbtide.cli.commands.vms import followed
 from ebbtide.client import ClientError, ManagerClient, ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.manager import AWAY_S
 from ebbtide.errors import EbbError
 from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.tasks import ManagedTask, TaskOutput, TaskSpec, TaskState
 from tests.hostagent.faked_loop import FakedLoop
 
 AWAY = ManagerUnreachable("no manager answers")
@@ -78,3 +80,54 @@ def test_a_command_says_of_an_operation_that_was_taken_on_that_it_goes_on(taken:
     goes_on = re.search("goes on: `ebb plan show create-web` .*: `ebb vm delete web --yes`", str(caught.value))
     assert str(caught.value).startswith(str(AWAY))
     assert (goes_on is not None) == taken
+
+
+class Leaves(ManagerClient):
+    """A client whose manager answers, is away from the first second on, for a quarter of an hour, and has it done."""
+
+    def __init__(self, error: ClientError) -> None:
+        super().__init__("http://127.0.0.1:7100", "token")
+        self._error = error
+
+    def _state(self) -> TaskState:
+        now = asyncio.get_running_loop().time()
+        if 1.0 <= now < 900.0:
+            raise self._error
+        return TaskState.RUNNING if now < 1.0 else TaskState.DONE
+
+    async def submit_task(self, spec: TaskSpec, *, request_id: str | None = None) -> ManagedTask:
+        return await self.task(spec.name)
+
+    async def task(self, name: str, wait_s: float = 0.0) -> ManagedTask:
+        await asyncio.sleep(wait_s)
+        state = self._state()
+        return ManagedTask(
+            name=name, state=state, cores=1, duration_s=None, restartable=False, max_attempts=5, command=("true",),
+            attempts=1, preemptions=0, submitted_at=1.0, sentence=f"it is {state}",
+        )  # fmt: skip
+
+    async def task_output(self, name: str, offset: int = 0, limit: int = 65_536) -> TaskOutput:
+        text = "begun\n" if (state := self._state()) is TaskState.RUNNING else "begun\nended\n"
+        return TaskOutput(
+            name=name, state=state, attempt=1, running=state is TaskState.RUNNING, text=text[offset:], offset=offset,
+            next_offset=len(text), size=len(text),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [AWAY, STARTING])
+@pytest.mark.parametrize("follows", [False, True], ids=["submit --wait", "output --follow"])
+def test_a_task_is_waited_for_however_long_its_manager_is_away_and_that_is_said_once(
+    error: ClientError, follows: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class AsksLeaving(Asking):
+        def ask(self, question: Callable[[ManagerClient], Awaitable[Any]]) -> Any:
+            with asyncio.Runner(loop_factory=FakedLoop) as runner:
+                return runner.run(question(Leaves(error)))  # type: ignore[arg-type]
+
+    if follows:
+        tasks.output("train", follow=True, to=AsksLeaving())
+    else:
+        tasks.submit("train", ["true"], wait=True, to=AsksLeaving())
+    said = capsys.readouterr()
+    assert ("begun\nended\n" if follows else "it is done") in said.out
+    assert said.err.count(f"{error}; it is asked again until it answers") == 1

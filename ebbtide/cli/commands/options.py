@@ -52,6 +52,8 @@ LabelChanges = Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help=
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without being asked.")]
 #: Seconds between two looks of --watch.
 WATCH_S = 2.0
+#: And between two looks for a manager that is away.
+AWAY_LOOK_S = 0.5
 
 
 class Output(StrEnum):
@@ -234,6 +236,24 @@ class Listing(Showing):
         else:
             print_lines(self.line(row) for row in changed)
         return texts
+
+
+async def asked_again(
+    tell: Callable[[str], object], question: Callable[..., Awaitable[Result]], *arguments: Any
+) -> Result:
+    """An answer of a manager that has answered before: while it is away, that is told once and it is asked again."""
+    from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
+
+    is_told = False
+    while True:
+        try:
+            return await question(*arguments)
+        except (ManagerUnreachable, ManagerStandsBy) as error:
+            # It is started again, or another one takes over.
+            if not is_told:
+                tell(f"{error}; it is asked again until it answers")
+                is_told = True
+            await asyncio.sleep(AWAY_LOOK_S)
 
 
 def taken_apart(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from pydantic import ValidationError
 
 from ebbtide.cli.commands import completion
-from ebbtide.cli.commands.options import Asking, Limit, Listing, OperationFailed, Showing, number, seconds
-from ebbtide.cli.output import Steps, Table, clock, print_lines, print_table, reader_is_gone, shown, text_of
+from ebbtide.cli.commands.options import (
+    Asking,
+    Limit,
+    Listing,
+    OperationFailed,
+    Showing,
+    asked_again,
+    number,
+    seconds,
+)
+from ebbtide.cli.output import (
+    Steps,
+    Table,
+    clock,
+    print_error,
+    print_lines,
+    print_table,
+    reader_is_gone,
+    shown,
+    text_of,
+)
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import problem_of
 from ebbtide.messages.problem_codes import ProblemCode
@@ -30,6 +49,7 @@ from ebbtide.messages.tasks import (
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
+Result = TypeVar("Result")
 TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task's name.", autocompletion=completion.tasks)]
 #: Seconds between two looks of --wait and --follow, but for its end, which is told at once.
 LOOK_S: Final = 0.5
@@ -88,11 +108,16 @@ def submit(
         async def talk(client: ManagerClient) -> ManagedTask:
             found = await client.submit_task(spec, request_id=request_id)
             said = ""
+
+            def tell(sentence: str) -> None:
+                nonlocal said
+                said = sentence
+                steps(f"{name}: {said}")
+
             while wait and found.state not in _FINAL:
                 if found.sentence != said:
-                    said = found.sentence
-                    steps(f"{name}: {said}")
-                found = await client.task(name, wait_s=LOOK_S)
+                    tell(found.sentence)
+                found = await asked_again(tell, client.task, name, LOOK_S)
             return found
 
         found = to.ask(talk)
@@ -160,14 +185,20 @@ async def _parts(
     """All parts up to the size at the first look; or on and on, also of later attempts, until the task has ended."""
     from ebbtide.client.errors import ManagerRefused
 
+    async def ask(question: Callable[..., Awaitable[Result]], *arguments: Any) -> Result:
+        return await (asked_again(print_error, question, *arguments) if follow else question(*arguments))
+
+    if follow:
+        # A manager that never was there is an error.
+        await client.task(name)
     at, attempt, size, over = offset, 0, 0, False
     while True:
         try:
-            part = await client.task_output(name, at, PART)
+            part = await ask(client.task_output, name, at, PART)
         except ManagerRefused as error:
             if not follow or over or error.code is not ProblemCode.NO_OUTPUT:
                 raise
-            over = (await client.task(name, wait_s=LOOK_S)).state in _FINAL
+            over = (await ask(client.task, name, LOOK_S)).state in _FINAL
             continue
         if part.attempt != attempt:
             again, attempt, size = attempt > 0, part.attempt, part.size
@@ -181,7 +212,7 @@ async def _parts(
             continue
         if not follow or part.state in _FINAL:
             return
-        await client.task(name, wait_s=LOOK_S)
+        await ask(client.task, name, LOOK_S)
 
 
 def explain(name: TaskName, *, to: Asking) -> None:
