@@ -42,7 +42,7 @@ from ebbtide.matcher.match.tasks import (
     outcome,
     refused,
 )
-from ebbtide.matcher.match.turns import turn, without
+from ebbtide.matcher.match.turns import Unrecorded, turn, without
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
@@ -114,6 +114,7 @@ class TaskService:
         self._forgotten: set[str] = set()
         #: Machines that stood still, and when they were last seen to.
         self._paused_at: dict[str, float] = {}
+        self._unrecorded: Unrecorded = {}
         self.choices: Mapping[str, Choice] = {}
         self.machines: Mapping[str, EngineMachine] = {}
         #: Machines of this manager among them.
@@ -312,9 +313,13 @@ class TaskService:
         (closed, foreign), moving = self.closed(look.machines), self._known.moving
         now = self._clock()
         paused = self._stood_still(self._known.paused, now)
-        made = await asyncio.to_thread(
-            turn, tuple(tasks.values()), look, cores, pool, now, label, closed, notices, moving, paused, foreign
-        )
+        beside = closed, notices, moving, paused, foreign, self._unrecorded
+        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *beside)
+        for machine, user in made.unrecorded.keys() - self._unrecorded.keys():
+            log.warning(
+                "a machine takes no tasks: attempts cannot write their records there", machine=machine, user=user
+            )
+        self._unrecorded = made.unrecorded
         async with self._lock:
             made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
             await self._store.save_tasks(made.changed, self._notes(made.changed))

@@ -120,6 +120,16 @@ async def test_a_task_of_another_user_reaches_no_record(engine_host: EngineHost)
     assert engine_host.lines(victim) == ["begun"]
 
 
+@pytest.mark.parametrize("engine_host", ["slurm"], indirect=True)  # a Dask's worker is root here, and can write
+async def test_a_machine_where_no_record_can_be_written_says_so(engine_host: EngineHost) -> None:
+    attempt = await engine_host.held(0.1)
+    (engine_host.directory / attempt).chmod(0o500)
+    await engine_host.engine.release(attempt, "n1")
+    seen = await engine_host.becomes(attempt, ENDED)
+    assert (seen.claim, seen.machine, seen.exit_code, seen.unrecorded) == (Claim.NONE, "n1", None, True)
+    assert engine_host.lines(attempt) == []
+
+
 async def test_everything_may_be_asked_twice(engine_host: EngineHost) -> None:
     attempt = await engine_host.held(0.5)
     order = TaskOrder("any", ("/bin/false",))

@@ -42,6 +42,8 @@ class FakeEngine:
         self.refusing: set[str] = set()
         #: Of tasks, those that it does not take.
         self.refusing_tasks: set[str] = set()
+        #: Machines where no attempt can write its record.
+        self.unwritable: set[str] = set()
         #: Which machines are up; those of VMs are as long as their VMs run.
         self.lives: Callable[[str], bool] = lambda name: True
         #: Called before each command, with its name.
@@ -117,6 +119,9 @@ class FakeEngine:
             if running.seen.state is not AttemptState.RELEASED or running.seen.machine is None:
                 continue
             machine = self.machines[running.seen.machine]
+            if machine.name in self.unwritable:
+                running.seen = replace(running.seen, state=AttemptState.ENDED, unrecorded=True)
+                continue
             held = sum(
                 other.order.cores
                 for other in self.attempts.values()

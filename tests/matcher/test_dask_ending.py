@@ -1,4 +1,4 @@
-"""How the Dask engine ends an attempt that has begun: one SIGTERM, time to end, SIGKILL. In faked time."""
+"""How the Dask engine ends an attempt that has begun: one SIGTERM, time to end, SIGKILL; and what ended says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import contextlib
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 
-from ebbtide.matcher.engines.dask import KILL_AFTER_S, Dask
+from ebbtide.matcher.engines.dask import KILL_AFTER_S, Dask, _seen
+from ebbtide.matcher.engines.records import Record
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.errors import EngineRefused
 from tests.hostagent.faked_loop import FakedLoop
@@ -57,3 +58,9 @@ def test_what_has_not_ended_in_time_is_killed(tmp_path: Path) -> None:
 
 def test_a_signal_that_did_not_arrive_is_sent_again_and_puts_off_no_kill(tmp_path: Path) -> None:
     assert end(Ending(tmp_path, arrive_s=1.5), 1.0, KILL_AFTER_S + 1.0) == [SIGTERM, SIGKILL]
+
+
+def test_a_worker_where_no_record_can_be_written_says_so() -> None:
+    for code, unrecorded in ((98, True), (99, False), (7, False)):
+        task = {"state": "erred", "worker": None, "reason": f"RuntimeError('exit code {code}')"}
+        assert _seen(task, Record()).unrecorded is unrecorded

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.matcher.engines.records import Record, Records, merged
+from ebbtide.matcher.engines.records import CLAIMED, UNRECORDED, Record, Records, merged, shell_of
 from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import AttemptState, Claim, Seen
 
@@ -257,3 +258,20 @@ def test_the_exit_code_of_the_engine_comes_before_that_of_a_file(
     seen = Seen(AttemptState.ENDED, "n1", exit_code=engine)
     found = merged({ATTEMPT: seen}, {ATTEMPT: record}, {ATTEMPT: record})[ATTEMPT]
     assert (found.exit_code, found.claim) == (code, claim)
+
+
+def run_attempt(directory: Path, *command: str, path: str = "/usr/bin:/bin") -> int:
+    argv = [*shell_of(directory, ATTEMPT), "n1", *command]
+    return subprocess.run(argv, env={"PATH": path}, capture_output=True, check=False, timeout=60).returncode
+
+
+def test_an_attempt_that_cannot_make_its_claim_is_another_than_one_whose_claim_is_there(tmp_path: Path) -> None:
+    assert run_attempt(tmp_path / "not-mounted", "true") == UNRECORDED
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ln").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin/ln").chmod(0o755)
+    (tmp_path / ATTEMPT).mkdir()
+    assert run_attempt(tmp_path, "true", path=f"{tmp_path}/bin:/usr/bin:/bin") == UNRECORDED
+    assert not any((tmp_path / ATTEMPT).iterdir())
+    assert run_attempt(tmp_path, "true") == 0
+    assert run_attempt(tmp_path, "true") == CLAIMED

@@ -41,6 +41,14 @@ def test_the_state_of_a_job_is_a_word_or_a_list_of_words(
     assert found.held_cores == ({"n1": 2} if seen is AttemptState.RUNNING else {})
 
 
+@pytest.mark.parametrize(
+    ("state", "code", "unrecorded"), [("FAILED", 98, True), ("FAILED", 7, False), ("TIMEOUT", 98, False)]
+)
+def test_a_job_that_could_not_write_its_record_is_known_by_its_code(state: str, code: int, unrecorded: bool) -> None:
+    (found,) = jobs_of(job(state, exit_code=code << 8))
+    assert (found.seen.unrecorded, found.seen.machine) == (unrecorded, "n1")
+
+
 def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:
     for state in ("SUSPENDED", ["RUNNING", "SUSPENDED"], ["STOPPED"]):
         (found,) = jobs_of(job(state))

@@ -21,7 +21,7 @@ import cloudpickle
 import distributed
 
 from ebbtide.matcher.engines import dask_inside
-from ebbtide.matcher.engines.records import Record, Records, exit_code_of, merged, shell_of
+from ebbtide.matcher.engines.records import UNRECORDED, Record, Records, exit_code_of, merged, shell_of
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.errors import EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
@@ -252,9 +252,10 @@ def _seen(task: Mapping[str, Any], record: Record) -> Seen:
     if state in ("memory", "erred", "released", "forgotten"):
         # Kept as a result: the attempt returned, and so its command ended with 0.
         found = _EXIT_CODE.search(task["reason"])
-        code = 0 if state == "memory" else exit_code_of(int(found[1])) if found else None
+        ended = 0 if state == "memory" else int(found[1]) if found else None
+        code = exit_code_of(ended) if ended is not None else None
         reason = "" if code is not None else " ".join(task["reason"].split())[:300]
-        return Seen(AttemptState.ENDED, worker, exit_code=code, reason=reason)
+        return Seen(AttemptState.ENDED, worker, exit_code=code, reason=reason, unrecorded=ended == UNRECORDED)
     if record.claim is Claim.BEGUN:
         # It was on a worker that is gone, and would begin again, which its record forbids.
         return Seen(AttemptState.ENDED, worker, reason="its worker is gone")

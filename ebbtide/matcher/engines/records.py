@@ -67,6 +67,8 @@ record=$(mktemp "$directory/.record.XXXXXXXX") || exit {UNRECORDED}
 printf 'begun %s %s\\n' "$(date +%s.%N)" "$machine" > "$record" && sync "$record" || exit {UNRECORDED}
 if ! ln "$record" "$directory/{CLAIM}" 2> /dev/null; then
     rm -f "$record"
+    # Not where it cannot be linked for another reason.
+    [ -e "$directory/{CLAIM}" ] || exit {UNRECORDED}
     exit {CLAIMED}
 fi
 rm -f "$record"

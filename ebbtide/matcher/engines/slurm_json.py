@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ebbtide.matcher.engines.records import exit_code_of
+from ebbtide.matcher.engines.records import UNRECORDED, exit_code_of
 from ebbtide.matcher.errors import EngineUnreachable
 from ebbtide.matcher.match.attempts import RECOUNTED, AttemptState, EngineMachine, Seen
 
@@ -106,7 +106,8 @@ def _seen(job: Mapping[str, Any]) -> Seen:
         words += f", exit code {code}"
     # Other states are Slurm's own doing: it ends a job with the code of a signal, or with none.
     told = {"COMPLETED": 0, "FAILED": exit_code_of(code) or None}.get(state)
-    return Seen(AttemptState.ENDED, machine, exit_code=told, reason=words)
+    unrecorded = state == "FAILED" and code == UNRECORDED
+    return Seen(AttemptState.ENDED, machine, exit_code=told, reason=words, unrecorded=unrecorded)
 
 
 def _state(job: Mapping[str, Any]) -> str:

@@ -59,6 +59,8 @@ class Seen:
     reason: str = ""
     #: It stands still and will go on, by its engine or with its machine: that its record is silent says nothing.
     suspended: bool = False
+    #: It ended where it could not write its record.
+    unrecorded: bool = False
 
     @property
     def lives(self) -> bool:

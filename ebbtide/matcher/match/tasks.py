@@ -327,6 +327,11 @@ def _over(task: Task, seen: Seen, now: float, attempt: str) -> tuple[Task, tuple
         # Never given to the engine, or lost by it before it began. The record sees to it that only one begins.
         task = replace(task, phase=TaskPhase.WAITING, machine=None, released_at=None)
         return task, () if _pauses(task, now) else (Submit(attempt, task.order),)
+    if seen.unrecorded:
+        # That is the machine's fault, or the directory's, and not the task's.
+        where = seen.machine or task.machine
+        sentence = f"it could not write its record on {where}, and has not begun: it is matched again"
+        return replace(task, stop="again", sentence=sentence), (Cancel(attempt, begun_too=False),)
     why = seen.reason or "the engine does not say why"
     if task.launches + 1 >= MOST_LAUNCHES:
         said = f"it was ended {MOST_LAUNCHES} times before it began: {why}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
-from ebbtide.matcher.match.attempts import DEFAULT_LABEL, RECOUNTED, EngineMachine, Look, task_of
+from ebbtide.matcher.match.attempts import DEFAULT_LABEL, RECOUNTED, Claim, EngineMachine, Look, task_of
 from ebbtide.matcher.match.notices import PREEMPTED, Notice, noticed
 from ebbtide.matcher.match.rounds import Choice, Pool, choose
 from ebbtide.matcher.match.tasks import (
@@ -30,9 +30,15 @@ NO_CORES: Final = "ebbtide: no core is left"
 LEAVING: Final = "ebbtide: it is to be given back"
 #: And one whose VM is to be stopped, and started on another host.
 MOVING: Final = "ebbtide: its VM is to be stopped and moved"
+#: For so long a machine takes no task of a user whose attempt could not write its record there, seconds.
+UNRECORDED_PAUSE_S: Final = 240.0
 _OURS: Final = (NO_CORES, LEAVING, MOVING, PREEMPTED)
 #: Why a machine takes no task of this manager; it is not drained, since others' work may run there.
 FOREIGN: Final = "it is called as this manager's acquirer calls its machines, and was not opened by it"
+
+#: Machines where attempts of a user could not write their records, and until when they get none of that user's: what
+#: is wrong may be the machine, or all that the user may write.
+Unrecorded: TypeAlias = Mapping[tuple[str, str | None], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class Turn:
     :param choices: of the tasks that waited, by name: where to, or why not.
     :param orphaned_attempts: attempts with our label that are no unfinished task's.
     :param machines: as they are when the instructions have been carried out.
+    :param unrecorded: for the next turn.
     """
 
     changed: tuple[Task, ...]
@@ -50,6 +57,7 @@ class Turn:
     choices: Mapping[str, Choice]
     orphaned_attempts: tuple[str, ...]
     machines: Mapping[str, EngineMachine]
+    unrecorded: Unrecorded
 
 
 def turn(
@@ -64,6 +72,7 @@ def turn(
     moving: Set[str] = frozenset(),
     paused: Set[str] = frozenset(),
     foreign: Set[str] = frozenset(),
+    unrecorded: Unrecorded = MappingProxyType({}),
 ) -> Turn:
     """The next step of everything.
 
@@ -76,12 +85,16 @@ def turn(
     :param moving: machines that take no new task, since their VMs are to be stopped and moved.
     :param paused: machines whose VMs stand still, or did so a moment ago: what runs there cannot be heard of.
     :param foreign: machines of somebody else that take no task of ours, and are left as they are.
+    :param unrecorded: of the turn before.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed, label, foreign)
+    shut = {where: until for where, until in unrecorded.items() if 0.0 < until - now <= UNRECORDED_PAUSE_S}
     states = {task.name: task for task in tasks}
     for task in tasks:
         seen = look.attempts.get(task.attempt_name(label))
+        if seen is not None and seen.unrecorded and seen.claim is Claim.NONE and not task.stop:
+            shut[seen.machine or task.machine or "", task.order.user] = now + UNRECORDED_PAUSE_S
         if seen is not None and seen.machine in paused:
             seen = replace(seen, suspended=True)
         after, steps = observe(task, seen, now, label)
@@ -101,14 +114,26 @@ def turn(
     waiting = [
         task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop and not task.refusals
     ]
-    choices = choose(waiting, states.values(), machines, pool, now)
+    choices: dict[str, Choice] = {}
+    # Together, but for users for whom other machines are shut.
+    groups: dict[frozenset[str], list[Task]] = {}
     for task in waiting:
-        choice = choices[task.name]
-        if choice.machine is not None:
-            states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
-            instructions.append(Release(task.attempt_name(label), choice.machine))
+        groups.setdefault(frozenset(name for name, user in shut if user == task.order.user), []).append(task)
+    for closed_to, group in groups.items():
+        taking = {name: machine for name, machine in machines.items() if name not in closed_to}
+        choices |= choose(group, states.values(), taking, pool, now)
+        for task in group:
+            choice = choices[task.name]
+            if choice.machine is not None:
+                states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
+                instructions.append(Release(task.attempt_name(label), choice.machine))
+    for name, user in shut:
+        if name in machines and not machines[name].drained:
+            whose = f"attempts of {user}" if user is not None else "attempts"
+            reason = f"{whose} could not write their records there: it is tried again after {UNRECORDED_PAUSE_S:g} s"
+            machines[name] = replace(machines[name], drained=reason)
     changed = tuple(states[task.name] for task in tasks if states[task.name] != task)
-    return Turn(changed, tuple(instructions), choices, _orphaned_attempts(tasks, look, label), machines)
+    return Turn(changed, tuple(instructions), choices, _orphaned_attempts(tasks, look, label), machines, shut)
 
 
 def without(made: Turn, names: Set[str], label: str) -> Turn:

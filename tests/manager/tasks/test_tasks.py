@@ -63,6 +63,28 @@ async def looked_since(cluster: Cluster, engine: FakeEngine) -> None:
 
 
 @each_store
+async def test_a_task_goes_elsewhere_where_a_machine_cannot_write_records_and_the_machine_is_reported(
+    tmp_path: Path,
+) -> None:
+    engine = FakeEngine(far=4)
+    engine.unwritable.add("far")
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        await submit(cluster, "train")
+
+        async def said() -> bool:
+            found = [row["drained"] for row in (await cluster.get("/v1/engine"))["machines"]]
+            return found != [] and "could not write their records there" in found[0]
+
+        await cluster.until(said)
+        await looked_since(cluster, engine)
+        assert (await task(cluster, "train"))["state"] == "waiting"
+        assert len([call for call in engine.calls if call[0] == "release"]) == 1
+        assert ("drain", "far") not in engine.calls
+        engine.machines["near"] = EngineMachine("near", 4, 4)
+        assert (await becomes(cluster, "train", "running"))["machine"] == "near"
+
+
+@each_store
 async def test_a_task_is_matched_runs_and_is_done(tmp_path: Path) -> None:
     engine = FakeEngine(far=4)
     async with cluster_of(tmp_path, **settings(engine)) as cluster:

@@ -1,13 +1,25 @@
-"""What one turn has the engine do with machines that are drained, and by whom."""
+"""What one turn has the engine do with machines that are drained, and by whom, and with those that fail."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ebbtide.matcher.match.attempts import DEFAULT_LABEL, EngineMachine, Look
+from ebbtide.matcher.match.attempts import DEFAULT_LABEL, AttemptState, Claim, EngineMachine, Look, Seen
 from ebbtide.matcher.match.rounds import Pool
-from ebbtide.matcher.match.tasks import Drain, Instruction, Undrain
-from ebbtide.matcher.match.turns import FOREIGN, LEAVING, Turn, said_by, turn
+from ebbtide.matcher.match.tasks import (
+    MOST_LAUNCHES,
+    Drain,
+    Instruction,
+    Release,
+    Task,
+    TaskOrder,
+    TaskPhase,
+    Undrain,
+    released,
+)
+from ebbtide.matcher.match.turns import FOREIGN, LEAVING, UNRECORDED_PAUSE_S, Turn, Unrecorded, said_by, turn
 from ebbtide.matcher.predict.predictor import Predictor
 
 
@@ -49,3 +61,53 @@ def test_the_drain_of_somebody_elses_machine_is_taken_away_only_where_it_was_our
 ) -> None:
     machine = EngineMachine("harvest-1", 2, 2, up=up, drained=words)
     assert turned(machine, label).instructions == instructions
+
+
+MACHINES = {name: EngineMachine(name, 2, 2) for name in ("n1", "n2")}
+
+
+def task_of(name: str, user: str | None = None) -> Task:
+    return Task(TaskOrder(name, ("true",), cores=2, user=user), "0a", 1.0)
+
+
+def after(tasks: list[Task], attempts: dict[str, Seen], now: float, unrecorded: Unrecorded, *names: str) -> Turn:
+    look = Look({name: MACHINES[name] for name in names or MACHINES}, attempts)
+    return turn(tasks, look, {}, Pool(Predictor(now)), now, "ebb", unrecorded=unrecorded)
+
+
+def test_a_machine_where_no_record_can_be_written_fails_no_task_and_gets_one_again_after_a_pause() -> None:
+    task, now, unrecorded = task_of("train"), 10.0, dict[tuple[str, str | None], float]()
+    for _ in range(2 * MOST_LAUNCHES):
+        # It is the only machine at first, and the next time another one is there.
+        task = released(task, "n1", now, "n1: it has room")
+        failed = Seen(AttemptState.ENDED, "n1", reason="failed, exit code 98", unrecorded=True)
+        made = after([task], {task.attempt_name("ebb"): failed}, now, unrecorded, "n1")
+        (task,) = made.changed
+        assert (task.phase, task.stop, task.launches) == (TaskPhase.RELEASED, "again", 0)
+        assert "could not write its record on n1" in task.sentence
+        assert "could not write their records there" in made.machines["n1"].drained
+        sealed = {task.attempt_name("ebb"): replace(failed, claim=Claim.SEALED)}
+        made = after([task], sealed, now + 1.0, made.unrecorded, "n1")
+        (task,) = made.changed
+        assert (task.phase, task.machine) == (TaskPhase.WAITING, None)
+        attempt, held = task.attempt_name("ebb"), Seen(AttemptState.HELD)
+        elsewhere = after([task], {attempt: held}, now + 2.0, made.unrecorded)
+        assert elsewhere.instructions == (Release(attempt, "n2"),)
+        assert after([task], {attempt: held}, now + 2.0, made.unrecorded, "n1").instructions == ()
+        now += UNRECORDED_PAUSE_S
+        made = after([task], {attempt: held}, now, made.unrecorded, "n1")
+        assert (made.instructions, made.unrecorded) == ((Release(attempt, "n1"),), {})
+        unrecorded = dict(made.unrecorded)
+
+
+def test_a_user_whose_records_cannot_be_written_anywhere_takes_no_machine_from_others() -> None:
+    tasks = [task_of("first", "full"), task_of("second", "other"), task_of("third", "full")]
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    made = after(tasks, held, 10.0, {("n1", "full"): 100.0}, "n1")
+    assert made.instructions == (Release(tasks[1].attempt_name("ebb"), "n1"),)
+    made = after(tasks, held, 10.0, {("n1", "full"): 100.0})
+    assert [(one.attempt, one.machine) for one in made.instructions if isinstance(one, Release)] == [
+        (tasks[0].attempt_name("ebb"), "n2"),
+        (tasks[1].attempt_name("ebb"), "n1"),
+    ]
+    assert "attempts of full" in made.machines["n1"].drained
