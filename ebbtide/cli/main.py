@@ -64,7 +64,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     (
         "task submit",
         "tasks.submit",
-        "ebb task submit train --cores 2 --duration-s 3600 --restartable -- python train.py",
+        "ebb task submit train --cores 2 --duration-s 3600 --restartable -- python /srv/train.py",
     ),
     ("task list", "tasks.list_tasks", "ebb task list --state waiting"),
     ("task show", "tasks.show", "ebb task show train -o json; ebb task show train --wait-s 60"),

@@ -48,6 +48,13 @@ async def test_words_and_output_and_exit_codes_pass_unharmed(engine_host: Engine
     assert printed == "".join(f"<{word}>" for word in words) + "wrong\n"
 
 
+async def test_a_command_begins_at_the_root_and_not_among_the_records(engine_host: EngineHost) -> None:
+    attempt = await engine_host.held(0, command=("/bin/pwd",))
+    await engine_host.engine.release(attempt, "n1")
+    await engine_host.becomes(attempt, ENDED)
+    assert (engine_host.directory / attempt / "out").read_text() == "/\n"
+
+
 async def test_a_program_that_does_not_exist_is_the_tasks_own_failure(engine_host: EngineHost) -> None:
     attempt = await engine_host.held(0, command=("/no/such/program",))
     await engine_host.engine.release(attempt, "n1")

@@ -81,7 +81,8 @@ class Slurm:
             "--nodes=1",
             "--ntasks=1",
             "--output=/dev/null",
-            f"--chdir={self._directory}",
+            # As a Dask worker does: files of relative names, and what removes them, are not among the records.
+            "--chdir=/",
             *_identity(user),
             text=batch_script(self._directory, attempt, order.command, "$SLURMD_NODENAME"),
         )
