@@ -255,6 +255,9 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         # It has begun after all.
         task = replace(task, stop="")
     if task.stop:
+        if seen.claim is Claim.BEGUN:
+            # Also where its engine has forgotten that.
+            seen = replace(seen, state=AttemptState.RUNNING)
         return _as_shown(task, seen, now), (Cancel(attempt, begun_too=task.stop != "again"),)
     if seen.claim is Claim.BEGUN and seen.state is not AttemptState.RUNNING:
         # The engine would begin it once more, which its record forbids; and it ends what it does not know.

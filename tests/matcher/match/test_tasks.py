@@ -234,6 +234,22 @@ def test_what_has_begun_and_nobody_knows_any_more_is_ended_and_begun_again_only_
     assert (again.phase, again.attempt, again.preemptions) == (TaskPhase.WAITING, 2, 1)
 
 
+@pytest.mark.parametrize("state", [AttemptState.HELD, AttemptState.RELEASED])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_what_has_begun_has_begun_however_often_its_engine_shows_it_as_new_without_its_record(
+    state: AttemptState, wanted: bool
+) -> None:
+    task = RUNNING if wanted else cancelled(RUNNING)
+    # Its scheduler and its record are lost, and the first call to end it does not arrive.
+    for _ in range(2):
+        task, steps = look_at(task, Seen(state))
+        assert (task.phase, task.machine, steps) == (TaskPhase.RUNNING, "n1", (Cancel(NAME),))
+    task, _ = look_at(task, Seen(state, claim=Claim.SEALED))
+    task, _ = look_at(task, Seen(AttemptState.GONE, claim=Claim.SEALED))
+    phase, said = (TaskPhase.FAILED, "not restartable") if wanted else (TaskPhase.CANCELLED, "while it ran on n1")
+    assert (task.phase, said in task.sentence) == (phase, True)
+
+
 def test_a_command_that_does_not_begin_where_its_engine_says_that_it_runs_is_taken_back() -> None:
     running = Seen(AttemptState.RUNNING, "n1")
     assert look_at(RELEASED, running, 5.0 + LAUNCH_LIMIT_S) == (RELEASED, ())
