@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import shutil
 
+import psutil
 import pytest
 
 from ebbtide.matcher.engines.interface import engine_of
@@ -193,6 +195,20 @@ async def test_cancelling_ends_what_has_begun_unless_it_is_to_be_spared(engine_h
     seen = await engine_host.becomes(attempt, ENDED, GONE)
     assert seen.claim is Claim.BEGUN
     assert seen.exit_code != 0
+    assert engine_host.lines(attempt) == ["begun"]
+
+
+async def test_cancelling_ends_what_has_begun_also_where_its_record_is_lost(engine_host: EngineHost) -> None:
+    attempt = await engine_host.running("n1")
+    await engine_host.engine.look([attempt], [attempt])
+    shutil.rmtree(engine_host.directory / attempt)
+    await engine_host.engine.cancel(attempt)
+
+    async def is_over() -> bool:
+        return not [one for one in psutil.process_iter(["cmdline"]) if f"{attempt}.runs" in str(one.info["cmdline"])]
+
+    await until(is_over, 15.0)
+    await engine_host.becomes(attempt, ENDED, GONE)
     assert engine_host.lines(attempt) == ["begun"]
 
 

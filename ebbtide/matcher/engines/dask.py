@@ -57,6 +57,8 @@ class Dask:
         #: When each attempt was first to end, by the loop's time, and which of those have got their signal.
         self._ends_since: dict[str, float] = {}
         self._asked: set[str] = set()
+        #: Attempts that have begun, whatever has become of their records.
+        self._begun: set[str] = set()
 
     async def start(self) -> None:
         await self._records.check()
@@ -68,6 +70,7 @@ class Dask:
                 await client.close(timeout=2)
 
     async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
+        self._begun = {*begun, *self._begun.intersection(wanted)}
         before = await self._records.read(wanted, begun)
         held = await asyncio.to_thread(self._held)
         async with self._connected() as client:
@@ -120,6 +123,9 @@ class Dask:
     async def cancel(self, attempt: str, begun_too: bool = True) -> None:
         record = await self._records.seal(attempt)
         if record.claim is Claim.SEALED:
+            if begun_too and attempt in self._begun:
+                # Its record was lost; the next look takes it to be over, so it gets no time to end.
+                await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
             await self._drop(attempt)
             return
         if not begun_too:
