@@ -275,3 +275,9 @@ def test_an_attempt_that_cannot_make_its_claim_is_another_than_one_whose_claim_i
     assert not any((tmp_path / ATTEMPT).iterdir())
     assert run_attempt(tmp_path, "true") == 0
     assert run_attempt(tmp_path, "true") == CLAIMED
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_an_attempt_whose_end_cannot_be_written_still_ends_with_its_commands_code(tmp_path: Path, code: int) -> None:
+    (tmp_path / ATTEMPT).mkdir()
+    assert run_attempt(tmp_path, "/bin/sh", "-c", f"rm -r {tmp_path / ATTEMPT}; exit {code}") == code

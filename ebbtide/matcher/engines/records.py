@@ -31,7 +31,7 @@ from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, Seen
 
 T = TypeVar("T")
 
-#: What an attempt ends with that may not begin, and one that cannot write its record.
+#: What an attempt ends with that may not begin, and one that cannot write that it begins.
 CLAIMED, UNRECORDED = 99, 98
 #: A shell's code for what a signal has ended, and above.
 SIGNALLED: Final = 128
@@ -90,8 +90,9 @@ while kill -0 "$child" 2> /dev/null; do
     code=$?
 done
 kill -KILL "$heart" 2> /dev/null
-record=$(mktemp "$directory/.record.XXXXXXXX") || exit {UNRECORDED}
-printf '%s %s\\n' "$code" "$(date +%s.%N)" > "$record" && sync "$record" && mv "$record" "$directory/{END}"
+# Where it cannot be written, the engine's word has to do.
+record=$(mktemp "$directory/.record.XXXXXXXX") &&
+    printf '%s %s\\n' "$code" "$(date +%s.%N)" > "$record" && sync "$record" && mv "$record" "$directory/{END}"
 exit "$code"
 """
 
