@@ -432,20 +432,6 @@ def test_who_must_make_room_is_ended_in_the_turn_that_sees_it_and_begun_again_in
     assert made.instructions == (Forget(NAME), Submit(anew, SAFE), Release(anew, "n2"))
 
 
-def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
-    tasks = [Task(TaskOrder(name, ("true",)), "0a", 0.0) for name in ("a", "b")]
-    done = replace(RUNNING, order=replace(ORDER, name="c"))
-    seen = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
-    seen[done.attempt_name("ebb")] = Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 6.0, exit_code=0)
-    look = Look({"n1": EngineMachine("n1", 4, 3)}, seen)
-    made = turn([*tasks, done], look, {"n1": 4}, Pool(Predictor(10.0)), 10.0, "ebb")
-    assert [task.name for task in made.changed] == ["a", "b", "c"]
-    left = without(made, {"a", "c"}, "ebb")
-    assert [task.name for task in left.changed] == ["b"]
-    assert left.instructions == (SetCores("n1", 4), Release(tasks[1].attempt_name("ebb"), "n1"))
-    assert set(left.choices) == {"b"}
-
-
 class AnyEngine(RuleBasedStateMachine):
     """An engine that loses, repeats and kills at will; only records are to be trusted.
 

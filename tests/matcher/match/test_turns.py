@@ -1,4 +1,4 @@
-"""What one turn has the engine do with machines that are drained, and by whom, and with those that fail."""
+"""What one turn has the engine do with machines that are drained, and by whom, or that fail; what is left of it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ebbtide.matcher.match.tasks import (
     Drain,
     Instruction,
     Release,
+    SetCores,
     Task,
     TaskOrder,
     TaskPhase,
     Undrain,
     released,
 )
-from ebbtide.matcher.match.turns import FOREIGN, LEAVING, UNRECORDED_PAUSE_S, Turn, Unrecorded, said_by, turn
+from ebbtide.matcher.match.turns import FOREIGN, LEAVING, UNRECORDED_PAUSE_S, Turn, Unrecorded, said_by, turn, without
 from ebbtide.matcher.predict.predictor import Predictor
 
 
@@ -111,3 +112,17 @@ def test_a_user_whose_records_cannot_be_written_anywhere_takes_no_machine_from_o
         (tasks[1].attempt_name("ebb"), "n1"),
     ]
     assert "attempts of full" in made.machines["n1"].drained
+
+
+def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
+    tasks = [Task(TaskOrder(name, ("true",)), "0a", 0.0) for name in ("a", "b")]
+    done = replace(task_of("c"), phase=TaskPhase.RUNNING, machine="n1", began_at=6.0, begun=1, began_attempt=1)
+    seen = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    seen[done.attempt_name("ebb")] = Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 6.0, exit_code=0)
+    look = Look({"n1": EngineMachine("n1", 4, 3)}, seen)
+    made = turn([*tasks, done], look, {"n1": 4}, Pool(Predictor(10.0)), 10.0, "ebb")
+    assert [task.name for task in made.changed] == ["a", "b", "c"]
+    left = without(made, {"a", "c"}, "ebb")
+    assert [task.name for task in left.changed] == ["b"]
+    assert left.instructions == (SetCores("n1", 4), Release(tasks[1].attempt_name("ebb"), "n1"))
+    assert set(left.choices) == {"b"}
