@@ -26,6 +26,13 @@ from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused, Engin
         ),
         ("sbatch: error: Batch job submission failed: Invalid user id", EngineFull),
         ("sbatch: error: Batch job submission failed: Unable to contact slurm controller", EngineUnreachable),
+        # Between it and slurmctld, or behind that, something is away: Munge, or the database.
+        ("sbatch: error: Munge encode failed: Failed to access /run/munge/munge.socket.2", EngineUnreachable),
+        ("sbatch: error: Batch job submission failed: Protocol authentication error", EngineUnreachable),
+        ("sbatch: error: Batch job submission failed: Invalid authentication credential", EngineUnreachable),
+        ("sbatch: error: Batch job submission failed: Message receive failure", EngineUnreachable),
+        ("sbatch: error: Batch job submission failed: Communication shutdown failure", EngineUnreachable),
+        ("sbatch: error: Batch job submission failed: Unable to connect to database", EngineUnreachable),
     ],
 )
 async def test_what_a_program_says_tells_a_refusal_from_a_limit_and_from_silence(

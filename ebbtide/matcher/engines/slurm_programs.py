@@ -11,7 +11,7 @@ from typing import Any, Final
 from ebbtide.matcher.engines.slurm_json import document
 from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineUnreachable
 
-#: Words in which Slurm's programs say that slurmctld does not answer; their exit codes are all 1.
+#: Words in which Slurm's programs say that slurmctld, or what they need to ask it, is away; their exit codes are all 1.
 _UNREACHABLE: Final = (
     "unable to contact slurm controller",
     "connection refused",
@@ -23,6 +23,14 @@ _UNREACHABLE: Final = (
     "backup controller",
     "transport endpoint is not connected",
     "connection reset by peer",
+    "message send failure",
+    "message receive failure",
+    "communication shutdown failure",
+    "munge encode",
+    "munge decode",
+    "protocol authentication error",
+    "invalid authentication credential",
+    "unable to connect to database",
 )
 #: And that somebody has as many jobs as they may have, or the cluster has; or that something else is away for a while.
 _FULL: Final = (
