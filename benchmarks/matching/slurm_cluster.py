@@ -147,9 +147,7 @@ class SlurmCluster:
         """End everything, tasks as well, and remove the directory."""
         for name in ("slurmctld", *self.names):
             self.kill(name)
-        for pid in self._strangers():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _signal(self._strangers(), signal.SIGKILL)
         self.kill("munged")
         if self.directory != Path():
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -224,10 +222,10 @@ class SlurmCluster:
     def kill_node(self, name: str) -> None:
         """A whole node at once: its slurmd, and all that it has started."""
         doomed = self._strangers(name)
+        # All stand still first: none sees another one end, and writes that down.
+        _signal(doomed, signal.SIGSTOP)
         self.kill(name)
-        for pid in {*doomed, *self._strangers(name)}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _signal(doomed | self._strangers(name), signal.SIGKILL)
 
     def wait_ready(self) -> None:
         """Until the controller knows every node as idle."""
@@ -285,6 +283,12 @@ class SlurmCluster:
         while more := {pid for pid, parent in table.items() if parent in found} - found:
             found |= more
         return found - spared
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _processes() -> dict[int, int]:

@@ -255,7 +255,7 @@ async def test_everything_dies_at_once(service: Service, slurm: SlurmCluster) ->
     tasks = await service.all_ended()
     assert len(tasks) == 6
     for name, row in tasks.items():
-        assert row["state"] == "done", row
+        assert row["state"] == "done", str(row)
         assert service.lines(name)["ended"] >= 1
 
 
