@@ -251,20 +251,22 @@ class Hosts:
                 log.info("event not written: its host has too many", **said)
             else:
                 lines.append((line.kind, line.vm, host, line.sentence))
-        if news:
-            waits = True
-            try:
+        written = not news
+        try:
+            if news:
                 async with self._saving:
-                    waits = False
+                    # A write that has begun comes to its end, whoever is cancelled.
+                    written = True
                     if (known := self._hosts.get(host)) is not None:
                         await self._store.save_hosts([known.report], lines)
-            except BaseException as error:
-                # A write that has begun comes to its end, whoever is cancelled.
-                if waits or isinstance(error, Exception):
-                    self._untold.setdefault(host, told)
-                raise
-        if self._untold.get(host, told) is told:
-            self._untold.pop(host, None)
+        except Exception:
+            written = False
+            raise
+        finally:
+            if not written:
+                self._untold.setdefault(host, told)
+            elif self._untold.get(host, told) is told:
+                self._untold.pop(host, None)
 
     def remember(self, report: HostReport, raw: bytes) -> None:
         """The body in which a report came, all of which has been taken: the same again is no news."""
