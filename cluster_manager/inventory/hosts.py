@@ -312,19 +312,28 @@ class Hosts:
         self._news.set()
 
     async def _save(self, report: HostReport) -> None:
+        before = self._unsaved.get(report.id)
         self._unsaved[report.id] = report
-        async with self._saving:
-            while report.id in self._unsaved:
-                await self.intake.give_way()
-                batch = dict(islice(self._unsaved.items(), SAVED))
-                for host_id in batch:
-                    del self._unsaved[host_id]
-                try:
-                    await self._store.save_hosts(list(batch.values()))
-                except BaseException:
-                    # The tasks that wait for these try again.
-                    self._unsaved = {**batch, **self._unsaved}
-                    raise
+        try:
+            async with self._saving:
+                while report.id in self._unsaved:
+                    await self.intake.give_way()
+                    batch = dict(islice(self._unsaved.items(), SAVED))
+                    for host_id in batch:
+                        del self._unsaved[host_id]
+                    try:
+                        await self._store.save_hosts(list(batch.values()))
+                    except BaseException:
+                        # The tasks that wait for these try again.
+                        self._unsaved = {**batch, **self._unsaved}
+                        raise
+        except BaseException:
+            # It is not taken: stored later, it would replace one that was. Another task may wait for the one before.
+            if self._unsaved.get(report.id) is report:
+                del self._unsaved[report.id]
+                if before is not None:
+                    self._unsaved[report.id] = before
+            raise
 
     async def save_seen(self) -> None:
         """Store when hosts were last seen: a report that says nothing new is not written itself."""

@@ -256,24 +256,6 @@ async def test_news_whose_plan_is_cancelled_while_they_wait_for_the_store_are_to
 
 
 @each_store
-async def test_news_that_were_written_though_their_plan_was_cancelled_are_not_told_again(store: Writes) -> None:
-    """Also where an earlier plan was cancelled before it wrote them."""
-    hosts = hosts_of(store, Clock())
-    await hosts.take(report())
-    for lock in (hosts._saving, store._lock):
-        async with lock:
-            asked = asyncio.create_task(hosts.take(report(mode="paused")), name="a plan's question")
-            async with asyncio.timeout(20):
-                while not lock._waiters:
-                    await asyncio.sleep(0)
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-    await asyncio.gather(*store._writes)
-    await hosts.take(report(mode="paused"))
-    assert [event.kind for event in await store.events(10)].count("mode") == 1
-
-
-@each_store
 async def test_hosts_of_an_earlier_run_are_known_and_not_open_until_they_report(store: Writes) -> None:
     clock = Clock()
     await hosts_of(store, clock).take(report())

@@ -1,0 +1,77 @@
+"""A plan that asked a host is cancelled while the answer is taken: what is told and stored stays true."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cluster_manager.store.store import Store
+from ebbtide.messages.hosts import HostReport
+from tests.manager import cluster as clusters
+from tests.manager.inventory.test_hosts import Clock, hosts_of, report, status
+
+each_store = pytest.mark.usefixtures("each_store")
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = Store(clusters.database_in(tmp_path), lambda: 1.0)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@each_store
+async def test_news_that_were_written_though_their_plan_was_cancelled_are_not_told_again(store: Store) -> None:
+    """Also where an earlier plan was cancelled before it wrote them."""
+    hosts = hosts_of(store, Clock())
+    await hosts.take(report())
+    for lock in (hosts._saving, store._lock):
+        async with lock:
+            asked = asyncio.create_task(hosts.take(report(mode="paused")), name="a plan's question")
+            async with asyncio.timeout(20):
+                while not lock._waiters:
+                    await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+    await asyncio.gather(*store._writes)
+    await hosts.take(report(mode="paused"))
+    assert [event.kind for event in await store.events(10)].count("mode") == 1
+
+
+@each_store
+async def test_a_report_whose_plan_is_cancelled_before_it_is_stored_replaces_no_other_one_in_the_store(
+    store: Store,
+) -> None:
+    hosts = hosts_of(store, Clock())
+    await hosts.take(report())
+
+    async def stored() -> HostReport:
+        return HostReport.model_validate_json((await store.hosts())[0].report_json)
+
+    async with hosts._saving:
+        asked = asyncio.create_task(hosts.take(report("host-a", 3.0, status("low-1"))), name="a plan's question")
+        async with asyncio.timeout(20):
+            while not hosts._unsaved:
+                await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    await hosts.take(later := report(mode="paused"))
+    await hosts.take(report("host-b"))
+    assert await stored() == later
+
+    another = report("host-a", 4.0, status("low-2"), mode="paused")
+    async with hosts._saving:
+        waits = asyncio.create_task(hosts.take(another), name="a report")
+        other = report("host-a", 3.0, status("low-1"), mode="paused")
+        asked = asyncio.create_task(hosts.take(other), name="a plan's question")
+        async with asyncio.timeout(20):
+            while len(hosts._saving._waiters or ()) < 2:
+                await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    await waits
+    assert await stored() == another
