@@ -134,7 +134,6 @@ class Hosts:
         #: Reports to be stored: the first writer writes all that have come by then, in one transaction.
         self._unsaved: dict[str, HostReport] = {}
         self._saving = asyncio.Lock()
-        self._labelling = asyncio.Lock()
         #: Hosts that are being forgotten, while `_saving` is held.
         self._leaving: set[str] = set()
         self._availability = Availability()
@@ -367,7 +366,8 @@ class Hosts:
 
     async def label(self, host_id: str, wanted: LabelsRequest) -> None:
         """Change the labels of a host, if there is one. Raises `InvalidField`: they are too many."""
-        async with self._labelling:
+        # Behind the first report of a new host, which makes its row.
+        async with self._saving:
             if (host := self._hosts.get(host_id)) is None:
                 return
             labels = wanted.onto(host.labels)

@@ -1,4 +1,4 @@
-"""A plan that asked a host is cancelled while the answer is taken: what is told and stored stays true."""
+"""Reports that are taken at the same time, or whose plan is cancelled meanwhile: what is told and stored is true."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from cluster_manager.store.store import Store
 from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.labels import LabelsRequest
 from tests.manager import cluster as clusters
 from tests.manager.inventory.test_hosts import Clock, hosts_of, report, status
 
@@ -75,3 +76,20 @@ async def test_a_report_whose_plan_is_cancelled_before_it_is_stored_replaces_no_
         await asyncio.gather(asked, return_exceptions=True)
     await waits
     assert await stored() == another
+
+
+@each_store
+async def test_a_new_host_keeps_the_labels_that_it_gets_before_its_first_report_is_stored(store: Store) -> None:
+    hosts = hosts_of(store, Clock())
+    async with hosts._saving:
+        taking = asyncio.create_task(hosts.take(report(mode="paused")), name="a report")
+        async with asyncio.timeout(20):
+            while hosts.get("host-a") is None:
+                await asyncio.sleep(0)
+        labelling = asyncio.create_task(hosts.label("host-a", LabelsRequest(labels={"rack": "r1"})), name="a request")
+        async with asyncio.timeout(20):
+            while not labelling.done() and len(hosts._saving._waiters or ()) < 2:
+                await asyncio.sleep(0)
+    await asyncio.gather(taking, labelling)
+    (stored,) = await store.hosts()
+    assert stored.labels == {"rack": "r1"}
