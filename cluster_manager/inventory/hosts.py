@@ -197,7 +197,7 @@ class Hosts:
             _overtaken(report, host.report) or (host.arrival > arrival and not _overtaken(host.report, report))
         ):
             await self._tell(news, report.id, told)
-            if changed:
+            if changed and not news:
                 await self._save(host.report)
             return
         owes = (host is not None and host.owes_reinflation) or has_room_to_share(report, known)

@@ -11,8 +11,10 @@ import pytest
 from cluster_manager.store.store import Store
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.labels import LabelsRequest
+from ebbtide.messages.vms import VMState
 from tests.manager import cluster as clusters
 from tests.manager.inventory.test_hosts import Clock, hosts_of, report, status
+from tests.manager.plan_events import record
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -93,3 +95,38 @@ async def test_a_new_host_keeps_the_labels_that_it_gets_before_its_first_report_
     await asyncio.gather(taking, labelling)
     (stored,) = await store.hosts()
     assert stored.labels == {"rack": "r1"}
+
+
+@each_store
+async def test_the_latest_report_is_stored_where_the_news_of_one_before_were_written_late(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = hosts_of(store, Clock())
+    await record(store, "low-1", "host-a")
+    await hosts.take(report())
+    recorded, asked, go_on = store.recorded, asyncio.Event(), asyncio.Event()
+
+    async def held_up(host: str) -> frozenset[str]:
+        asked.set()
+        await go_on.wait()
+        return await recorded(host)
+
+    monkeypatch.setattr(store, "recorded", held_up)
+    off = status("low-1").model_copy(update={"state": VMState.STOPPED, "off_reason": "its domain has ended"})
+    early = asyncio.create_task(hosts.take(report("host-a", 4.0, off)), name="the first")
+    async with asyncio.timeout(20):
+        await asked.wait()
+    await hosts.take(report("host-a", 4.0, off, status("low-2")))
+    async with hosts._saving:
+        go_on.set()
+        async with asyncio.timeout(20):
+            while not hosts._saving._waiters:
+                await asyncio.sleep(0)
+        last = asyncio.create_task(hosts.take(latest := report("host-a", 4.0, off, status("low-3"))), name="the last")
+        async with asyncio.timeout(20):
+            while len(hosts._saving._waiters) < 2:
+                await asyncio.sleep(0)
+    await asyncio.gather(early, last)
+    assert [event.kind for event in await store.events(10)].count("stopped") == 1
+    (stored,) = await store.hosts()
+    assert HostReport.model_validate_json(stored.report_json) == latest
