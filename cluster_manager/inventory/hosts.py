@@ -252,12 +252,15 @@ class Hosts:
                 lines.append((line.kind, line.vm, host, line.sentence))
         written = not news
         try:
-            if news:
+            if lines:
                 async with self._saving:
                     # A write that has begun comes to its end, whoever is cancelled.
                     written = True
                     if (known := self._hosts.get(host)) is not None:
                         await self._store.save_hosts([known.report], lines)
+            elif news:
+                await self._save(self._hosts[host].report)
+                written = True
         except Exception:
             written = False
             raise

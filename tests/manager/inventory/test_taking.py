@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from cluster_manager.store.store import Store
+from cluster_manager.inventory import hosts as inventory
+from cluster_manager.store.store import Line, Store
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.labels import LabelsRequest
 from ebbtide.messages.vms import VMState
+from ebbtide.rest.rates import Rate
 from tests.manager import cluster as clusters
 from tests.manager.inventory.test_hosts import Clock, hosts_of, report, status
 from tests.manager.plan_events import record
@@ -130,3 +132,23 @@ async def test_the_latest_report_is_stored_where_the_news_of_one_before_were_wri
     assert [event.kind for event in await store.events(10)].count("stopped") == 1
     (stored,) = await store.hosts()
     assert HostReport.model_validate_json(stored.report_json) == latest
+
+
+@each_store
+async def test_reports_whose_news_are_too_many_to_be_written_are_stored_together(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "_EVENTS", Rate(per_s=0.001, burst=1.0))
+    hosts, names = hosts_of(store, Clock()), ("host-a", "host-b", "host-c")
+    for name in names:
+        await hosts.take(report(name, mode="paused"))
+    batches, save = [], store.save_hosts
+
+    async def counted(reports: Sequence[HostReport], lines: Sequence[Line] = ()) -> None:
+        batches.append(([one.id for one in reports], len(lines)))
+        await save(reports, lines)
+
+    monkeypatch.setattr(store, "save_hosts", counted)
+    await asyncio.gather(*(hosts.take(report(name)) for name in names))
+    assert batches == [(list(names), 0)]
+    assert [event.kind for event in await store.events(10)].count("mode") == 3
