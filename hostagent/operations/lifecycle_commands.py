@@ -317,6 +317,8 @@ class LifecycleCommands:
                 raise HypervisorError(f"{vm.name} came up with {more:g} MiB more than its size; {free:g} are free")
             await host.hypervisor.resume(vm.domain)
         except Exception:
+            # Nor does a later agent carry it out, or say that it came about.
+            await host.mark_failed(operation.request_id)
             await (self._admit_later(vm) if keep else self._off_again(vm))
             raise
         # It runs, and what cannot be written now is no reason to end it.
@@ -336,7 +338,6 @@ class LifecycleCommands:
 
     async def _admit_later(self, vm: ManagedVM) -> None:
         """Have the reconciler hold a VM to its size that was on already, as one that was started from outside."""
-        await self._host.mark_failed(cause_of(vm).request_id)
         await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING, saved_mib=None))
         await self._host.tell_growth(vm, vm.allocation().current, cause_of(vm).request_id)
         vm.start()
@@ -349,11 +350,8 @@ class LifecycleCommands:
         except DomainGone:
             await self._host.drop(vm)
         except HostAgentError as error:
-            # Answered as failed, so neither this agent nor a later one carries it out: the reconciler turns it off.
-            vm.record.intent = vm.intent.changed(phase=Phase.STOPPING)
-            await self._host.mark_failed(cause_of(vm).request_id)
-            with contextlib.suppress(HostAgentError):
-                await vm.record.persist()
+            # The reconciler turns it off.
+            await self._decide(vm, vm.intent.changed(phase=Phase.STOPPING))
             self._host.note(vm.name, DecisionKind.STOPPED, f"it could not be stopped again yet: {error}", {})
             vm.request_check()
 

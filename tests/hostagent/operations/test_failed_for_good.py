@@ -210,6 +210,20 @@ async def test_a_deletion_that_failed_is_not_carried_out_by_a_successor_of_the_a
         assert list(world.domains) == ["ebb-host-a.low-2"]
 
 
+async def test_a_start_that_failed_and_was_turned_off_again_is_not_answered_as_done_by_a_successor_of_the_agent(
+    agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path
+) -> None:
+    assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
+    world.failures["resume"] = REFUSED
+    assert (await command("POST", "/v1/vms/low-1/start", {"request_id": "b"})).state == "failed"
+    assert Intent.model_validate_json(two_vms[0].intent).phase is Phase.STOPPED
+    await agent.close()
+    world.failures.clear()
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "b")
+        assert two_vms[0].state == "stopped"
+
+
 async def test_a_start_that_was_written_too_late_is_not_carried_out_by_a_successor_of_the_agent(
     agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
