@@ -359,9 +359,9 @@ class LifecycleCommands:
         async with vm.lock:
             if self._host.has_failed(operation):
                 if vm.intent.phase is Phase.STARTING:
-                    # One that runs was let run by another program, and goes on.
+                    # One that runs was let run by another program, and goes on; it is paused next, and is known by this.
                     runs = await state_of(self._host, vm) == "running"
-                    vm.record.intent = vm.intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPING)
+                    await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPING))
                     vm.request_check()
                 return failed(operation, f"{vm.name} could not be started, as was answered before this agent started")
             if vm.intent.phase is not Phase.STARTING:

@@ -116,6 +116,26 @@ async def test_a_vm_that_runs_though_its_start_was_answered_as_failed_is_held_to
         assert ended.state == "failed"
 
 
+async def test_a_vm_that_runs_though_its_start_was_answered_as_failed_is_not_ended_by_the_agent_after_next(
+    command: Command, agent: Agent, world: World, tmp_path: Path, two_vms: list[Domain]
+) -> None:
+    started = agent.host.vms["low-1"].intent.cause
+    assert started is not None
+    await agent.close()
+    domain = world.domains["ebb-host-a.low-1"]
+    late = started.model_copy(update={"kind": "start", "request_id": "late"})
+    intent = Intent.model_validate_json(domain.intent)
+    domain.intent = intent.changed(phase=Phase.STARTING, cause=late).model_dump_json()
+    agent.host.journal.add_failed("late")
+    world.failures["set_quota"] = "busy"
+    async with succeeding(world, tmp_path):
+        await until(lambda: domain.state == "paused")
+    world.failures.clear()
+    async with succeeding(world, tmp_path) as successor:
+        await until(lambda: successor.host.vm("low-1").intent.phase in (Phase.SETTLED, Phase.STOPPED))
+        assert domain.state == "running"
+
+
 async def test_a_preempted_vm_is_told_and_keeps_its_disk_and_comes_up_at_another_size(
     client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:
