@@ -56,7 +56,7 @@ class Resuming:
         failed_before = self._host.journal.has_failed(cause.kind, cause.request_id)
         async with vm.lock:
             vm.start()
-            if (intent := _as_answered(vm.intent, failed_before)) == vm.intent:
+            if (intent := _as_answered(vm.intent, failed_before, vm.running)) == vm.intent:
                 return
             vm.record.intent = intent
             # What cannot be written now, the reconciler writes later.
@@ -153,10 +153,11 @@ class Resuming:
         raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
 
 
-def _as_answered(intent: Intent, failed: bool) -> Intent:
+def _as_answered(intent: Intent, failed: bool, runs: bool) -> Intent:
     """The intent of a VM whose operation has ended: what that left unfinished is not carried out any more.
 
     :param failed: whether it was answered as failed before it had begun.
+    :param runs: whether the VM does, so that its start may have been done and not be written down yet.
     """
     kind, committed = intent.cause.kind if intent.cause is not None else "", intent.committed
     if intent.was is not None:
@@ -166,7 +167,8 @@ def _as_answered(intent: Intent, failed: bool) -> Intent:
     if intent.phase is Phase.DELETING and failed:
         return not_deleted(intent)
     if intent.phase is Phase.STARTING:
-        return intent.changed(phase=Phase.STOPPING)  # the reconciler turns it off
+        # The reconciler holds it to its size, or turns it off.
+        return intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPING)
     if intent.phase is Phase.LEAVING or (intent.phase is Phase.STOPPING and kind != "start"):
         # What it was to come up with, had it been saved, is no target any more.
         return intent.changed(phase=Phase.SETTLED, target=committed)

@@ -76,9 +76,20 @@ async def test_an_operation_that_has_ended_is_not_carried_out_when_the_domain_is
     await until(lambda: host.vms["low-1"].intent.phase is Phase.SETTLED)
     assert host.vms["low-1"].intent.target == host.vms["low-1"].intent.committed
     assert created.state == "running"
+    created.state = "paused"
     await gone_and_back(host, world, phase=Phase.STARTING, cause=cause)
     await until(lambda: host.vms["low-1"].intent.phase is Phase.STOPPED)
     assert created.state == "stopped"
+
+
+async def test_a_vm_whose_start_was_not_written_down_yet_runs_on_when_its_domain_is_back(
+    command: Command, created: Domain, host: Host, world: World
+) -> None:
+    await stop(command)
+    assert (await command("POST", "/v1/vms/low-1/start", {"request_id": "s-2"})).state == "done"
+    await gone_and_back(host, world, phase=Phase.STARTING)
+    await until(lambda: host.vms["low-1"].intent.phase in (Phase.SETTLED, Phase.STOPPED))
+    assert (created.state, host.vms["low-1"].intent.phase) == ("running", Phase.SETTLED)
 
 
 async def test_what_was_left_over_of_a_deletion_is_removed(created: Domain, host: Host, world: World) -> None:
