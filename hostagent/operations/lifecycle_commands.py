@@ -496,17 +496,18 @@ class LifecycleCommands:
                 raise RequestRefused(
                     409, f"{row.charge} needs more than what is free ({self._host.free()})", code=ProblemCode.NO_ROOM
                 )
-        cause = request.cause(before.current) if request is not None else cause_of(vm)
-        was = vm.intent.was or vm.intent.at_next_start or vm.intent.spec
         fields = ("spec", "committed", "target", "boot_mib", "redefine")
-        changes = {field: getattr(intent, field) for field in fields}
-        try:
-            await vm.record.store(cause=cause, at_next_start=None, was=was, **changes)
-        except HypervisorError:
-            # Written late all the same, a later agent takes it back.
-            await self._host.mark_failed(cause.request_id)
-            raise
-        await self._decide(vm, vm.intent.changed(was=None))
+        changes = {"at_next_start": None} | {field: getattr(intent, field) for field in fields}
+        if request is not None:
+            was = vm.intent.was or vm.intent.at_next_start or vm.intent.spec
+            try:
+                await vm.record.store(cause=request.cause(before.current), was=was, **changes)
+            except HypervisorError:
+                # Written late all the same, a later agent takes it back.
+                await self._host.mark_failed(request.request_id)
+                raise
+        # Written once, it may have been answered as done: what fails now takes nothing back.
+        await self._decide(vm, vm.intent.changed(was=None, **changes))
         await self._define(vm)
         self._host.changed.set()
         size = intent.committed.vector()

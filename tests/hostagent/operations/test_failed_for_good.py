@@ -402,8 +402,15 @@ async def test_a_resize_of_a_vm_that_is_off_which_was_written_too_late_is_taken_
         assert (domain.vcpus, domain.starts_with) == (3, (3.0, 1024.0))
 
 
+@pytest.mark.parametrize("busy", [False, True], ids=["at once", "though libvirt does not take it yet"])
 async def test_a_resize_of_a_vm_that_is_off_is_done_once_it_is_written_and_a_successor_of_the_agent_says_so(
-    agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: Agent,
+    command: Command,
+    two_vms: list[Domain],
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    busy: bool,
 ) -> None:
     domain, late = two_vms[0], Late(agent.host.hypervisor, in_time=1)
     assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
@@ -411,9 +418,13 @@ async def test_a_resize_of_a_vm_that_is_off_is_done_once_it_is_written_and_a_suc
         broken.setattr(agent.host.hypervisor, "write_intent", late.write_intent)
         assert (await resized(command, nominal=SMALLER)).state == "done"
         await agent.close()
+    if busy:
+        world.failures["write_intent"] = REFUSED
     async with succeeding(world, tmp_path) as successor:
         ended = await successor.requests.operations.get("r", 5.0)
         assert ended is not None
         assert ended.state == "done", ended.sentence
+        world.failures.clear()
+        await until(lambda: Intent.model_validate_json(domain.intent).was is None)
         stored = Intent.model_validate_json(domain.intent)
         assert (stored.spec.nominal.memory_mib, stored.committed.memory_mib, stored.was) == (600.0, 600.0, None)
