@@ -521,7 +521,8 @@ class LifecycleCommands:
     async def _resume_resize(self, operation: Operation, vm: ManagedVM) -> Operation:
         if self._host.has_failed(operation):
             async with vm.lock:
-                if vm.intent.was is not None and vm.intent.phase in _OFF and not vm.running and not vm.paused:
+                is_off = vm.intent.phase in _OFF and not vm.running and not vm.paused
+                if vm.intent.was is not None and is_off and vm.intent.adopted is None:
                     await self._decide(vm, self._sold_while_off(vm.intent, vm.intent.was).changed(was=None))
                     await self._define(vm)
             await give_up_change(self._host, vm, operation.request_id)

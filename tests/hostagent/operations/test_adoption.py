@@ -187,6 +187,27 @@ async def sold(command: Command, cpu_cores: float, memory_mib: float) -> Any:
     return await command("PUT", "/v1/vms/web/spec", {"request_id": "sold", "spec": spec, "deadline_s": 20.0})
 
 
+async def test_the_definition_of_an_adopted_domain_is_not_written_by_an_agent_that_takes_back_a_resize_of_it(
+    command: Command, agent: Agent, host: Host, world: World, tmp_path: Path
+) -> None:
+    await adopted(command, world)
+    cause = host.vms["web"].intent.cause
+    assert cause is not None
+    await agent.close()
+    domain = world.domains["old-web"]
+    intent = Intent.model_validate_json(domain.intent)
+    meanwhile = intent.spec.model_copy(update={"nominal": Vector(cpu_cores=4.0, memory_mib=600.0)})
+    resized = cause.model_copy(update={"kind": "resize", "request_id": "r"})
+    domain.intent = intent.changed(spec=meanwhile, was=intent.spec, cause=resized).model_dump_json()
+    host.journal.add_failed("r")
+    domain.state = "stopped"
+    async with succeeding(world, tmp_path) as successor:
+        await until(lambda: successor.host.vms["web"].intent.phase is Phase.STOPPED)
+        vm = successor.host.vms["web"]
+        assert (vm.intent.spec.nominal, vm.intent.redefine) == (intent.spec.nominal, False)
+        assert "redefine" not in [method for method, _ in world.calls]
+
+
 async def test_what_a_resize_took_is_given_back_to_the_owner(command: Command, host: Host, world: World) -> None:
     await adopted(command, world)
     domain = world.domains["old-web"]
