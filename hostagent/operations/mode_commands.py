@@ -150,8 +150,14 @@ class ModeCommands:
         async with self._giving:
             try:
                 outcomes = await self._size_commands.give(request_id, body, self._targets, DEADLINE_S)
+                errors = []
                 for vm in list(self._host.vms.values()):
-                    await self._redefine(vm)
+                    try:
+                        await self._redefine(vm)
+                    except HostAgentError as error:
+                        errors.append(error)  # one whose definition cannot be written holds up no other
+                if errors:
+                    raise errors[0]
             except HostAgentError as error:
                 self._failed = True
                 await self._look_back([], str(error))

@@ -28,7 +28,7 @@ from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.control.test_pressure import press
 from tests.hostagent.doing import host_idle, reclaim
 from tests.hostagent.waiting import until
-from tests.hostagent.world import Domain, World
+from tests.hostagent.world import Domain, DomainOff, World
 
 
 @pytest.fixture(autouse=True)
@@ -506,6 +506,26 @@ async def test_off_a_stopped_vm_that_cannot_be_defined_whole_yet_is_still_to_be_
         await until(lambda: again.host.modes.unfinished == ())
     finally:
         await again.close()
+
+
+async def test_off_a_stopped_vm_that_cannot_be_defined_whole_holds_up_no_other(
+    client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    await reclaim(command, cpu_cores=4.0)
+    await host_idle(host)
+    for name in host.vms:
+        body = {"request_id": f"s-{name}", "limit_s": 2.0}
+        assert (await command("POST", f"/v1/vms/{name}/stop", body)).state == "done"
+
+    async def refuse(method: str, name: str) -> None:
+        if (method, name) == ("prepare_start", "ebb-host-a.low-1"):
+            raise DomainOff("its definition cannot be written")
+
+    world.before = refuse
+    assert (await set_mode(command, "off")).state == "partial"
+    assert [domain.starts_with for domain in two_vms] == [(1.0, 1024.0), (3.0, 1024.0)]
+    world.before = None
+    await until(lambda: two_vms[0].starts_with == (3.0, 1024.0))
 
 
 async def test_off_is_given_up_when_the_host_is_resumed_meanwhile(
