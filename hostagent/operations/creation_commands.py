@@ -182,6 +182,8 @@ class CreationCommands:
                         if before.phase is not Phase.DELETING:
                             await self._not_removed(vm, cause.request_id, kept)
                         raise
+                    # What fails now is tried again at once, however long a repair of it was to wait.
+                    vm.request_check()
                     await self._host.record_change(vm.name, size, ZERO, operation.request_id)
                     await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
                     await self._host.forget(vm)

@@ -259,6 +259,17 @@ async def test_a_removal_that_libvirt_refuses_again_and_again_is_tried_ever_more
     assert set(host.vms) == {"low-2"}
 
 
+async def test_a_removal_that_failed_once_does_not_wait_for_what_a_repair_was_to_wait_for(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    for _ in range(8):
+        host.vms["low-1"].drift_repair.pace.tried(asyncio.get_running_loop().time())
+    world.failures["destroy"] = "the monitor does not answer"
+    assert (await command("DELETE", "/v1/vms/low-1?request_id=d")).state == "failed"
+    world.failures.clear()
+    await until(lambda: set(host.vms) == {"low-2"})
+
+
 async def test_what_is_left_of_a_creation_and_cannot_be_removed_is_tried_ever_more_rarely_and_holds_up_no_other(
     command: Command, host: Host, world: World
 ) -> None:
