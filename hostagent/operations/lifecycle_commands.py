@@ -359,7 +359,7 @@ class LifecycleCommands:
         async with vm.lock:
             if self._host.has_failed(operation):
                 if vm.intent.phase is Phase.STARTING:
-                    # One that runs was let run by another program, and goes on; it is paused next, and is known by this.
+                    # One that runs was let run by another program, and goes on. Written: it is paused next.
                     runs = await state_of(self._host, vm) == "running"
                     await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPING))
                     vm.request_check()
