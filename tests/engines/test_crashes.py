@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(280)]
 
 REPO = Path(__file__).resolve().parents[2]
 FINAL = {"done", "failed", "cancelled"}
+_tries = itertools.count()
 
 
 class Process:
@@ -157,9 +159,10 @@ def process(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
-async def service(process: Process, request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+async def service(process: Process) -> AsyncIterator[Service]:
     """With n1 to n4 free and whole."""
-    word = f"c{list(request.session.items).index(request.node)}"
+    # Each try has tasks of its own.
+    word = f"c{next(_tries)}"
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
         made = Service(process, session, word)
         for name in process.cluster.names:
