@@ -12,6 +12,7 @@ from ebbtide.cli.commands import guest
 from ebbtide.cli.guest_channel import Enabled
 from ebbtide.cli.main import app
 from ebbtide.errors import EbbError
+from tests import libvirt_driver
 
 LIVE = Enabled("Web", True, True, "Web has the channel io.ebbtide.guest.0 now, without a restart")
 
@@ -42,6 +43,7 @@ def test_it_says_what_has_become_of_the_vm_and_what_comes_next(monkeypatch: pyte
 
 
 def test_what_is_no_qemu_and_what_is_not_there_are_refused_in_one_sentence() -> None:
+    libvirt_driver.opened().close()
     assert str(run("test", "--uri", "test:///default").exception) == (
         "a domain of type test is no QEMU, and has no virtio-serial"
     )

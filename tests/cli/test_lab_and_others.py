@@ -18,6 +18,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
 from hostagent.state import intents
 from hostagent.state.intents import Intent, Phase
+from tests import libvirt_driver
 
 SIZE = Vector(cpu_cores=1, memory_mib=512)
 DOMAIN = "<domain type='test'><name>{}</name><memory>1024</memory><os><type>hvm</type></os></domain>"
@@ -32,7 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def no_image(*_: Any, **__: Any) -> None:
         raise LabError(WENT_ON)
 
-    connection = libvirt.open("test:///default")
+    connection = libvirt_driver.opened()
     monkeypatch.setattr(domains, "open_libvirt", lambda uri: libvirt.open("test:///default"))
     monkeypatch.setattr(services, "ensure_services", lambda *arguments: None)
     monkeypatch.setattr(services.Service, "answers", lambda service: True)

@@ -18,6 +18,7 @@ from ebbtide.lab.cluster import HostSlice, Lab
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.state import Daemon, LabHost, LabState, Process, StateFile, write_private
 from ebbtide.messages.common import Vector
+from tests import libvirt_driver
 
 
 def test_what_is_saved_is_loaded_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_domains_are_removed_though_libvirtd_ends_in_the_middle(monkeypatch: pyt
 
 
 def test_a_domain_with_a_saved_image_is_removed_too() -> None:
-    connection = libvirt.open("test:///default")
+    connection = libvirt_driver.opened()
     domain = connection.lookupByName("test")
     domain.managedSave()
     with pytest.raises(libvirt.libvirtError, match="managed save"):

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
-import libvirt
 import pytest
 
 from hostagent.mechanisms.fixes import CHANNEL
+from tests import libvirt_driver
 
 ROOT = Path(__file__).parents[2]
 #: A domain as vagrant-libvirt defines it.
@@ -58,7 +58,7 @@ def equipped(xml: str, headroom_mib: int = 0, headroom_cpus: int = 0) -> tuple[s
 
 def taken(xml: str) -> ElementTree.Element:
     """What libvirt makes of a definition."""
-    connection = libvirt.open("test:///default")
+    connection = libvirt_driver.opened()
     try:
         domain = connection.defineXML(xml)
         try:
