@@ -145,11 +145,13 @@ def bounds() -> Iterator[str]:
     )
     found = [sweep.against({"policy": "none"}, NJCT, policy=policy) for policy in ("future", "future-half", "lossless")]
     most = max(half - mean for mean, half in found)
+    more = max(more_cores(sweep, {"policy": "none"}, policy=policy) for policy in ("future", "future-half"))
     word = "no rule gains" if most < 8 else "a rule may gain"
     yield ""
     yield filled(
-        f"Who knows the future gains at most {most:.0f} % (upper ends of the intervals), and so does a pool in which "
-        f"kills cost nothing: {word} the 8 % that are asked of the acquirer alone on these pools."
+        f"Who knows the future gains at most {most:.0f} % (upper ends of the intervals) although up to {more:.0f} % "
+        f"more cores are paid for, and so does a pool on which kills cost nothing: {word} the 8 % that are asked of "
+        "the acquirer alone on these pools."
     )
 
 
