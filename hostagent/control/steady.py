@@ -53,6 +53,7 @@ class Steady:
         self._charged: dict[str, float] | None = None
         self._taken_mib = 0.0
         self._noted_at: dict[str, float] = {}
+        self._told_setting = (stored.enabled, stored.reserve_mib)
 
     # --- the setting -------------------------------------------------------------------------------------------------
 
@@ -91,10 +92,7 @@ class Steady:
             # Only what it names: another command may be storing the rest.
             await self._store(**changes)
             self._keep()
-            stored = self._host.journal.steady
-            told = _told(stored.reserve_mib)
-            sentence = f"steady mode is on, reserve: {told}" if stored.enabled else "steady mode is off"
-            self._host.note(None, DecisionKind.STEADY, sentence, {"enabled": stored.enabled, "reserve": told})
+            self._tell_setting()
             self._host.changed.set()
             self._changed.set()
         return self.status()
@@ -138,6 +136,8 @@ class Steady:
     async def _round(self) -> None:
         host = self._host
         await self._watch_arrivals()
+        # It is in force as soon as it is stored, which may be before the command goes on.
+        self._tell_setting()
         kept = self._keep()
         if not host.journal.steady.enabled or not host.modes.does(HostEvent.TRIM):
             self._trimmer.filling = False
@@ -209,6 +209,16 @@ class Steady:
                     self._trimmer.fell_short(_now(), outcome.name)
 
     # --- what is told of it ------------------------------------------------------------------------------------------
+
+    def _tell_setting(self) -> None:
+        """Write down a setting that is new, before anything that follows from it."""
+        stored = self._host.journal.steady
+        if self._told_setting == (stored.enabled, stored.reserve_mib):
+            return
+        self._told_setting = (stored.enabled, stored.reserve_mib)
+        told = _told(stored.reserve_mib)
+        sentence = f"steady mode is on, reserve: {told}" if stored.enabled else "steady mode is off"
+        self._host.note(None, DecisionKind.STEADY, sentence, {"enabled": stored.enabled, "reserve": told})
 
     def _tell(self, before: bool, filling: bool, kept: float) -> None:
         """Write down when trimming begins and ends: a step is in the VM's ledger."""

@@ -263,7 +263,7 @@ class Cascade:
         lanes = [lane for lane in (self._cpu, self._memory) if lane.lane in answered.lanes]
         for lane in lanes:
             lane.hear(event.reason)
-            if event.bound is not None and lane is self._memory:
+            if lane is self._memory:
                 self._memory.judge(answered.instruction, event.bound, event.guest)
         if event.bound is not None:
             self._job.read(event.bound, answered.counts_for)

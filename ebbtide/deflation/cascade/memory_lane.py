@@ -9,7 +9,7 @@ from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.instructions import GuestKind, GuestReading, Instruction, ReadGuest, Throttle, Unplug
 from ebbtide.deflation.cascade.lanes import Job, Lane, ResourceLane
 from ebbtide.deflation.cascade.mechanisms import Mechanism
-from ebbtide.deflation.cascade.steps import balloon_to_keep, memory_to_keep
+from ebbtide.deflation.cascade.steps import STEP_SHARE, balloon_to_keep, memory_to_keep
 from ebbtide.deflation.floors import HARD_FLOOR
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.resources import TOLERANCE, ResourceVector
@@ -61,6 +61,8 @@ class MemoryLane(ResourceLane):
         #: The plugged memory that the guest has by its own word, MiB, while the host has not heard of it: the next step
         #: goes on from there, and nothing else does. None: the host knows.
         self._said_mib: float | None = None
+        #: How much more than that it still has, by its MemTotal, MiB.
+        self._behind_mib = 0.0
         #: The release that is going on, if one is.
         self._release: Release | None = None
         #: How many parts of the cold pages have become free; None: none are becoming so. And how many had when there
@@ -93,20 +95,27 @@ class MemoryLane(ResourceLane):
         self._end(now)
         return None
 
-    def judge(self, taking: Instruction, bound: Bound, guest: GuestReading | None) -> None:
-        """See by a reading what did not give all that it was asked for, before the reading is taken over."""
-        if isinstance(taking, Throttle) and taking.balloon_mib is not None:
+    def judge(self, taking: Instruction, bound: Bound | None, guest: GuestReading | None) -> None:
+        """See by a reading what did not give all that it was asked for, before the reading is taken over.
+
+        :param bound: None: it could not be read, so the host may not have heard of what the guest gave.
+        """
+        if isinstance(taking, Throttle) and taking.balloon_mib is not None and bound is not None:
             self._balloon_stalled = self.job.bound.balloon_mib - bound.balloon_mib < 1.0
-        if self._said_mib is not None and bound.plugged_mib <= self._said_mib + TOLERANCE:
+        if self._said_mib is not None and bound is not None and bound.plugged_mib <= self._said_mib + TOLERANCE:
             self._said_mib = None
         if not isinstance(taking, Unplug) or taking.plugged_mib is None:
             return
+        behind_mib = self._behind_mib if self._said_mib is not None else 0.0
         self._said_mib = None
-        if bound.plugged_mib > taking.plugged_mib + TOLERANCE:
+        if bound is None or bound.plugged_mib > taking.plugged_mib + TOLERANCE:
             total_mib = guest.total_mib if guest is not None else None
             until_mib = taking.until_total_mib
             if until_mib is not None and total_mib is not None and total_mib <= until_mib + SLACK_MIB:
                 self._said_mib = taking.plugged_mib
+                self._behind_mib = behind_mib + max(total_mib - until_mib, 0.0)
+                return
+            if bound is None:
                 return
             if self._release is not None:
                 # What is in use now may be what the application is about to release.
@@ -213,7 +222,11 @@ class MemoryLane(ResourceLane):
         if need <= TOLERANCE or self.guest is None or not (device or dimms):
             return None
         block = job.mechanisms.block_mib if device else 0.0
-        return memory_to_keep(self._bound, self.guest, take_mib, block, dimms)
+        guest = self.guest
+        if self._said_mib is not None:
+            # What it is behind comes on top of the step.
+            guest = replace(guest, spare_mib=max(guest.spare_mib - self._behind_mib / STEP_SHARE, 0.0))
+        return memory_to_keep(self._bound, guest, take_mib, block, dimms)
 
     # --- from outside ------------------------------------------------------------------------------------------------
 

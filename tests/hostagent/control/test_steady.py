@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ebbtide.deflation import trimming
+from ebbtide.messages.commands import SteadyCommand
 from hostagent.control import steady
 from hostagent.control.steady import Steady
 from hostagent.state.intents import Phase, Request
@@ -82,6 +83,26 @@ async def test_what_it_did_is_explained_in_one_sentence_and_fills_no_history(
     assert told[1].startswith("idle memory is trimmed")
     assert host.history.made["deflate"] == 0
     assert host.steady_taken_mib == pytest.approx(sum(1024 - domain.bound_mib for domain in idle_vms))
+
+
+async def test_that_it_is_on_is_told_before_what_follows_from_it(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_agent(world, tmp_path).host
+    watching = Steady(host)
+    store = watching._store
+
+    async def stored_while_a_round_begins(**fields: Any) -> None:
+        await store(**fields)
+        await watching._round()
+
+    monkeypatch.setattr(watching, "_store", stored_while_a_round_begins)
+    monkeypatch.setattr(trimming.Trimmer, "is_filling", lambda self, free_mib, reserve_mib: True)
+    await watching.set(SteadyCommand(enabled=True, reserve_mib=200.0))
+    told = [d.sentence for d in host.history.decisions()]
+    assert len(told) == 2, told
+    assert told[0].startswith("steady mode is on")
+    assert told[1].startswith("idle memory is trimmed")
 
 
 async def test_memory_that_is_missed_comes_back_and_the_vm_is_left_alone(

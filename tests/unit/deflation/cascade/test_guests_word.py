@@ -90,6 +90,40 @@ def test_the_balloon_goes_on_before_the_host_has_heard() -> None:
     assert outcome.after == Bound(1, None, 450, 0)
 
 
+def test_what_the_guest_gave_while_the_size_could_not_be_read_is_not_taken_once_more() -> None:
+    unread = Row(Unplug, {"plugged_mib": 0, "until_total_mib": 512}, Measured, said(None, 400, 512))
+    read = Row(ReadGuest, {}, Measured, said(Bound(1, None, 512, 100), 400, 512))
+    outcome = play(
+        Cascade(Bound(1, None, 512, 100), ResourceVector(1, 450), 60.0, MEANS),
+        [
+            Row(ReadGuest, {}, Measured, said(Bound(1, None, 512, 100), 500, 612)),
+            unread,
+            read,
+            Row(Throttle, {"balloon_mib": 450}, Measured, said(Bound(1, None, 450, 100), 338, 450)),
+            Row(Unplug, {"plugged_mib": 0, "until_total_mib": None}, Measured, said(Bound(1, None, 450, 0), 338, 450)),
+        ],
+    )
+    assert outcome.after == Bound(1, None, 450, 0)
+
+
+def test_what_the_guest_is_behind_its_word_comes_on_top_of_the_next_step() -> None:
+    behind = [
+        Row(ReadGuest, {}, Measured, said(FULL, 40, 1024)),
+        Row(Unplug, {"plugged_mib": 492, "until_total_mib": 1004}, Measured, said(FULL, 21, 1005)),
+    ]
+    # Half of 21 less what the first step still lacks, in blocks of 2 MiB; the next one is another MiB behind.
+    next_ = [
+        Row(Unplug, {"plugged_mib": 484, "until_total_mib": 997}, Measured, said(FULL, 14, 998)),
+        Row(Unplug, {"plugged_mib": 480, "until_total_mib": 994}, Measured, said(FULL, 10, 994)),
+    ]
+    heard = Row(
+        Unplug, {"plugged_mib": 480, "until_total_mib": None}, Measured, said(Bound(1, None, 512, 482), 10, 994)
+    )
+    means = without(Layer.APPLICATION, Mechanism.MEMORY_LIMIT, Mechanism.QUOTA, Mechanism.BALLOON)
+    outcome = play(Cascade(FULL, ResourceVector(1, 900), 60.0, means), [*behind, *next_, heard])
+    assert outcome.after.plugged_mib == 482
+
+
 @pytest.mark.parametrize("deadline_s", [3.0, 60.0])
 def test_with_little_time_left_the_host_is_waited_for(deadline_s: float) -> None:
     vm = ModelVM(behaviour=Behaviour.NONE, lags=True)

@@ -110,8 +110,13 @@ def with_block(chosen: Mechanisms, vm: ModelVM) -> Mechanisms:
     return chosen.without([Mechanism.VIRTIO_MEM], "the VM has no virtio-mem device")
 
 
+UNREAD = ModelVM(384, 10, 1, block_mib=1, used_mib=60, application_mib=0, application_minimum_mib=0, lags=True)
+UNREAD = replace(UNREAD, behaviour=Behaviour.NONE, blind_at=frozenset({3}), latency_s=0)
+
+
 @runs(2500)
 @given(vms(), targets(), deadlines, mechanisms, st.sampled_from(Mode), st.sampled_from([0.0, 1e6]))
+@example(UNREAD, ResourceVector(0.1, 193), 60.0, without(), Mode.ASK, 0.0)
 def test_whatever_the_vm_does_a_cascade_keeps_the_rules(
     vm: ModelVM, target: ResourceVector, deadline_s: float, chosen: Mechanisms, mode: Mode, began: float
 ) -> None:
