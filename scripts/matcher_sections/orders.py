@@ -89,7 +89,7 @@ RIVALS = {
     "equation-3": "the same by Eq. 3 (Fig. 22)",
     "sized": "Eq. 1, and the size of shrinks",
     "landmark": "landmarks",
-    "live": "`live`: landmarks, `patience`, `escalation` and `spread`",
+    "live": "`live`: landmarks, `patience`, `escalation`, `spread` and `releases`",
 }
 
 

@@ -61,6 +61,11 @@ class Fleet:
         self._names: dict[int, str] = {}
         self.cores: Floats = np.zeros(0)
         self.memory_mib: Floats = np.zeros(0)
+        #: Of each task that runs: row, when it began and is expected to end, cores. In any order, with places to spare.
+        self._held_rows: Integers = np.zeros(0, np.int64)
+        self._held: Floats = np.zeros((3, 0))
+        self._places: dict[str, int] = {}
+        self._placed: list[str] = []
         #: What runs, and what is promised beside it.
         self.used_cores: Floats = np.zeros(0)
         self.used_mib: Floats = np.zeros(0)
@@ -106,6 +111,7 @@ class Fleet:
         ended = self._running.pop(row, [])
         for task in ended:
             del self._where[task.task]
+            self._release(task.task)
         self._promised.pop(row, None)
         del self._names[row]
         self.cores[row] = self.memory_mib[row] = 0.0
@@ -124,12 +130,21 @@ class Fleet:
             raise InvalidField("task", f"{task.task!r} runs already")
         self._running.setdefault(row, []).append(task)
         self._where[task.task] = row
+        place = self._places[task.task] = len(self._placed)
+        self._placed.append(task.task)
+        if place == len(self._held_rows):
+            more = max(place, 16)
+            self._held_rows = np.concatenate([self._held_rows, np.zeros(more, np.int64)])
+            self._held = np.concatenate([self._held, np.zeros((3, more))], axis=1)
+        self._held_rows[place] = row
+        self._held[:, place] = task.started_at, task.ends_at, task.cores
         self._changed(row)
 
     def end(self, task: str) -> None:
         """A task does not run any more. One that is not known is none."""
         row = self._where.pop(task, None)
         if row is not None:
+            self._release(task)
             self._running[row] = [other for other in self._running[row] if other.task != task]
             self._changed(row)
 
@@ -168,6 +183,29 @@ class Fleet:
         """
         self.advance(self._now)
         return self.cores - self.used_cores if rows is None else self.cores[rows] - self.used_cores[rows]
+
+    def released(self, rows: Integers, by: Floats) -> Floats:
+        """Cores that what runs will have left by a time, as expected at the moment of the last `advance`.
+
+        :param rows: each once.
+        :param by: of each of the rows.
+        """
+        count, now = len(self._placed), self._now
+        of, (began, ends, cores) = self._held_rows[:count], self._held[:, :count]
+        late = np.flatnonzero(ends <= now)
+        if len(late):
+            ends = ends.copy()
+            ends[late] = now + remaining_s(ends[late], began[late], now)
+        until = np.full(len(self.cores), -np.inf)
+        until[rows] = by
+        done = ends <= until[of]
+        found: Floats = np.bincount(of[done], cores[done], len(until)).astype(np.float64)[rows]
+        return found
+
+    def released_of(self, row: int, by: float) -> float:
+        """`released` of one row."""
+        now = self._now
+        return math.fsum(task.cores for task in self._running.get(row, ()) if _end_of(task, now) <= by)
 
     def touched(self) -> int:
         """A mark, for `touched_since`."""
@@ -258,6 +296,14 @@ class Fleet:
             table = getattr(self, name)
             setattr(self, name, np.concatenate([table, np.full((len(table), more), np.inf)], axis=1))
 
+    def _release(self, task: str) -> None:
+        """The last of what is held goes to the place of one that ends."""
+        place, other = self._places.pop(task), self._placed.pop()
+        if other != task:
+            last = len(self._placed)
+            self._placed[place], self._places[other] = other, place
+            self._held_rows[place], self._held[:, place] = self._held_rows[last], self._held[:, last]
+
     def _changed(self, row: int) -> None:
         """What is known of a machine is stale; its columns are filled when they are asked for."""
         self._stale.add(row)
@@ -298,17 +344,15 @@ class Fleet:
     def _by_end(self, row: int) -> list[tuple[float, float, float]]:
         """When tasks are expected to end on a machine, in that order, and the cores and memory that they hold."""
         now = self._now
-        ends = [
-            (
-                task.ends_at if task.ends_at > now else now + remaining_s(task.ends_at, task.started_at, now),
-                task.cores,
-                task.memory_mib,
-            )
-            for task in self._running.get(row, ())
-        ]
+        ends = [(_end_of(task, now), task.cores, task.memory_mib) for task in self._running.get(row, ())]
         ends += [(task.ends_at, task.cores, task.memory_mib) for task in self._promised.get(row, ())]
         ends.sort()
         return ends
+
+
+def _end_of(task: Running, now: float) -> float:
+    """When a task that runs is expected to end."""
+    return task.ends_at if task.ends_at > now else now + float(remaining_s(task.ends_at, task.started_at, now))
 
 
 def _first_at(has: float, step: float, tasks: _Ends, steps: int) -> float:

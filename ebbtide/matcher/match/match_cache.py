@@ -1,13 +1,15 @@
 """Cache of the part of a decision that the task's duration has nothing to do with.
 
 Machines are weighed class by class: tasks that want the same cores and memory at the same moment find the same waits,
-the same ages then, and the same room left. What has changed since the last decision (a round gives room away task by
-task) is brought up to date machine by machine. At another moment those that had room have it still and are older.
-Where more has changed (what is known of changes) everything is looked up again.
+the same ages then, and, if they run about as long, the same room left. What has changed since the last decision (a
+round gives room away task by task) is brought up to date machine by machine. At another moment those that had room have
+it still, are older, and have more of it left in time. Where more has changed (what is known of changes) everything is
+looked up again.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -24,8 +26,10 @@ from ebbtide.matcher.predict.rolling import GROWTH, Integers
 #: its duration, so those that take longer are mostly out of the question.
 REACHES_S: Final = (0.0, 30.0, 120.0, 480.0, 1920.0, 7680.0, 1e300)
 EVER_S: Final = REACHES_S[-1]
+#: As ``release_s``: what runs leaves nothing that counts.
+NOTHING_S: Final = -math.inf
 #: Classes of tasks that are kept.
-CLASSES: Final = 16
+CLASSES: Final = 64
 #: With more machines changed than this share of all, and than so many, all are looked at again.
 _SHARE: Final = 0.05
 _FEW: Final = 12
@@ -37,7 +41,7 @@ class Stand(NamedTuple):
     #: Of the last changes.
     directions: Integers
     since: Floats
-    #: Cores left free, and held.
+    #: Cores left free, with what is released in time, and held.
     free: Floats
     held: Floats
     #: Places of machines whose cores cannot be taken.
@@ -96,13 +100,14 @@ class MatchCache:
         self._fleet = fleet
         self._predictor = fleet.predictor
         self._sized = fleet.predictor.options.sized
-        self._classes: dict[tuple[float, float], _Class] = {}
+        self._classes: dict[tuple[float, float, float], _Class] = {}
         self._moment: tuple[float, float, int] = (np.nan, np.nan, 0)
 
-    def within(self, cores: float, memory_mib: float, now: float, reach_s: float) -> Band:
+    def within(self, cores: float, memory_mib: float, now: float, reach_s: float, release_s: float = NOTHING_S) -> Band:
         """All machines that have room within a time, and maybe others.
 
         :param now: the predictor's clock has come to it.
+        :param release_s: what leaves a machine that has room within so many seconds counts as left free.
         """
         fleet, predictor = self._fleet, self._predictor
         fleet.advance(now)
@@ -110,38 +115,47 @@ class MatchCache:
         moment = (now, predictor.now, predictor.version)
         if moment != self._moment:
             self._go_on(moment)
-        found = self._classes.get((cores, memory_mib))
-        if found is None or (found.mark != fleet.touched() and not self._refresh(found, cores, memory_mib)):
+        wanted = (cores, memory_mib, release_s)
+        found = self._classes.get(wanted)
+        if found is None or (found.mark != fleet.touched() and not self._refresh(found, *wanted)):
             if len(self._classes) >= CLASSES:
                 del self._classes[next(iter(self._classes))]
             at = fleet.room_at(cores, memory_mib, now)
             enough = 1.2 * np.count_nonzero(at <= now) + 100.0
-            found = self._classes[cores, memory_mib] = _Class(at, enough, fleet.touched(), [])
+            found = self._classes[wanted] = _Class(at, enough, fleet.touched(), [])
         # A little more than is wanted costs less than a look of its own.
         wanted_s = REACHES_S[bisect_left(REACHES_S, reach_s)]
         for band in found.bands:
             far_s = band.reach_at - now
             if far_s >= reach_s and (far_s <= wanted_s or len(band.rows) < found.enough):
                 if band.moment != moment:
-                    self._age(band, cores, memory_mib, moment)
+                    self._age(band, *wanted, moment)
                 return band
         if found.at is None:
             found.at = fleet.room_at(cores, memory_mib, now)
         # This one is asked for in place of those of before that reach no further.
         found.bands = [band for band in found.bands if band.moment == moment or band.reach_at > now + wanted_s]
         rows = np.flatnonzero(found.at - now <= wanted_s)
-        band = self.of(rows, found.at[rows], cores, now, wanted_s)
+        band = self.of(rows, found.at[rows], cores, now, wanted_s, release_s)
         insort(found.bands, band, key=lambda one: one.reach_at)
         return band
 
-    def of(self, rows: Integers, at: Floats, cores: float, now: float, reach_s: float = EVER_S) -> Band:
+    def of(
+        self,
+        rows: Integers,
+        at: Floats,
+        cores: float,
+        now: float,
+        reach_s: float = EVER_S,
+        release_s: float = NOTHING_S,
+    ) -> Band:
         """Some machines with when they have room."""
         count = len(rows)
         all_rows: Integers = np.empty(count + 1, np.int64)
         all_rows[:count], all_rows[count] = rows, -1
         all_at = np.append(at, np.inf)
         waits = np.maximum(all_at - now, 0.0)
-        stand = self._stand(rows, cores)
+        stand = self._stand(rows, cores, _released_by(waits, now, release_s))
         outlook = self._outlook(waits, stand)
         moment = (now, self._predictor.now, self._predictor.version)
         places: Integers = np.full(len(self._fleet.cores), -1)
@@ -160,7 +174,9 @@ class MatchCache:
         for found in self._classes.values():
             found.at = None
 
-    def _age(self, band: Band, cores: float, memory_mib: float, moment: tuple[float, float, int]) -> None:
+    def _age(
+        self, band: Band, cores: float, memory_mib: float, release_s: float, moment: tuple[float, float, int]
+    ) -> None:
         """Bring a band to a later moment."""
         fleet, now, rows = self._fleet, moment[0], band.rows[band.busy]
         late = fleet.overrun(rows, now)
@@ -168,21 +184,35 @@ class MatchCache:
             band.at[band.busy[late]] = [fleet.room_of(row, cores, memory_mib) for row in rows[late].tolist()]
         band.moment = moment
         band.waits = np.maximum(band.at - now, 0.0)
+        if release_s != NOTHING_S:
+            # What runs there ends sooner, seen from now.
+            here, by = band.rows[:-1], _released_by(band.waits, now, release_s)
+            if not np.array_equal(self._left_free(here, cores, by), band.stand.free[:-1]):
+                band.stand = self._stand(here, cores, by)
         band.outlook = self._outlook(band.waits, band.stand)
         band.silent = _silent(band.outlook)
 
-    def _stand(self, rows: Integers, cores: float) -> Stand:
-        """How machines stand, with the restart's machine behind."""
+    def _stand(self, rows: Integers, cores: float, released_by: Floats) -> Stand:
+        """How machines stand, with the restart's machine behind.
+
+        :param released_by: up to when what runs on each leaves room that counts.
+        """
         fleet, predictor = self._fleet, self._predictor
         count = len(rows)
         states: Integers = np.empty(count + 1, np.int64)
         states[:count], states[count] = predictor.directions()[rows], GROWTH
         since, free, held = np.full(count + 1, np.inf), np.zeros(count + 1), np.full(count + 1, ANY_CORES)
         since[:count] = predictor.state.last_s[rows]
-        free[:count] = fleet.free_cores(rows) - cores
+        free[:count] = self._left_free(rows, cores, released_by)
         held[:count] = fleet.cores[rows]
         lasting = np.flatnonzero(fleet.lasting[rows] > 0.0)
         return Stand(states, since, free, held, lasting, predictor.standing(states, free, held))
+
+    def _left_free(self, rows: Integers, cores: float, released_by: Floats) -> Floats:
+        free = self._fleet.free_cores(rows) - cores
+        if (released_by > NOTHING_S).any():
+            free += self._fleet.released(rows, released_by)
+        return free
 
     def _outlook(self, waits: Floats, stand: Stand) -> Outlook:
         """Of machines when they have room."""
@@ -193,7 +223,7 @@ class MatchCache:
             outlook.fatal[stand.lasting] = 0.0
         return outlook
 
-    def _refresh(self, found: _Class, cores: float, memory_mib: float) -> bool:
+    def _refresh(self, found: _Class, cores: float, memory_mib: float, release_s: float) -> bool:
         """Bring a class up to date with the fleet; False: it is better made again."""
         fleet = self._fleet
         touched = fleet.touched_since(found.mark)
@@ -207,6 +237,8 @@ class MatchCache:
             held = fleet.cores.item(row)
             # What is left free counts for nothing else than the size of shrinks.
             free = held - fleet.used_cores.item(row) - cores if self._sized else 0.0
+            if release_s != NOTHING_S and at <= self._moment[0]:
+                free += fleet.released_of(row, self._moment[0] + release_s)
             fresh: tuple[Standing, Outlook] | None = None
             for band in found.bands[:]:
                 place, stand = band.places.item(row), band.stand
@@ -245,6 +277,11 @@ class MatchCache:
                 old[place] = new
             if len(band.silent) or np.isnan(outlook.fatal):
                 band.silent = _silent(band.outlook)
+
+
+def _released_by(waits: Floats, now: float, release_s: float) -> Floats:
+    """Up to when what runs on each machine leaves room that counts; of shape (n,), without the restart's."""
+    return np.where(waits[:-1] == 0.0, now + release_s, NOTHING_S)
 
 
 def _silent(outlook: Outlook) -> Integers:

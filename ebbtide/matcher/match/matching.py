@@ -17,7 +17,7 @@ import numpy as np
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.match.choices import better_on_heartbeat, choose
 from ebbtide.matcher.match.fleet import Fleet, Running
-from ebbtide.matcher.match.match_cache import EVER_S, Band, MatchCache
+from ebbtide.matcher.match.match_cache import EVER_S, NOTHING_S, Band, MatchCache
 from ebbtide.matcher.match.offers import Offer, Weighed
 from ebbtide.matcher.predict import expected_time as figures
 
@@ -82,6 +82,10 @@ class MatchOptions:
     #: Of machines with room that are as near, the one with the least cores in use is taken: machines that are alike get
     #: as much each. Not with `spare`. 0: paper.
     spread: float = 0.0
+    #: What a machine's tasks will have left by about the middle of this one counts as room that it can lose
+    #: (`matcher.predict.expected_time.release_s`). For machines that the newest leave first. Not in Algorithm 3. Off:
+    #: paper.
+    releases: bool = False
     #: Algorithm 3.
     threshold: float = THRESHOLD
     #: P_c of machines without history.
@@ -227,13 +231,18 @@ class MatchMaker:
         said = math.nan if demand.duration_s is None else demand.duration_s
         return float(figures.usable_duration_s(said, demand.ran_s, self.options.fallback_s))
 
+    def _release_s(self, duration_s: float) -> float:
+        """`matcher.predict.expected_time.release_s`; `NOTHING_S` where it does not count."""
+        counts = self.options.releases and self.predictor.options.sized
+        return figures.release_s(duration_s) if counts else NOTHING_S
+
     def _may_wait(self, demand: Demand, duration_s: float, now: float) -> bool:
         """Whether a task may wait for a busy machine (`matcher.predict.expected_time.may_wait`)."""
         delay, patience = self.options.delay, self.options.patience
         if figures.may_wait(delay, demand.waited_s, patience, duration_s, True):
             return True
         # Looked at only where it decides.
-        band = self._match_cache.within(demand.cores, demand.memory_mib, now, 0.0)
+        band = self._match_cache.within(demand.cores, demand.memory_mib, now, 0.0, self._release_s(duration_s))
         return figures.may_wait(delay, demand.waited_s, patience, duration_s, bool((band.waits == 0.0).any()))
 
     def _best(self, demand: Demand, duration_s: float, now: float, every: bool) -> tuple[Weighed, int]:
@@ -247,7 +256,7 @@ class MatchMaker:
         options, delay = self.options, self._may_wait(demand, duration_s, now)
         reach_s = EVER_S if every else self._reach * duration_s if delay else 0.0
         while True:
-            band = self._match_cache.within(demand.cores, demand.memory_mib, now, reach_s)
+            band = self._match_cache.within(demand.cores, demand.memory_mib, now, reach_s, self._release_s(duration_s))
             found = self._weigh(demand, duration_s, band, every)
             probability = found.failure
             if options.spare > 0.0:

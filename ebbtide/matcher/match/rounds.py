@@ -20,8 +20,9 @@ from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 #: Machines whose offers are told, of those that will have room.
 OFFERS: Final = 20
 #: What live tasks are matched by by default: as the paper, but attempts go to steadier machines, machines that are
-#: alike get as many tasks each, and no task waits for a busy machine for long where another has room.
-LIVE: Final = MatchOptions(patience=0.25, escalation=0.5, spread=0.001)
+#: alike get as many tasks each, no task waits for a busy machine for long where another has room, and what ends soon
+#: beside a task counts as its room: the newest are preempted first.
+LIVE: Final = MatchOptions(patience=0.25, escalation=0.5, spread=0.001, releases=True)
 #: By landmarks; by Eq. 1 until there are enough. A shrink that leaves a task its room is survived.
 LIVE_PREDICTION: Final = PredictorOptions(form="landmark", sized=True)
 

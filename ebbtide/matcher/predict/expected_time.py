@@ -89,9 +89,18 @@ def usable_duration_s(estimate_s: float, ran_s: float, fallback_s: float) -> flo
     return max(chosen, (1.0 + OVERRUN) * ran_s)
 
 
-def remaining_s(ends_s: float, started_s: float, now_s: float) -> float:
-    """How much longer a running task is expected to take, also when it should have ended long ago. One task's."""
+def release_s(duration_s: float) -> float:
+    """After how long of a task's run what others leave on its machine counts as room that it can lose.
+
+    The newest go first where a machine shrinks, so the cores of older tasks that have ended can be lost before its own.
+    Within about half of the duration, .35 to .71 of it: a power of two, so that tasks of about as long are weighed
+    alike.
+    """
+    half_s: float = 2.0 ** np.floor(np.log2(max(duration_s, 1.0)) - 0.5)
+    return half_s
+
+
+def remaining_s(ends_s: Value, started_s: Value, now_s: float) -> Value:
+    """How much longer running tasks are expected to take, also those that should have ended long ago."""
     left_s = ends_s - now_s
-    if left_s > 0.0:
-        return left_s
-    return OVERRUN * max(1.0, now_s - started_s)
+    return np.maximum(left_s, 0.0) + (left_s <= 0.0) * (OVERRUN * np.maximum(1.0, now_s - started_s))

@@ -25,6 +25,7 @@ class Switches(NamedTuple):
     check: int = 6
     #: Tasks start as machines report (Algorithm 3).
     heartbeat: int = 7
+    releases: int = 8
 
 
 SWITCH: Final = Switches()

@@ -13,6 +13,7 @@ from ebbtide.matcher.predict.expected_time import (
     aversion,
     expected_s,
     may_wait,
+    release_s,
     remaining_s,
     restart_s,
     usable_duration_s,
@@ -127,6 +128,22 @@ def room_in_s(s: State, p: Matching, machine: int, task: int, now_s: float) -> f
     return max(at_s - now_s, 0.0)
 
 
+def left_free(
+    s: State, p: Matching, machine: int, need: float, wait_s: float, duration_s: float, now_s: float
+) -> float:
+    """Cores that a task leaves free, with what others release in time where there is room now."""
+    free = float(s.machines[machine, MACHINE.cores] - s.machines[machine, MACHINE.used]) - need
+    if p.switches[SWITCH.releases] == 0 or wait_s > 0.0:
+        return free
+    by_s = release_s(duration_s)
+    other = s.machines[machine, MACHINE.first]
+    while other >= 0:
+        if remaining_s(s.times[other, TIME.expected], s.times[other, TIME.began], now_s) <= by_s:
+            free += float(s.tasks[other, TASK.cores])
+        other = s.tasks[other, TASK.next]
+    return free
+
+
 def choose(s: State, p: Matching, task: int, now_s: float) -> int:
     """Algorithm 1: the machine with the least expected time; -1 if that is busy, and its room is promised then."""
     numbers = p.numbers
@@ -158,7 +175,7 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
             continue
         then_s = max(now_s - p.rolling.last_s[machine], 0.0) + wait_s
         cores = float(s.machines[machine, MACHINE.cores])
-        free = cores - float(s.machines[machine, MACHINE.used] + need)
+        free = left_free(s, p, machine, float(need), wait_s, duration_s, now_s)
         x = p.rolling.direction[machine]
         looks = outlook(knowledge, form, sized, x, then_s, free, cores)
         failure, wasted = failure_and_loss(knowledge, form, looks, duration_s)

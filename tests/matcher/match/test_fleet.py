@@ -174,6 +174,26 @@ def test_tasks_that_overrun_are_expected_to_end_each_after_a_share_of_its_own_ag
     assert [wait(fleet, "a", cores, now=850.0) for cores in (1.0, 3.0)] == [50.0, 212.5]
 
 
+def test_what_runs_is_released_as_it_is_expected_to_end_also_late_and_whatever_else_has_ended() -> None:
+    fleet = fleet_of(a=16.0, b=8.0)
+    rows = np.array([fleet.predictor.rows["a"], fleet.predictor.rows["b"]])
+    for number in range(40):
+        fleet.start("a" if number % 3 else "b", Running(f"gone {number}", 1.0, 0.0, 0.0, 50.0))
+    fleet.start("a", Running("soon", 4.0, 0.0, 0.0, 100.0))
+    fleet.start("a", Running("later", 2.0, 0.0, 0.0, 900.0))
+    # A fourth of its age longer than it was said to.
+    fleet.start("b", Running("late", 1.0, 0.0, 0.0, 40.0))
+    for number in range(40):
+        fleet.end(f"gone {number}")
+    fleet.advance(80.0)
+    for by, released in ((99.0, [0.0, 0.0]), (100.0, [4.0, 1.0]), (900.0, [6.0, 1.0])):
+        assert fleet.released(rows, np.full(2, by)).tolist() == released
+        assert [fleet.released_of(row, by) for row in rows.tolist()] == released
+    assert fleet.released(rows, np.array([900.0, -np.inf])).tolist() == [6.0, 0.0]
+    fleet.remove("a")
+    assert fleet.released(rows, np.full(2, np.inf)).tolist() == [0.0, 1.0]
+
+
 def test_what_is_promised_is_not_in_use() -> None:
     fleet = fleet_of(a=8.0)
     fleet.start("a", Running("t1", 3.0, 0.0, 0.0, 100.0))

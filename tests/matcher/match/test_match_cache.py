@@ -189,6 +189,9 @@ def plainly(maker: MatchMaker, demand: Demand, now: float) -> tuple[str | None, 
     waits = fleet.waits_s(demand.cores, demand.memory_mib, now)
     then_s = predictor.elapsed_s() + np.where(waits < np.inf, waits, 0.0)
     free = fleet.free_cores() - demand.cores
+    if options.releases and predictor.options.sized:
+        by = np.where(waits == 0.0, now + figures.release_s(duration_s), -np.inf)
+        free += [fleet.released_of(row, at) for row, at in enumerate(by.tolist())]
     failure, w = predictor.failure_and_loss(
         predictor.outlook(predictor.directions(), then_s, free, fleet.cores), duration_s
     )
@@ -275,6 +278,7 @@ def live(seed: int, predicting: PredictorOptions, options: MatchOptions, steps: 
     escalation=st.sampled_from([0.0, 0.5]),
     nearly=st.sampled_from([{}, {}, {"spare": 0.1}, {"spread": 0.1}]),
     unknown=st.sampled_from([0.5, 1.0]),
+    releases=st.booleans(),
 )
 def test_what_is_kept_is_never_stale_and_nobody_who_counts_is_left_out(
     seed: int,
@@ -285,8 +289,9 @@ def test_what_is_kept_is_never_stale_and_nobody_who_counts_is_left_out(
     escalation: float,
     nearly: dict[str, float],
     unknown: float,
+    releases: bool,
 ) -> None:
-    options = MatchOptions(delay, patience, promises, escalation, unknown=unknown, **nearly)
+    options = MatchOptions(delay, patience, promises, escalation, unknown=unknown, releases=releases, **nearly)
     live(seed, predicting, options)
 
 
@@ -307,7 +312,7 @@ def moving(seed: int, predicting: PredictorOptions, options: MatchOptions, steps
 @given(
     seed=st.integers(0, 2**32),
     predicting=st.sampled_from(FORMS),
-    options=st.sampled_from([MatchOptions(), MatchOptions(delay=False), MatchOptions(spread=0.1)]),
+    options=st.sampled_from([MatchOptions(), MatchOptions(delay=False), MatchOptions(spread=0.1, releases=True)]),
 )
 def test_what_is_kept_from_one_moment_to_the_next_is_as_it_would_be_anew(
     seed: int, predicting: PredictorOptions, options: MatchOptions

@@ -14,7 +14,7 @@ from ebbtide.matcher.match.choices import choose
 from ebbtide.matcher.match.fleet import Fleet, Running
 from ebbtide.matcher.match.matching import Demand, MatchMaker, MatchOptions
 from ebbtide.matcher.predict.changes import Change
-from ebbtide.matcher.predict.expected_time import may_wait
+from ebbtide.matcher.predict.expected_time import may_wait, release_s
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from tests.matcher.equation_one import completion_probability, history_of
 from tests.matcher.pools import renewal_pool
@@ -311,6 +311,27 @@ def test_a_task_that_has_waited_for_long_is_promised_room_where_there_is_none() 
 def test_the_paper_s_patience_has_no_end() -> None:
     assert may_wait(True, 1e9, math.inf, 0.0, True)
     assert not may_wait(True, 1e9, 0.25, 0.0, True)
+
+
+def test_what_ends_soon_beside_a_task_counts_as_room_that_its_machine_can_lose() -> None:
+    options = PredictorOptions(form="landmark", sized=True)
+    kept = []
+    for releases, ends_in_s in ((False, 60.0), (True, 60.0), (True, 50_000.0)):
+        fleet = Fleet(pool(options))
+        fleet.put("shaky", 8.0)
+        fleet.start("shaky", Running("older", 4.0, 0.0, NOW_S - 100.0, NOW_S + ends_in_s))
+        found = MatchMaker(fleet, MatchOptions(releases=releases)).decide(Demand("t", 4.0, duration_s=3600.0), NOW_S)
+        assert found.starts
+        assert found.completion_probability is not None
+        kept.append(found.completion_probability)
+    assert kept[1] > kept[0] == kept[2]
+
+
+@pytest.mark.parametrize("duration_s", [1.0, 59.0, 600.0, 3600.0, 86_400.0])
+def test_a_release_counts_within_about_half_of_a_duration(duration_s: float) -> None:
+    assert 0.35 < release_s(duration_s) / duration_s < 0.71
+    assert release_s(duration_s) == release_s(1.01 * duration_s) or release_s(1.01 * duration_s) < 0.36 * duration_s
+    assert release_s(0.0) == release_s(1.0)
 
 
 def test_with_spread_no_machine_at_all_is_no_error() -> None:

@@ -250,6 +250,7 @@ def agree(scene: Scene, *how: Any) -> list[Choice]:
     nearly=st.sampled_from([{}, {"spare": 0.1}, {"spread": 0.1}]),
     preemption_aversion=st.sampled_from([0.0, 0.4, 1.0]),
     every_s=st.sampled_from([None, 300.0]),
+    releases=st.booleans(),
 )
 def test_every_choice_is_the_same(
     seed: int,
@@ -261,8 +262,9 @@ def test_every_choice_is_the_same(
     nearly: dict[str, float],
     preemption_aversion: float,
     every_s: float | None,
+    releases: bool,
 ) -> None:
-    matching = MatchOptions(delay=delay, promises=promises, escalation=escalation, patience=patience, **nearly)
+    matching = MatchOptions(delay, patience, promises, escalation, releases=releases, **nearly)
     agree(scene_of(seed), predicting, matching, preemption_aversion, every_s)
 
 
@@ -271,7 +273,7 @@ def test_scenes_have_what_can_differ(predicting: PredictorOptions) -> None:
     """Tasks that start, that wait, that wait behind promises, overruns, and machines with and without history."""
     starts = waits = known = unknown = 0
     for seed in range(6):
-        for choice in agree(scene_of(seed), predicting, MatchOptions(), 0.0, None):
+        for choice in agree(scene_of(seed), predicting, MatchOptions(releases=seed % 2 == 0), 0.0, None):
             starts += choice.starts
             waits += choice.machine >= 0 and not choice.starts
             known += sum(not math.isnan(p) for p in choice.probability)
