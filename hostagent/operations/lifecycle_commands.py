@@ -255,7 +255,14 @@ class LifecycleCommands:
                 )
             if vm.running:
                 return answer(f"{name} runs already")
-            if vm.intent.phase not in _OFF or vm.paused or vm.lock.locked():
+            if vm.lock.locked() and not vm.paused:
+                raise RequestRefused(
+                    409,
+                    f"{name} cannot be started now: another operation on it is under way; try again when it has ended",
+                    "name",
+                    code=ProblemCode.BUSY,
+                )
+            if vm.intent.phase not in _OFF or vm.paused:
                 raise RequestRefused(
                     409,
                     f"{name} cannot be started now: it is {vm.status().state}",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebbtide.messages.commands import Command as Deletion
-from hostagent.operations import resuming
+from hostagent.operations import lifecycle_commands, resuming
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
@@ -52,6 +52,19 @@ async def test_a_stopped_vm_holds_no_room_and_starts_where_it_was(
     assert (await report(client)).vms[0].current == before
     await until(lambda: host.vms["low-1"].link.connected)
     assert (await start(command, request_id="start-2")).sentence == "low-1 runs already"
+
+
+async def test_a_start_beside_another_operation_on_the_vm_says_so_and_that_it_may_be_tried_again(
+    client: Client, command: Command, host: Host, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stop(command)
+    monkeypatch.setattr(lifecycle_commands, "FOUND_OFF_S", 0.05)
+    async with host.vms["low-1"].lock:
+        refused = await client.post("/v1/vms/low-1/start", json={"request_id": "start"})
+    problem = await refused.json()
+    assert (refused.status, problem["code"]) == (409, "busy")
+    assert "another operation on it is under way; try again" in problem["detail"]
+    assert (await start(command)).state == "done"
 
 
 async def test_a_vm_that_another_program_has_just_started_is_held_to_its_size_and_goes_on_when_it_is_to_start(
