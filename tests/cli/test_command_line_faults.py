@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from ebbtide.cli.commands import options
+from ebbtide.cli.main import app
+from ebbtide.messages.common import Problem
 from ebbtide.messages.operations import Operation, OperationState
 
 SENTENCE = "no host has room for web"
@@ -28,6 +32,9 @@ class StandIn(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.begun = list[str]()
+        self.requests = list[str]()
+        #: How it fails to answer the next requests: `lost`: it takes one on and goes away, `elected`: none leads yet.
+        self.away = list[str]()
         self.asked = threading.Event()
 
     @property
@@ -53,6 +60,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append(body["request_id"])
+        if self.server.away:
+            self.close_connection = True
+            if self.server.away.pop(0) == "elected":
+                self.send_response(503)
+                self.send_header("Retry-After", "1")
+                self.end_headers()
+                self.wfile.write(Problem.of(503, "no manager leads yet").model_dump_json().encode())
+            return
         self.server.begun.append(body.get("vm", {}).get("name", ""))
         self._answer(self.server.operation(body["request_id"]))
 
@@ -214,6 +230,41 @@ def test_ctrl_c_ends_apply_and_begins_no_other_vm(manager: StandIn, token: Path,
         _, err = process.communicate(timeout=30)
     assert (process.returncode, manager.begun) == (130, ["a"])
     assert "goes on" in err
+
+
+def two_vms(directory: Path) -> str:
+    file = directory / "vms.yaml"
+    file.write_text("\n---\n".join(f"{{name: {name}, nominal: {{cpu_cores: 1, memory_mib: 512}}}}" for name in "ab"))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("away", "said"), [("lost", "no manager answers at"), ("elected", "no manager leads yet; it is asked again")]
+)
+def test_apply_asks_again_while_its_manager_is_away_for_a_moment(
+    manager: StandIn, token: Path, tmp_path: Path, away: str, said: str
+) -> None:
+    manager.state, manager.away = OperationState.DONE, [away, away]
+    code, _, err = run(manager, token, "apply", "-f", two_vms(tmp_path))
+    assert (code, manager.begun) == (0, ["a", "b"]), err
+    assert err.count(said) == 1
+    # It is one creation, however often it is asked for.
+    assert len(set(manager.requests[:3])) == 1
+    assert len(set(manager.requests)) == 2
+
+
+def test_apply_gives_a_vm_up_whose_manager_stays_away_and_goes_on_with_the_next(
+    manager: StandIn, token: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbtide.client.manager.AWAY_S", 0.2)
+    monkeypatch.setattr(options, "AWAY_LOOK_S", 0.15)
+    manager.state, manager.away = OperationState.DONE, ["elected"] * 3
+    words = ["apply", "-f", two_vms(tmp_path), "--manager", manager.url, "--token-file", str(token)]
+    result = CliRunner().invoke(app, words)
+    assert str(result.exception) == (
+        "1 of 2 VMs are not as declared: a: no manager leads yet, and it was asked again for 0.2 s"
+    )
+    assert manager.begun == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbtide.cli.commands.options import Asking, DeadlineS, Interrupted, OperationFailed
+from ebbtide.cli.commands.options import Asking, DeadlineS, Interrupted, OperationFailed, asked_again, is_away
 from ebbtide.cli.commands.vms import DryRun, Starter, check, followed
 from ebbtide.cli.declared import Change, change_to, specs_of
-from ebbtide.cli.output import print_table
+from ebbtide.cli.output import Steps, print_table
 from ebbtide.errors import EbbError
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import ClusterVM, VMSpec
@@ -35,6 +36,8 @@ def apply(
     A document of the file is a VM, in the form of the body of POST /v1/vms. VMs that it does not name are left alone. A
     VM that is there keeps its template and the memory that it boots with.
     """
+    from ebbtide.client.manager import AWAY_S
+
     specs = specs_of(file)
 
     async def compare(client: ManagerClient) -> list[Change]:
@@ -46,23 +49,27 @@ def apply(
         _print(changes)
     operations: dict[str, Operation] = {}
     failures: list[str] = []
+    again_s = AWAY_S
     for spec, change in zip(specs, changes, strict=True):
         if dry_run or change.action == "none":
             continue
         try:
             if change.labels:
-                to.ask(_labelled(change))
+                to.ask(_labelled(to, change, again_s))
             if not change.fields and change.fields is not None:
                 continue
-            done = operations[spec.name] = followed(
-                to, _starter(spec, change, deadline_s), f"{change.action} {spec.name}"
-            )
+            begin = _starter(spec, change, deadline_s)
+            done = operations[spec.name] = followed(to, begin, f"{change.action} {spec.name}", again_s=again_s)
+            again_s = AWAY_S
             check(done)
         except Interrupted:
             raise
         except EbbError as error:
             # The others are not made to wait for this one.
             failures.append(f"{spec.name}: {error}")
+            if is_away(error) or is_away(error.__cause__):
+                # A manager that was waited for in vain is not waited for once more for each VM.
+                again_s = 0.0
     if to.for_programs:
         to.say({"vms": [_row(change, operations.get(change.name)) for change in changes]}, list)
     elif not dry_run:
@@ -72,18 +79,24 @@ def apply(
         raise OperationFailed(f"{len(failures)} of {len(specs)} VMs are not as declared: {'; '.join(failures)}")
 
 
-def _labelled(change: Change) -> Callable[[ManagerClient], Awaitable[ClusterVM]]:
+def _labelled(to: Asking, change: Change, again_s: float) -> Callable[[ManagerClient], Awaitable[ClusterVM]]:
     async def label(client: ManagerClient) -> ClusterVM:
-        return await client.label_vm(change.name, change.labels)
+        with Steps(quiet=to.for_programs) as steps:
+            return await asked_again(steps, partial(client.label_vm, change.name, change.labels), for_s=again_s)
 
     return label
 
 
 def _starter(spec: VMSpec, change: Change, deadline_s: float) -> Starter:
+    from ebbtide.client import new_request_id
+
+    # An answer may be lost: asked again, it is the same request.
+    once: dict[str, Any] = {"deadline_s": deadline_s, "request_id": new_request_id()}
+
     async def start(client: ManagerClient) -> Operation:
         if change.fields is None:
-            return await client.create(spec, deadline_s=deadline_s)
-        return await client.resize(spec.name, **change.fields, deadline_s=deadline_s)
+            return await client.create(spec, **once)
+        return await client.resize(spec.name, **change.fields, **once)
 
     return start
 

@@ -238,21 +238,37 @@ class Listing(Showing):
         return texts
 
 
-async def asked_again(
-    tell: Callable[[str], object], question: Callable[..., Awaitable[Result]], *arguments: Any
-) -> Result:
-    """An answer of a manager that has answered before: while it is away, that is told once and it is asked again."""
+def is_away(error: BaseException | None) -> bool:
+    """Whether no manager that leads has answered: it is started again, or another one takes over."""
     from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
 
-    is_told = False
+    return isinstance(error, ManagerUnreachable | ManagerStandsBy)
+
+
+async def asked_again(
+    tell: Callable[[str], object],
+    question: Callable[..., Awaitable[Result]],
+    *arguments: Any,
+    for_s: float = math.inf,
+) -> Result:
+    """An answer of a manager that has answered before: while it is away, that is told once and it is asked again.
+
+    :param for_s: for so long; 0: it is asked once.
+    :raises EbbError: because of ManagerUnreachable or ManagerStandsBy, which it was for all that time.
+    """
+    clock = asyncio.get_running_loop().time
+    away_since: float | None = None
     while True:
         try:
             return await question(*arguments)
-        except (ManagerUnreachable, ManagerStandsBy) as error:
-            # It is started again, or another one takes over.
-            if not is_told:
-                tell(f"{error}; it is asked again until it answers")
-                is_told = True
+        except EbbError as error:
+            if not is_away(error) or not for_s:
+                raise
+            if away_since is None:
+                tell(f"{error}; it is asked again {'until it answers' if for_s == math.inf else f'for {for_s:g} s'}")
+                away_since = clock()
+            elif clock() - away_since > for_s:
+                raise EbbError(f"{error}, and it was asked again for {for_s:g} s") from error
             await asyncio.sleep(AWAY_LOOK_S)
 
 

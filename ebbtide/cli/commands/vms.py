@@ -23,7 +23,9 @@ from ebbtide.cli.commands.options import (
     VMName,
     WrongCall,
     Yes,
+    asked_again,
     confirm,
+    is_away,
     label_changes,
     label_words,
 )
@@ -304,17 +306,20 @@ def carry_out(to: Asking, start: Starter, what: str, *, host: str | None = None,
     check(operation)
 
 
-def followed(to: Asking, start: Starter, what: str, *, host: str | None = None, undo: str = "") -> Operation:
-    """Start an operation and follow it to its end, whatever that is."""
-    from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
+def followed(
+    to: Asking, start: Starter, what: str, *, host: str | None = None, undo: str = "", again_s: float = 0.0
+) -> Operation:
+    """Start an operation and follow it to its end, whatever that is.
 
+    :param again_s: how long it is asked for again of a manager that is away; ``start`` must be harmless when repeated.
+    """
     begun: Operation | None = None
 
     async def conversation(client: ManagerClient) -> Operation:
         nonlocal begun
         with Steps(quiet=to.for_programs) as steps:
             steps(what)
-            begun = await start(client)
+            begun = await asked_again(steps, start, client, for_s=again_s)
             # It has a deadline of its own, which may be an hour.
             return await client.wait(begun, limit_s=None, progress=steps, host=host)
 
@@ -322,8 +327,8 @@ def followed(to: Asking, start: Starter, what: str, *, host: str | None = None, 
         return to.ask(conversation)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_goes_on(begun, host, undo)}") from None
-    except (ManagerUnreachable, ManagerStandsBy) as error:
-        if begun is None:
+    except EbbError as error:
+        if begun is None or not is_away(error):
             raise
         raise EbbError(f"{error}; {_goes_on(begun, host, undo)}") from error
 
