@@ -376,6 +376,8 @@ class Manager:
             sentence = _SAID[state].format(host=row.host, name=row.name, sentence=sentence)
         elif row.phase is VMPhase.RUNNING and row.host is not None and (why := self.hosts.why_not_ready(row.host)):
             sentence = f"{row.host} {why}; as it last reported: {sentence}"
+        if row.unread:
+            sentence = f"what it is sold as cannot be read in the manager's store ({row.unread}); {sentence}"
         sold = sold_as(row.spec, reported)
         try:
             allocation = sold.allocation(reported.current.vector() if reported is not None else ZERO)

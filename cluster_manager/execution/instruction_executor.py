@@ -252,7 +252,9 @@ class InstructionExecutor:
             return found
         sold, rooms = await self._store.sold(host), self._rooms(state, host)
         elsewhere, copies = self._elsewhere(state, host), self.move_first == "copied"
-        return replace(found, sold=sold, elsewhere=elsewhere, rooms=rooms, copies=copies)
+        # One of which cannot be read how it is to go is not to go.
+        recorded &= sold.keys()
+        return replace(found, recorded=recorded, sold=sold, elsewhere=elsewhere, rooms=rooms, copies=copies)
 
     async def _hold(self, state: Plan, host: str, limit_s: float | None) -> bool:
         """Take the host for the plan; whether it was free in time, and the plan was not called off meanwhile."""

@@ -29,9 +29,11 @@ from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.migrations import start_migration
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import GONE_S, OFF, MoveAway, Plan, VMPhase
-from cluster_manager.plans.removals import start_cancel, why_not_cancelled
+from cluster_manager.plans.reading import UnreadPlan
+from cluster_manager.plans.removals import cancelled_already, start_cancel, why_not_cancelled
 from cluster_manager.store import queries
 from cluster_manager.store.rows import StoredVM, stored_plan
+from cluster_manager.store.settling import settled_phase
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.errors import InvalidField
@@ -99,10 +101,10 @@ class Lifecycle:
             # One that runs although it is off by the record is put on it as running.
             if row.phase not in OFF and (phase := self._phase(row)) not in OFF:
                 raise RequestError(409, f"{name} is {phase}, not stopped", "name", code=ProblemCode.WRONG_STATE)
+            sold = await self._sold(row)
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
             waits = row.phase is VMPhase.PREEMPTED
-            sold = await self._sold(row)
             return start_start(plan_id("start", name), request, sold, host, gone_s=self._gone_s, waits=waits)
 
         return await self._begin("start", name, request, prepare)
@@ -128,17 +130,31 @@ class Lifecycle:
 
         async def prepare() -> Plan:
             plan = await self._store.plan(request_id)
-            if plan is None or plan.state.internal or plan.state.vm is None:
+            unread = plan is not None and isinstance(plan.state, UnreadPlan)
+            if plan is None or plan.state.vm is None or (plan.state.internal and not unread):
                 raise RequestError(404, f"there is no operation {request_id}", "id")
             if plan.state.finished:
                 sentence = f"{request_id} has ended: {plan.state.progress[-1] if plan.state.progress else 'at once'}"
                 raise RequestError(409, sentence, "id", code=ProblemCode.WRONG_STATE)
+            if isinstance(plan.state, UnreadPlan):
+                return await self._end_unread(plan.state, plan.state.vm, request.request_id)
             starts = plan.state.starts if isinstance(plan.state, PlacementPlan) else 0
             if why := why_not_cancelled(plan.state, starts):
                 raise RequestError(409, f"{request_id} cannot be called off: {why}", "id", code=ProblemCode.WRONG_STATE)
             return start_cancel(plan_id("cancel", plan.state.vm), request.request_id, plan.state.vm, request_id)
 
         return await self._operations.begin(request.request_id, f"cancel {request_id}", prepare)
+
+    async def _end_unread(self, state: UnreadPlan, vm: str, request_id: str) -> Plan:
+        """End a plan that nobody can go on with; its VM is where its record says, or else where the plan was."""
+        row = next((row for row in await self._store.vms(vm) if row.request_id == state.request_id), None)
+        host = (row.host if row is not None else None) or state.host
+        waits = row is not None and row.preempted_at is not None
+        phase = settled_phase(row.phase if row is not None else VMPhase.FAILED, host is not None, waits)
+        step = state.ended(phase, host)
+        await self._store.save_step(step.state, step.effects)
+        await self._operations.waiting.read()
+        return cancelled_already(plan_id("cancel", vm), request_id, vm, step.state.progress[-1])
 
     async def migrate(self, name: str, request: MigrateRequest, precondition: Precondition = ANY_VERSION) -> Operation:
         """Move a VM to another host: by stopping it and starting it there, or while it runs.
@@ -156,11 +172,12 @@ class Lifecycle:
                 self._check_target(name, host, request.host)
             if request.live:
                 return await self._live(plan_id("live-migrate", name), row, host, request)
+            sold = await self._sold(row)
             self._check_disk(row, host, request.lose_disk)
             return start_migration(
                 plan_id("migrate", name),
                 request,
-                await self._sold(row),
+                sold,
                 host,
                 running=phase is VMPhase.RUNNING,
                 stopped=phase in OFF and row.phase in OFF,
@@ -247,7 +264,7 @@ class Lifecycle:
         async def prepare() -> Plan:
             row = await self._free(name, precondition)
             host = self._ready(row)
-            if row.spec.template != ADOPTED_TEMPLATE:
+            if _readable(row).template != ADOPTED_TEMPLATE:
                 raise RequestError(
                     409,
                     f"{name} was not adopted: it can be deleted, not released",
@@ -277,6 +294,7 @@ class Lifecycle:
             raise RequestError(
                 409, f"live: {name} is {phase}, so it can only be moved without", "live", code=ProblemCode.WRONG_STATE
             )
+        sold = await self._sold(row)
         if row.spec.xml is not None:
             raise RequestError(
                 409,
@@ -285,7 +303,6 @@ class Lifecycle:
                 code=ProblemCode.NOT_CONFIGURED,
             )
         self._check_disk(row, host, request.copy_storage, "copy_storage")
-        sold = await self._sold(row)
         return start_live_migration(
             new_id, request, sold, host, policy=self._policy, gone_s=self._gone_s, why=why, shrinks=shrinks
         )
@@ -329,7 +346,7 @@ class Lifecycle:
         far as a change has asked for it.
         """
         reported = self._hosts.vm(row.host, row.name)
-        sold = sold_as(row.spec, reported)
+        sold = sold_as(_readable(row), reported)
         if reported is not None and (later := reported.at_next_start) is not None:
             ours = {field: getattr(row.spec, field) for field in ("name", *MADE_AS)}
             boot_mib = row.spec.boot_memory_mib
@@ -367,6 +384,14 @@ class Lifecycle:
             stays = " and stays behind" if field == "lose_disk" else ""
             sentence = f"{field}: must be true, since the {what} of {row.name} is on {host} alone{stays}"
             raise RequestError(409, sentence, field)
+
+
+def _readable(row: StoredVM) -> VMSpec:
+    """:raises RequestError: 409, what a VM is sold as cannot be read."""
+    if row.unread:
+        sentence = f"what {row.name} is sold as cannot be read in the manager's store ({row.unread})"
+        raise RequestError(409, f"{sentence}: it can be stopped or deleted", "name", code=ProblemCode.WRONG_STATE)
+    return row.spec
 
 
 def _is_name(text: str) -> bool:

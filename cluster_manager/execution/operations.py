@@ -22,6 +22,7 @@ from cluster_manager.execution.plan_totals import PlanTotals
 from cluster_manager.execution.running_plans import (
     acts,
     arrival_of,
+    check_readable,
     defect,
     is_at,
     looks,
@@ -202,6 +203,7 @@ class Operations:
             row, new_id = await self.deletable(name, precondition), plan_id("delete", name)
             host = row.host
             if row.phase is VMPhase.PLACING:
+                check_readable(await self._store.plan(row.request_id))
                 return start_calling_off(new_id, request_id, name, row.request_id)
             return start_removal(new_id, request_id, name, host) if host else removed_already(new_id, request_id, name)
 
@@ -230,12 +232,8 @@ class Operations:
         for row in await self._store.vms(name):
             if row.host is not None or row.phase is not VMPhase.FAILED:
                 where = f" on {row.host}" if row.host else ""
-                raise RequestError(
-                    409,
-                    f"vm.name: {name} exists already ({row.phase}{where})",
-                    "vm.name",
-                    code=ProblemCode.ALREADY_EXISTS,
-                )
+                said = f"vm.name: {name} exists already ({row.phase}{where})"
+                raise RequestError(409, said, "vm.name", code=ProblemCode.ALREADY_EXISTS)
 
     async def deletable(self, name: str, precondition: Precondition) -> StoredVM:
         """The row of a VM that may be deleted; one that is being adopted has a host. Raises as `delete`."""
@@ -277,14 +275,15 @@ class Operations:
             except TimeoutError:
                 pass
             return self.view(running)
-        plan = await self._store.plan(request_id)
+        if (plan := await self._store.plan(request_id)) is not None and not plan.state.finished:
+            await asyncio.sleep(wait_s)  # it cannot be read, so that nothing comes of it
         return self.view(plan) if plan is not None else None
 
     async def recorded(self) -> dict[str, frozenset[str]]:
-        """The VMs that are on each host by the manager's record."""
+        """The VMs that are on each host by the manager's record, and may go there."""
         found: dict[str, set[str]] = {}
         for row in await self._store.vms():
-            found.setdefault(row.host or "", set()).add(row.name)
+            found.setdefault(row.host or "", set()).update(() if row.unread else (row.name,))
         return {host: frozenset(names) for host, names in found.items()}
 
     def changing(self, name: str) -> str | None:
@@ -408,7 +407,8 @@ class Operations:
         """Start a preempted VM again, unless its owner has done something with it meanwhile."""
         async with self.admission:
             for row in await self._store.vms(name):
-                if row.phase is VMPhase.PREEMPTED and row.host == host and self.changing(name) is None:
+                free = row.host == host and not row.unread and self.changing(name) is None
+                if row.phase is VMPhase.PREEMPTED and free:
                     new_id = plan_id("return", name)
                     back = partial(start_return_elsewhere, gone_s=self._gone_s) if elsewhere else start_return
                     await self._record(back(new_id, row.spec, host), new_id)

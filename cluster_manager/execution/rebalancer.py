@@ -173,7 +173,8 @@ class Rebalancing:
         changing = self._operations.changed_vms()
         vms: dict[str, dict[str, Recorded]] = {}
         for row in await self._store.vms():
-            vms.setdefault(row.host or "", {})[row.name] = Recorded(row.phase, row.spec, row.name in changing)
+            if not row.unread:
+                vms.setdefault(row.host or "", {})[row.name] = Recorded(row.phase, row.spec, row.name in changing)
         busy, taken = self._operations.hosts_at_work(), self._hosts.availability.reserved
         reports = [host.report for host in self._hosts.ready()]
         unseen = self._hosts.ids() - {report.id for report in reports}

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeGuard
 
+from cluster_manager.errors import RequestError
 from cluster_manager.execution.plan_spans import place_of
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.lifecycle import StopPlan
@@ -32,6 +33,7 @@ from cluster_manager.plans.plans import (
     finish,
     host_of,
 )
+from cluster_manager.plans.reading import UnreadPlan
 from cluster_manager.plans.reclaim_steps import LifecyclePlan
 from cluster_manager.plans.removals import RemovalPlan
 from cluster_manager.plans.returns import ReturnPlan
@@ -41,7 +43,14 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import MOST_VMS, Vector
 from ebbtide.messages.operations import Operation, OperationState, Reason
-from ebbtide.messages.problem_codes import ReasonCode
+from ebbtide.messages.problem_codes import ProblemCode, ReasonCode
+
+
+def check_readable(plan: StoredPlan | None) -> None:
+    """:raises RequestError: 409, what a plan under way has done cannot be read, so that nothing can go on from it."""
+    if plan is not None and isinstance(plan.state, UnreadPlan) and not plan.state.finished:
+        sentence = f"{plan.state.request_id} is at work on {plan.state.vm}, and {plan.state.progress[-1]}"
+        raise RequestError(409, sentence, "name", code=ProblemCode.BUSY)
 
 
 def plan_id(kind: PlanKind | Literal["rebalance"], subject: str) -> str:
@@ -102,7 +111,8 @@ def arrival_of(state: Plan, started_at: float) -> Arrival | None:
 
 def may_be_on(state: Plan) -> str | None:
     """Where the VM of a placement that has ended is, or may be."""
-    return state.host if isinstance(state, PlacementPlan) and state.starts else None
+    may = isinstance(state, UnreadPlan) or (isinstance(state, PlacementPlan) and state.starts)
+    return state.host if may else None
 
 
 def acts(state: Plan, vm: str, host: str | None, holds: bool) -> str:

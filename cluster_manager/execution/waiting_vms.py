@@ -45,8 +45,8 @@ class WaitingVMs:
         return {host: [row.preempted_at or 0.0 for row in rows] for host, rows in self._by_host.items()}
 
     def specs(self, host: str) -> list[VMSpec]:
-        """What the VMs that wait on a host are sold as, oldest first."""
-        return [row.spec for row in self._by_host.get(host, ())]
+        """What the VMs that wait on a host are sold as, oldest first; not those of which that cannot be read."""
+        return [row.spec for row in self._by_host.get(host, ()) if not row.unread]
 
     def place(self, row: StoredVM, report: HostReport | None, reserved: ResourceVector) -> Preempted:
         """A VM's place in the queue of its host, and what it waits for.
@@ -56,7 +56,7 @@ class WaitingVMs:
         """
         names = [one.name for one in self._by_host.get(row.host or "", ())]
         position = names.index(row.name) + 1 if row.name in names else len(names) + 1
-        missing, why = _missing(row.spec, report, reserved)
+        missing, why = _missing(row, report, reserved)
         return Preempted(
             reason=row.preemption_reason or "",
             at=row.preempted_at or 0.0,
@@ -66,7 +66,10 @@ class WaitingVMs:
         )
 
 
-def _missing(spec: VMSpec, report: HostReport | None, reserved: ResourceVector) -> tuple[ResourceVector, str]:
+def _missing(row: StoredVM, report: HostReport | None, reserved: ResourceVector) -> tuple[ResourceVector, str]:
+    if row.unread:
+        return ZERO, "waits until it can be read what it is sold as"
+    spec = row.spec
     found = status_in(report, spec.name) if report is not None else None
     if report is None or found is None:
         return ZERO, "waits for its host to report it"

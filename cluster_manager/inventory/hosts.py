@@ -25,7 +25,7 @@ from cluster_manager.inventory.intake import Intake
 from cluster_manager.inventory.report_news import News, has_room_to_share, news_in
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
-from cluster_manager.store.rows import StoredHost
+from cluster_manager.store.rows import StoredHost, why_unread
 from cluster_manager.store.store import Line, Store
 from ebbtide.deflation.modes import HostMode, takes_new_vms
 from ebbtide.deflation.resources import TOLERANCE
@@ -93,10 +93,8 @@ class Host:
                 # As one that comes in: one of a later version may say more.
                 self._report = HostReport.model_validate_json(stored.report_json, extra="ignore")
             except ValidationError as error:
-                wrong = sorted({".".join(map(str, one["loc"])) or one["msg"] for one in error.errors()})
-                log.warning(
-                    "a stored report cannot be read; the host's next one replaces it", host=stored.id, why=wrong[:5]
-                )
+                why = why_unread(error)
+                log.warning("a stored report cannot be read; the host's next one replaces it", host=stored.id, why=why)
                 self._report = _unread(stored.id)
             return self._report
         return stored

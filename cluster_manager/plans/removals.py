@@ -132,6 +132,12 @@ def why_not_cancelled(state: Plan, starts: int) -> str:
     return f"{state.vm} is being started on {state.host} already: delete it instead" if starts else ""
 
 
+def cancelled_already(plan_id: str, request_id: str, vm: str, said: str) -> CancelPlan:
+    """The calling off of a plan that has ended by that: it ends as it begins."""
+    done = Finish(state=OperationState.DONE, sentence=said)
+    return CancelPlan(id=plan_id, request_id=request_id, instruction=done, vm=vm)
+
+
 def removed_already(plan_id: str, request_id: str, vm: str) -> RemovalPlan:
     """The deletion of a VM that is on no host: it ends as it begins."""
     done = Finish(state=OperationState.DONE, sentence=f"forgot {vm}, which was on no host")

@@ -6,13 +6,24 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
+
+import structlog
+from pydantic import ValidationError
 
 from cluster_manager.plans.plans import Plan, VMPhase
-from cluster_manager.plans.reading import read_plan
+from cluster_manager.plans.reading import read_plan, unread_plan
 from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.errors import InvalidField
+from ebbtide.deflation.floors import HARD_FLOOR
 from ebbtide.matcher.predict.changes import Change
+from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
+
+log = structlog.get_logger()
+#: What reading a body that is damaged, or of a later version, may fail with.
+UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, InvalidField)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,8 @@ class StoredVM:
     labels: Mapping[str, str] = field(default_factory=dict)
     #: Whether this manager's acquirer had it placed.
     acquired: bool = False
+    #: Why what it is sold as cannot be read; empty: it can. The spec is then good for nothing but to be shown.
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +103,43 @@ class StoredChange(Change):
     variable: bool
 
 
+def why_unread(error: Exception) -> str:
+    """What is wrong with a body, in a few words."""
+    if not isinstance(error, ValidationError):
+        return str(error) or type(error).__name__
+    wrong = {".".join(map(str, one["loc"])) or one["msg"] for one in error.errors()}
+    return ", ".join(sorted(wrong)[:5])
+
+
+@lru_cache(4096)
+def _tell(what: str, name: str, why: str) -> None:
+    """Once for each: lists are read every other second."""
+    log.warning(f"a stored {what} cannot be read: nothing is decided by it", name=name, why=why)
+
+
+def stored_spec(row: Any) -> tuple[VMSpec, str]:
+    """What a VM is sold as, and why that cannot be read: then as far as it is understood, or as its columns say."""
+    try:
+        return VMSpec.model_validate_json(row.spec), ""
+    except UNREADABLE as error:
+        _tell("VM", row.name, why := why_unread(error))
+    try:
+        return VMSpec.model_validate_json(row.spec, extra="ignore"), why
+    except UNREADABLE:
+        priority = Priority(row.priority) if row.priority in list(Priority) else Priority.FIXED
+        least = Vector(cpu_cores=HARD_FLOOR.cpu_cores, memory_mib=HARD_FLOOR.memory_mib)
+        ceiling = least if priority is Priority.HARVEST else None
+        return VMSpec(name=row.name, priority=priority, nominal=least, ceiling=ceiling), why
+
+
 def stored_vm(row: Any) -> StoredVM:
     """A row of the table of VMs."""
+    spec, unread = stored_spec(row)
     return StoredVM(
         row.name,
         row.host,
         VMPhase(row.phase),
-        VMSpec.model_validate_json(row.spec),
+        spec,
         row.sentence,
         bool(row.owes_removal),
         row.request_id,
@@ -105,6 +148,7 @@ def stored_vm(row: Any) -> StoredVM:
         row.preemption_reason,
         labels_in(row.labels),
         bool(row.acquired),
+        unread,
     )
 
 
@@ -120,7 +164,13 @@ def stored_labels(labels: Mapping[str, str]) -> str:
 
 def stored_plan(row: Any) -> StoredPlan:
     """A row of the table of plans."""
-    return StoredPlan(read_plan(row.state), row.fingerprint, row.started_at, row.updated_at)
+    state: Plan
+    try:
+        state = read_plan(row.state)
+    except UNREADABLE as error:
+        _tell("plan", row.id, why := why_unread(error))
+        state = unread_plan(row, why)
+    return StoredPlan(state, row.fingerprint, row.started_at, row.updated_at)
 
 
 def stored_change(row: Any) -> StoredChange:

@@ -26,6 +26,7 @@ from cluster_manager.plans.plans import (
     SpawnFollowUp,
     VMPhase,
 )
+from cluster_manager.plans.reading import UnreadPlan
 from cluster_manager.store import schema
 from cluster_manager.store.engines import upsert
 from cluster_manager.store.history import HistoryRows
@@ -41,6 +42,7 @@ from cluster_manager.store.rows import (
     stored_change,
     stored_labels,
     stored_plan,
+    stored_spec,
     stored_vm,
 )
 from cluster_manager.store.tasks import TaskRows
@@ -153,11 +155,11 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 await connection.execute(_living(state.vm or "").where(mine).values(request_id=rest.request_id))
 
     async def unfinished_plans(self) -> list[StoredPlan]:
-        """In the order in which they were made."""
+        """In the order in which they were made, without those that cannot be read."""
         table = schema.plans
-        return await self._values(
-            select(table).where(table.c.finished == schema.constant(0)), table.c.number, stored_plan
-        )
+        query = select(table).where(table.c.finished == schema.constant(0))
+        plans = await self._values(query, table.c.number, stored_plan)
+        return [plan for plan in plans if not isinstance(plan.state, UnreadPlan)]
 
     async def plan(self, request_id: str) -> StoredPlan | None:
         """The plan of a client's request."""
@@ -210,10 +212,11 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         return frozenset(row.name for row in await self._read(query))
 
     async def sold(self, host: str) -> dict[str, VMSpec]:
-        """What the VMs of a host are sold as, by this record."""
+        """What the VMs of a host are sold as, by this record, without those of which that cannot be read."""
         table = schema.vms
-        query = select(table.c.name, table.c.spec).where(schema.LIVING, table.c.host == host)
-        return {row.name: VMSpec.model_validate_json(row.spec) for row in await self._read(query)}
+        query = select(table.c.name, table.c.priority, table.c.spec).where(schema.LIVING, table.c.host == host)
+        found = ((row.name, *stored_spec(row)) for row in await self._read(query))
+        return {name: spec for name, spec, unread in found if not unread}
 
     async def running_vms(self, name: str | None = None) -> list[RunningVM]:
         """Those that run by their rows, or the one that has this name, without their specs; by name."""
@@ -497,7 +500,7 @@ def plan_columns(state: Plan, now: float) -> dict[str, Any]:
     """The columns of a plan that may change with each of its steps."""
     end = state.instruction
     return {
-        "state": state.model_dump_json(),
+        **({} if isinstance(state, UnreadPlan) else {"state": state.model_dump_json()}),
         "finished": int(state.finished),
         "host": state.host,
         "outcome": end.state.value if isinstance(end, Finish) else None,
@@ -550,13 +553,12 @@ def _change_row(host: str, change: CoreChange, vm: Any, released: bool, latest: 
     :param released: whether its owner had the VM given back.
     :param latest: no change is dated later.
     """
-    spec = VMSpec.model_validate_json(vm.spec) if vm is not None else None
     owners = released or (vm is not None and (bool(vm.deleted_by_owner) or vm.phase in _BY_OWNER))
     return {
         **change.model_dump(),
         "at": min(change.at, latest),
         "host": host,
-        "variable": int(spec is None or spec.priority.value != "fixed"),
+        "variable": int(vm is None or vm.priority != Priority.FIXED.value),
         "by_owner": int(owners and change.cores_after == 0),
     }
 

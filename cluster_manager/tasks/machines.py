@@ -18,7 +18,7 @@ from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, Pool
 from ebbtide.matcher.predict.changes import LastChange, whole_cores
 from ebbtide.matcher.predict.predictor import Predictor
-from ebbtide.messages.vms import VMSpec, VMState, VMStatus
+from ebbtide.messages.vms import VMState, VMStatus
 
 
 class TaskMachines:
@@ -75,7 +75,7 @@ class TaskMachines:
                     found[row.name] = 0 if off else whole_cores(reported.current.cpu_cores)
                     if reported.state is VMState.PAUSED:
                         paused.add(row.name)
-                if VMSpec.model_validate_json(row.spec).priority is not Priority.FIXED:
+                if row.priority != Priority.FIXED.value:
                     variable.add(row.name)
         self._variable, self._moving, self._paused = frozenset(variable), frozenset(moving), frozenset(paused)
         return found
