@@ -20,7 +20,7 @@ from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
 from hostagent.errors import DomainGone, HypervisorError, NoticeWithdrawn, RequestRefused
 from hostagent.operations.ending import end_of_notice, stays
-from hostagent.operations.operations import Run, done, failed
+from hostagent.operations.operations import Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_not_arrived, left
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Intent, Phase, Request
@@ -172,8 +172,6 @@ class CreationCommands:
                         try:
                             how = await self._tell(vm, cause)
                         except NoticeWithdrawn as error:
-                            # Its repetition to a later agent, which knows nothing of it, must not remove the VM.
-                            await self._host.mark_failed(cause.request_id)
                             return await stays(operation, self._host, vm, error, cause=kept)
                         with contextlib.suppress(DomainGone):
                             deleting = {"cause": cause, "committed": Vector.of(size), "told": ""}
@@ -219,6 +217,8 @@ class CreationCommands:
                 with contextlib.suppress(HypervisorError):
                     await vm.record.persist()
                 vm.request_check()
+        if operation.request_id in self._host.journal.withdrawn:
+            return partly_done(operation, f"{vm.name} runs on: its preemption had ended before this agent started")
         return failed(operation, f"{vm.name} could not be removed, as was answered before this agent started")
 
     @staticmethod

@@ -183,21 +183,25 @@ class LifecycleCommands:
         """Call off the preemption of a VM whose notice runs: it stays, and its guest is told.
 
         :raises RequestRefused: no such VM, or no such notice of it runs any more.
+        :raises JournalError: it could not be stored; the notice runs on.
         """
 
         async def accept(request: Request) -> Run:
             vm = self._host.vm(name)
-            if vm.notice.request_id != command.preemption:
-                raise RequestRefused(
-                    409,
-                    f"no notice of {command.preemption} runs for {name}",
-                    "preemption",
-                    code=ProblemCode.WRONG_STATE,
-                )
-            vm.notice.withdrawn = command.reason or "it is not needed any more"
+            async with vm.notice.calling_off:
+                self._requests.leadership.check(command)
+                if vm.notice.request_id != command.preemption:
+                    raise RequestRefused(
+                        409,
+                        f"no notice of {command.preemption} runs for {name}",
+                        "preemption",
+                        code=ProblemCode.WRONG_STATE,
+                    )
+                await asyncio.to_thread(self._host.journal.add_withdrawn, command.preemption)
+                vm.notice.withdrawn = command.reason or "it is not needed any more"
             return answer(f"the preemption of {name} is called off")
 
-        return await self._requests.take("withdraw", command, accept, name=name)
+        return await self._requests.take("withdraw", command, accept, at_once=True, name=name)
 
     async def _define(self, vm: ManagedVM) -> None:
         """Write the definition of a VM that is off, so that any start brings it up as what it is sold as."""
@@ -214,6 +218,8 @@ class LifecycleCommands:
             async with vm.lock:
                 if vm.intent.phase is Phase.STOPPING:
                     await self._not_stopped(vm, operation.request_id)
+            if operation.request_id in self._host.journal.withdrawn:
+                return partly_done(operation, f"{vm.name} runs on: its preemption had ended before this agent started")
             return failed(operation, f"{vm.name} could not be stopped, as was answered before this agent started")
         cause = cause_of(vm)
         if vm.intent.phase is Phase.SETTLED and (vm.intent.started_at or 0.0) < cause.started_at:

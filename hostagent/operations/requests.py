@@ -93,7 +93,9 @@ class Requests:
         """
         request_id, body = command.request_id, command.comparable() | path
         journal = self._journal
-        known = self.operations.has(request_id) or request_id in journal.deleted or request_id in journal.failed
+        known = self.operations.has(request_id) or any(
+            request_id in ended for ended in (journal.deleted, journal.failed, journal.withdrawn)
+        )
         await self.leadership.follow(command, known)
         lock = self._being_checked.setdefault(request_id, asyncio.Lock())
         async with lock:

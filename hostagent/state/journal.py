@@ -56,7 +56,7 @@ class StoredSteady:
     arrivals: tuple[tuple[float, float], ...] = ()
 
 
-#: Deletions that are remembered, and failed operations.
+#: Deletions that are remembered, failed operations, and preemptions that were called off.
 MOST_ENDED: Final = 200
 #: Machines without cores whose last change is remembered.
 MOST_GONE: Final = 300
@@ -94,12 +94,15 @@ class Journal:
         #: Request ids of the latest deletions, and of operations that were answered as failed: not carried out later.
         self.deleted: list[str] = []
         self.failed: list[str] = []
+        #: Request ids of preemptions that were called off.
+        self.withdrawn: list[str] = []
         if self._state_path.exists():
             state = json.loads(self._state_path.read_text())
             self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
             self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
             self.deleted = list(state.get("deleted", []))
             self.failed = list(state.get("failed", []))
+            self.withdrawn = list(state.get("withdrawn", []))
             if "mode" in state:
                 mode, reason, since = state["mode"]
                 self.mode = StoredMode(HostMode(mode), reason, since)
@@ -234,9 +237,19 @@ class Journal:
                 # A request about many VMs is no reason to forget others.
                 self._change_state("a failure", failed=[*self.failed[1 - MOST_ENDED :], request_id])
 
+    def add_withdrawn(self, request_id: str) -> None:
+        """Remember that a preemption is called off: a later agent does not go on with it.
+
+        :raises JournalError: it could not be written.
+        """
+        with self._lock:
+            self._change_state("a withdrawal", withdrawn=[*self.withdrawn[1 - MOST_ENDED :], request_id])
+
     def has_failed(self, kind: str, request_id: str) -> bool:
-        """Whether an operation was answered as failed. An earlier version kept all but deletions among those."""
-        return request_id in self.failed or (kind != "delete" and request_id in self.deleted)
+        """Whether an operation was answered as failed, or was called off: it is not carried out any more."""
+        # An earlier version kept all that had failed but deletions among those.
+        earlier = kind != "delete" and request_id in self.deleted
+        return request_id in self.failed or request_id in self.withdrawn or earlier
 
     def raise_epoch(self, epoch: int) -> None:
         """Remember the highest epoch of a manager that was seen.
@@ -322,6 +335,7 @@ class Journal:
             "last": self._last,
             "deleted": self.deleted,
             "failed": self.failed,
+            "withdrawn": self.withdrawn,
             "mode": (self.mode.mode, self.mode.reason, self.mode.since),
             "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
             "steady": (self.steady.enabled, self.steady.reserve_mib, self.steady.refill_s, self.steady.arrivals),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ebbtide.messages.guest import PreemptionTold
@@ -28,6 +28,8 @@ class RunningNotice:
     request_id: str = ""
     #: Why it was called off; empty: it was not.
     withdrawn: str = ""
+    #: Held while that is being stored: until then the notice is not over.
+    calling_off: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 async def give_notice(
@@ -45,6 +47,8 @@ async def give_notice(
     running.request_id, running.withdrawn = told["request_id"], ""
     try:
         said = await _tell(link, running, told, notice_s, kept_s)
+        async with running.calling_off:
+            running.request_id = ""
     finally:
         running.request_id = ""
     if running.withdrawn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +343,77 @@ async def test_a_vm_whose_preemption_failed_after_its_guest_was_told_is_told_tha
     assert world.notices
     await until(lambda: world.withdrawn == ["p"])
     assert (world.domains[LOW].state, host.vms["low-1"].intent.phase) == ("running", Phase.SETTLED)
+
+
+@pytest.mark.parametrize("how", ["stop", "suspend", "delete"])
+async def test_a_preemption_that_was_called_off_is_not_gone_on_with_by_the_successor_of_a_killed_agent(
+    client: Client, agent: Agent, command: Command, world: World, two_vms: list[Domain], tmp_path: Path, how: str
+) -> None:
+    world.programs_run = 1
+    if how == "delete":
+        await client.delete("/v1/vms/low-1?request_id=p&reason=minimum&notice_s=30")
+    else:
+        body = {"request_id": "p", "limit_s": 30.0, "reason": "minimum", "suspend": how == "suspend"}
+        await client.post("/v1/vms/low-1/stop", json=body)
+    await until(lambda: len(world.notices) > 0)
+    # As a kill right after the answer does: nothing more is written of what the preemption came to.
+    begun = Intent.model_validate_json(world.domains[LOW].intent)
+    off = {"request_id": "p.off", "preemption": "p", "reason": "room has appeared"}
+    assert (await client.post("/v1/vms/low-1/withdrawal", json=off)).status == 202
+    await agent.close()
+    world.domains[LOW].intent = begun.model_dump_json()
+    async with succeeding(world, tmp_path) as successor:
+        told = await successor.requests.operations.get("p", 20.0)
+        assert told is not None
+        assert (told.state, "low-1 runs on" in told.sentence) == ("partial", True), told.sentence
+        await until(lambda: world.withdrawn == ["p"])
+        assert world.domains[LOW].state == "running"
+        assert successor.host.vms["low-1"].intent.phase is Phase.SETTLED
+
+
+async def test_a_preemption_is_not_called_off_where_that_cannot_be_stored(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise JournalError("no space left on device")
+
+    world.programs_run = 1
+    body = {"request_id": "p", "limit_s": 3.0, "reason": "minimum"}
+    assert (await client.post("/v1/vms/low-1/stop", json=body)).status == 202
+    await until(lambda: len(world.notices) > 0)
+    off = {"request_id": "p.off", "preemption": "p", "reason": "room has appeared"}
+    with monkeypatch.context() as broken:
+        broken.setattr(host.journal, "add_withdrawn", full)
+        refused = await client.post("/v1/vms/low-1/withdrawal", json=off)
+        assert (refused.status, "no space left" in (await refused.text())) == (503, True)
+        assert not host.vms["low-1"].notice.withdrawn
+    ended = await (await client.get("/v1/operations/p", params={"wait_s": "20"})).json()
+    assert (ended["state"], world.domains[LOW].state) == ("done", "stopped")
+
+
+async def test_a_notice_is_not_over_while_its_calling_off_is_being_stored(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, store = threading.Event(), threading.Event(), host.journal.add_withdrawn
+
+    def slowly(request_id: str) -> None:
+        begun.set()
+        assert go_on.wait(20.0)
+        store(request_id)
+
+    monkeypatch.setattr(host.journal, "add_withdrawn", slowly)
+    world.programs_run = 1
+    body = {"request_id": "p", "limit_s": 30.0, "reason": "minimum"}
+    assert (await client.post("/v1/vms/low-1/stop", json=body)).status == 202
+    await until(lambda: len(world.notices) > 0)
+    off = {"request_id": "p.off", "preemption": "p", "reason": "room has appeared"}
+    calling = asyncio.create_task(client.post("/v1/vms/low-1/withdrawal", json=off), name="withdrawal")
+    await asyncio.to_thread(begun.wait, 20.0)
+    # Its programs have ended by now.
+    world.programs_run = 0
+    told = len(world.notices)
+    await until(lambda: len(world.notices) > told)
+    go_on.set()
+    assert (await calling).status == 202
+    ended = await (await client.get("/v1/operations/p", params={"wait_s": "20"})).json()
+    assert (ended["state"], world.domains[LOW].state) == ("partial", "running")
