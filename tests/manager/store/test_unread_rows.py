@@ -150,3 +150,28 @@ async def test_a_plan_that_cannot_be_read_keeps_its_vm_and_stops_no_other_until_
         assert (await cluster.get("/v1/vms/low-1"))["state"] == "running"
         assert set(agent.vms) == {"low-1", "low-2", "low-3"}
         assert (await cluster.delete("low-1")).state is OperationState.DONE
+
+
+async def test_a_placement_that_cannot_be_read_is_ended_before_its_vm_can_be_deleted(tmp_path: Path) -> None:
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent) as cluster:
+        agent.trouble.pend = ("create",)
+        request = {"request_id": "c", "vm": vm("low-1"), "deadline_s": 3.0}
+        assert (await cluster.call("POST", "/v1/vms", json=request))[0] == 202
+
+        async def commanded() -> bool:
+            return "create" in agent.arrived
+
+        await cluster.until(commanded)
+        assert cluster.manager is not None
+        await cluster.manager.operations.stop()
+        await damage(cluster, schema.plans, "c", "{")
+        await started_again(cluster)
+        status, problem = await cluster.call("DELETE", "/v1/vms/low-1?request_id=d")
+        assert (status, "`ebb plan cancel c` ends it" in problem["detail"]) == (409, True), problem
+        assert (await cluster.call("POST", "/v1/operations/c/cancel", json={"request_id": "e"}))[0] == 202
+        assert (await cluster.ended("e")).state is OperationState.DONE
+        # Whether it was started is for its host to say: its name is not free.
+        assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-a"
+        again = {"request_id": "c-2", "vm": vm("low-1"), "deadline_s": 3.0}
+        assert (await cluster.call("POST", "/v1/vms", json=again))[0] == 409
