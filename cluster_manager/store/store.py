@@ -263,7 +263,10 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         ]
         statement = upsert(self._engine, schema.hosts)
         newest = {"seen_at": statement.excluded.seen_at, "report": statement.excluded.report}
-        events = [_event(now, *line) for line in lines]
+        events = [
+            {"at": now, "plan": None, "kind": kind, "vm": vm, "host": host, "sentence": sentence}
+            for kind, vm, host, sentence in lines
+        ]
 
         async def work(connection: AsyncConnection) -> None:
             await connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=newest), rows)
@@ -333,15 +336,6 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         return await self._write(work)
 
     # --- events and core changes -----------------------------------------------------------------------------------
-
-    async def add_event(self, kind: str, vm: str | None, host: str | None, sentence: str) -> None:
-        """A line of the event log that no plan is behind."""
-        row = _event(self._clock(), kind, vm, host, sentence)
-
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(insert(schema.events).values(**row))
-
-        await self._write(work)
 
     async def events(self, limit: int, vm: str | None = None) -> list[StoredEvent]:
         """Newest first, of one VM or of all."""
@@ -432,11 +426,6 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
     async def rows(self, query: Any) -> Sequence[Any]:
         """The rows of a select of `cluster_manager.store.queries`."""
         return await self._read(query)
-
-
-def _event(at: float, kind: str, vm: str | None, host: str | None, sentence: str) -> dict[str, Any]:
-    """The row of an event that no plan is behind."""
-    return {"at": at, "plan": None, "kind": kind, "vm": vm, "host": host, "sentence": sentence}
 
 
 def _living(name: str) -> Any:

@@ -7,10 +7,12 @@ from typing import Any
 from cluster_manager.plans.placements import PlacementPlan, start_placement
 from cluster_manager.plans.plans import HostRead, HostsChosen, OperationEnded, SetVM, VMPhase, finish
 from cluster_manager.store.store import Store
+from cluster_manager.store.tasks import TaskNote
 from ebbtide.deflation.allocations import Allocation, Priority, deflatable_capacity, free_capacity
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
@@ -97,6 +99,11 @@ async def record(store: Store, name: str, host: str, phase: VMPhase = VMPhase.RU
     state = start_placement(f"plan-{name}", f"plan-{name}", spec, 1.0, PlacementPolicy.BEST_FIT)
     await store.add_plan(state, "")
     await store.save_step(finish(state, OperationState.DONE, "").state, [SetVM(name, phase, host, "")])
+
+
+async def happen(store: Store, kind: EventKind, sentence: str = "", vm: str | None = None) -> None:
+    """An event of a store, which no plan of the test is behind."""
+    await store.save_tasks((), [TaskNote(kind, vm, sentence)])
 
 
 def operation(kind: Any, state: OperationState = OperationState.DONE, **more: Any) -> Operation:

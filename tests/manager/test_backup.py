@@ -48,6 +48,7 @@ from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.conftest import KINDS, stores_of
 from tests.manager.databases import Server, rows_of
 from tests.manager.fake_agent import FakeAgent
+from tests.manager.plan_events import happen
 from tests.manager.two_agents import two_hosts
 
 VERSION = len(schema.MIGRATIONS)
@@ -331,10 +332,10 @@ async def stored(tmp_path: Path) -> Path:
     """A SQLite store at epoch 1, and a backup of it beside."""
     store = Store(database := tmp_path / "manager.sqlite", time.time)
     await store.open()
-    await store.add_event("before", None, None, "in the backup")
+    await happen(store, "placed", "in the backup")
     (tmp_path / "backup").touch(0o600)
     await asyncio.to_thread(back_up, database, tmp_path / "backup")
-    await store.add_event("after", None, None, "not in the backup")
+    await happen(store, "deleted", "not in the backup")
     await store.close()
     write_private(tmp_path / "token", "clients\n")
     write_private(tmp_path / "key", "agents\n")
@@ -371,8 +372,8 @@ def test_the_store_of_before_is_kept_beside_the_restored_one(stored: Path, capsy
     assert f"the store of before is kept as {aside}" in said
     first = next_epoch(said)
     assert EPOCHS + 2 <= first < EPOCHS + 100
-    assert kinds(stored) == {"before", "restored"}
-    assert kinds(aside) == {"before", "after"}
+    assert kinds(stored) == {"placed", "restored"}
+    assert kinds(aside) == {"placed", "deleted"}
     for path in (stored, aside, stored.parent / "backup"):
         assert path.stat().st_mode & 0o777 == 0o600
     # The same once more: no other one is overwritten, and the epoch rises above that of the store in its place.
@@ -385,7 +386,7 @@ def test_a_damaged_store_is_put_aside_with_its_log(stored: Path) -> None:
     stored.write_bytes(b"SQLite format 3\x00" + os.urandom(5000))
     Path(f"{stored}-wal").write_bytes(b"what was not written yet")
     assert command(stored, stored.parent / "backup") == 0
-    assert kinds(stored) == {"before", "restored"}
+    assert kinds(stored) == {"placed", "restored"}
     assert not Path(f"{stored}-wal").exists()
 
 
@@ -433,7 +434,7 @@ def test_what_is_no_backup_of_this_version_is_refused_and_the_store_stays(
     change(file := stored.parent / "backup")
     assert command(stored, file) == 1
     assert said in capsys.readouterr().err
-    assert kinds(stored) == {"before", "after"}
+    assert kinds(stored) == {"placed", "deleted"}
     assert not list(stored.parent.glob("*.before-*")) + list(stored.parent.glob(".*restored*"))
 
 
@@ -450,7 +451,7 @@ def test_a_store_that_a_manager_uses_is_not_replaced(stored: Path, capsys: pytes
         asyncio.run(lock.release())
     assert "another manager" in (said := capsys.readouterr().err)
     assert "stop it first" in said
-    assert kinds(stored) == {"before", "after"}
+    assert kinds(stored) == {"placed", "deleted"}
 
 
 def test_restore_without_a_file_is_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from cluster_manager.settings import Settings
 from tests.manager.cluster import LEADERSHIP, QUICK, TOKEN, Cluster, cluster_of, vm
 from tests.manager.databases import Server
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
+from tests.manager.plan_events import happen
 from tests.promtool import check_metrics
 
 KEY = b"a key of thirty-two bytes or so."
@@ -128,7 +129,7 @@ async def test_failures_are_tried_again_in_order_and_refusals_are_not(tmp_path: 
         assert cluster.manager is not None
         await until(lambda: bool(cluster.manager and cluster.manager.alerts.outboxes))
         for number in range(4):
-            await cluster.manager.store.add_event("lost", None, None, f"number {number}")
+            await happen(cluster.manager.store, "lost", f"number {number}")
         await until(lambda: len(receiver.got) == 2)
         assert receiver.sentences() == ["number 0", "number 3"]
         assert len(receiver.ids) == 6
@@ -157,7 +158,7 @@ async def test_a_receiver_that_hangs_holds_up_no_other_and_no_manager(tmp_path: 
         assert cluster.manager is not None
         await until(lambda: bool(cluster.manager and cluster.manager.alerts.outboxes))
         for number in range(3):
-            await cluster.manager.store.add_event("lost", None, None, f"number {number}")
+            await happen(cluster.manager.store, "lost", f"number {number}")
         await until(lambda: len(other.got) == 3)
         assert receiver.got == []
         assert (await metrics(cluster))['s_waiting{webhook="oncall"}'] == 3.0
@@ -169,10 +170,10 @@ async def test_a_manager_that_comes_back_goes_on_where_it_was(tmp_path: Path, re
     async with cluster_of(tmp_path, webhooks=(receiver.webhook("lost"),)) as cluster:
         assert cluster.manager is not None
         await until(lambda: bool(cluster.manager and cluster.manager.alerts.outboxes))
-        await cluster.manager.store.add_event("lost", None, None, "before")
+        await happen(cluster.manager.store, "lost", "before")
         await until(lambda: receiver.sentences() == ["before"])
         receiver.answers = [500] * 3
-        await cluster.manager.store.add_event("lost", None, None, "meanwhile")
+        await happen(cluster.manager.store, "lost", "meanwhile")
         await until(lambda: len(receiver.ids) >= 2)
         await cluster.stop_manager()
         await cluster.start_manager()
@@ -199,12 +200,12 @@ async def test_a_standby_sends_nothing_until_it_leads(
         await until(lambda: bool(first.alerts.outboxes))
         await second.start()
         assert not second.leadership.leads()
-        await first.store.add_event("lost", None, None, "one")
+        await happen(first.store, "lost", "one")
         await until(lambda: receiver.sentences() == ["one"])
         assert second.alerts.outboxes == {}
         # A leader that was overtaken while it was held up reads the log, and sends nothing.
         monkeypatch.setattr(first.alerts, "_check", second.leadership.check)
-        await first.store.add_event("lost", None, None, "two")
+        await happen(first.store, "lost", "two")
         await until(lambda: len(first.alerts.outboxes["oncall"].waiting) == 1)
         assert len(receiver.ids) == 1
         await first.stop()

@@ -24,6 +24,7 @@ from ebbtide.rest.access import Access
 from ebbtide.rest.roles import Role
 from ebbtide.rest.tokens import Principals, principal
 from tests.manager.cluster import TOKEN, Cluster, cluster_of
+from tests.manager.plan_events import report_of
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -38,7 +39,7 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 async def happen(cluster: Cluster, *sentences: str, kind: str = "placed", vm: str = "web") -> None:
     assert cluster.manager is not None
     for sentence in sentences:
-        await cluster.manager.store.add_event(kind, vm, "host-a", sentence)
+        await cluster.manager.store.save_hosts([report_of("host-a")], [(kind, vm, "host-a", sentence)])
 
 
 class Stream:

@@ -25,6 +25,7 @@ from ebbtide.messages.vms import VMSpec
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.databases import rows_of
 from tests.manager.fake_agent import FakeAgent
+from tests.manager.plan_events import happen
 
 KEEP = Retention(age_s=30 * DAY_S, most_events=1000, batch=3, pause_s=0.0)
 
@@ -147,7 +148,7 @@ async def test_of_more_events_than_wanted_the_oldest_go(database: Database) -> N
     store = Store(database, lambda: 0.0)
     await store.open()
     for number in range(20):
-        await store.add_event("kind", f"vm-{number:02}", None, "")
+        await happen(store, "waiting", vm=f"vm-{number:02}")
     few = Retention(most_events=5, batch=4, pause_s=0.0)
     assert await Housekeeping(store, few, lambda: 0.0).prune() == {"events": 15}
     assert names(database, "events", "vm") == [f"vm-{number}" for number in range(15, 20)]

@@ -28,6 +28,7 @@ from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import StartRequest
 from ebbtide.messages.vms import VMSpec
 from tests.manager.databases import rows_of
+from tests.manager.plan_events import happen
 
 SIZE = Vector(cpu_cores=1.0, memory_mib=800.0)
 ANY_PLAN: dict[str, Any] = dict.fromkeys(("kind", "state", "vm", "host", "since"))
@@ -93,13 +94,13 @@ async def test_who_has_an_old_epoch_can_write_nothing_and_hears_of_it(database: 
     said: list[str] = []
     old = Store(database, time.time, said.append)
     await old.open()
-    await old.add_event("kept", None, None, "by the old leader, in its time")
+    await happen(old, "placed", "by the old leader, in its time")
     new = Store(database, time.time)
     await new.open()
     with pytest.raises(LostLeadership, match="epoch 2 leads; this one had 1"):
-        await old.add_event("lost", None, None, "too late")
+        await happen(old, "lost", "too late")
     assert said == ["the manager with epoch 2 leads; this one had 1"]
-    assert [row.kind for row in await new.events(10)] == ["kept"]
+    assert [row.kind for row in await new.events(10)] == ["placed"]
     await old.close()
     with pytest.raises(LostLeadership):
         await old.vms()
@@ -231,7 +232,7 @@ async def test_a_list_since_a_moment_has_what_a_manager_wrote_whose_clock_was_ah
     await store.open()
     for at in (0.0, 1000.0, 1050.0, 1020.0, 1100.0):
         now = at
-        await store.add_event("kind", None, None, "")
+        await happen(store, "waiting")
         await store.add_plan(start_stop(f"stop-{at}", f"s-{at}", "web", "host-a", at), "stop")
     events = await store.rows(queries.events(9, None, **{**ANY_EVENT, "since": 1040.0}))
     assert [row.at for row in events] == [1100.0, 1050.0]
@@ -251,7 +252,7 @@ async def test_a_write_does_not_wait_for_the_ends_of_many_reads(tmp_path: Path) 
     reads = [asyncio.create_task(store.rows(text("SELECT hold()")), name="read") for _ in range(20)]
     try:
         await asyncio.sleep(0)  # all have asked for a connection, if they may
-        await store.add_event("kind", None, None, "")
+        await happen(store, "waiting")
         assert not any(read.done() for read in reads)
     finally:
         released.set()
@@ -312,7 +313,7 @@ async def test_names_sort_alike_on_every_store(database: Database) -> None:
     store = Store(database, time.time)
     await store.open()
     for name in ("b", "B", "a-1", "a1", "_", "é"):
-        await store.add_event("kind", name, None, "")
+        await happen(store, "waiting", vm=name)
 
     async def look(connection: AsyncConnection) -> list[str]:
         query = schema.events.select().order_by(schema.events.c.vm)
