@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -28,6 +28,9 @@ from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.notice import give_notice
 
+#: How often it is tried again to write down that a creation has failed, seconds.
+WRITE_AGAIN_S: Final = 2.0
+
 
 class CreationCommands:
     """Takes creations and deletions.
@@ -42,7 +45,8 @@ class CreationCommands:
         self._requests = requests
         self._harvest = harvest
         self._boot_mib = boot_mib
-        #: VMs that room is still being made for, and the requests that create them: nothing of them is charged yet.
+        #: VMs that room is still being made for, or that failed and may come about late, and the requests that create
+        #: them: nothing of them is charged yet.
         self._coming: dict[str, str] = {}
 
     async def create(self, command: CreateCommand) -> Operation:
@@ -100,29 +104,54 @@ class CreationCommands:
         :param keep: leave it as it is if that fails, since it may have worked.
         :raises HostAgentError: it could not be done.
         """
-        # A deletion waits: what is cleared away here must not be the domain of a later VM of that name.
-        async with vm.lock:
-            if fresh:
+        late = False
+        try:
+            # A deletion waits: what is cleared away here must not be the domain of a later VM of that name.
+            async with vm.lock:
+                if fresh:
+                    try:
+                        await self._host.hypervisor.create(vm.domain, vm.intent, xml)
+                    except BaseException as error:
+                        # It has undone what it did; a domain of that name may have another owner.
+                        if late := isinstance(error, HypervisorError):
+                            # What is made late all the same is removed, by a later agent, too.
+                            await self._host.mark_failed(operation.request_id)
+                        await self._host.drop(vm)
+                        raise
                 try:
-                    await self._host.hypervisor.create(vm.domain, vm.intent, xml)
-                except BaseException as error:
-                    # It has undone what it did; a domain of that name may have another owner.
-                    if isinstance(error, HypervisorError):
-                        # What is made late all the same is removed, by a later agent, too.
-                        await self._host.mark_failed(operation.request_id)
-                    await self._host.drop(vm)
+                    if suspend:
+                        await self._host.hypervisor.suspend(vm.domain)
+                    # Admitted at its committed size before its vCPUs run.
+                    await vm.enforce_at_start()
+                    await self._host.hypervisor.resume(vm.domain)
+                    return await self._started(operation, vm)
+                except Exception:
+                    if not keep:
+                        await self._host.clear_away(vm)
                     raise
-            try:
-                if suspend:
-                    await self._host.hypervisor.suspend(vm.domain)
-                # Admitted at its committed size before its vCPUs run.
-                await vm.enforce_at_start()
-                await self._host.hypervisor.resume(vm.domain)
-                return await self._started(operation, vm)
-            except Exception:
-                if not keep:
-                    await self._host.clear_away(vm)
-                raise
+        except Exception as error:
+            if not keep:
+                await self.undone(operation, vm, error, late)
+            raise
+
+    async def undone(self, operation: Operation, vm: ManagedVM, why: Exception, late: bool = False) -> None:
+        """Wait until a creation may be answered as failed: that is written down, or there is nothing left of it.
+
+        Else a later agent would bring up what was answered as failed.
+
+        :param late: whether its domain may still come about.
+        """
+        request_id, is_told = operation.request_id, False
+        while (late or self._host.holds(vm)) and not await self._host.mark_failed(request_id):
+            if late:
+                self._coming.setdefault(vm.name, request_id)
+            if not is_told:
+                said = f"{vm.name} is still being undone, and that it failed cannot be written down yet: {why}"
+                self._requests.operations.progress(request_id, said)
+                is_told = True
+            await asyncio.sleep(WRITE_AGAIN_S)
+        if late and self._coming.get(vm.name) == request_id:
+            del self._coming[vm.name]
 
     async def _started(self, operation: Operation, vm: ManagedVM) -> Operation:
         size = vm.allocation().current
@@ -146,15 +175,16 @@ class CreationCommands:
             if request.request_id in self._host.journal.deleted:
                 # Done before a restart: the VM that has the name now is another one.
                 return answer(f"{name} was removed by this request before the agent was started again")
-            if name not in self._host.vms and self._coming.pop(name, None) is not None:
-                return partial(self._call_off, name=name)
+            if name not in self._host.vms and (creation := self._coming.pop(name, None)) is not None:
+                return partial(self._call_off, name=name, creation=creation)
             vm = self._host.vm(name)
             return partial(self.remove, vm=vm, cause=request.cause(vm.allocation().current))
 
         told: dict[str, Any] = {"notice_s": f"{notice_s:g}"} if notice_s else {}
         return await self._requests.take("delete", command, accept, name=name, reason=reason, **told)
 
-    async def _call_off(self, operation: Operation, name: str) -> Operation:
+    async def _call_off(self, operation: Operation, name: str, creation: str) -> Operation:
+        await asyncio.to_thread(self._host.journal.add_failed, creation)
         await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
         return done(operation, f"{name} was still to be started, and will not be")
 

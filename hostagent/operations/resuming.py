@@ -150,7 +150,9 @@ class Resuming:
                 await vm.record.store(phase=Phase.STOPPED)
             return done(operation, f"{vm.name} was started, and is off by now")
         await self._host.clear_away(vm)
-        raise HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
+        refusal = HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
+        await self._creations.undone(operation, vm, refusal)
+        raise refusal
 
 
 def _as_answered(intent: Intent, failed: bool, runs: bool) -> Intent:

@@ -338,10 +338,17 @@ class Host:
         """Whether an operation was answered as failed by an earlier agent."""
         return self.journal.has_failed(operation.kind, operation.request_id)
 
-    async def mark_failed(self, request_id: str) -> None:
-        """Remember, if that can be written, that an operation is answered as failed."""
-        with contextlib.suppress(JournalError):
+    async def mark_failed(self, request_id: str) -> bool:
+        """Remember, if that can be written, that an operation is answered as failed.
+
+        :returns: whether it could be.
+        """
+        try:
             await asyncio.to_thread(self.journal.add_failed, request_id)
+        except JournalError as error:
+            log.warning("a failure could not be written down", request_id=request_id, why=str(error))
+            return False
+        return True
 
     async def record_change(self, name: str, before: ResourceVector, after: ResourceVector, cause: str) -> None:
         """Write down a change of cores, durably, and let the manager hear of it."""

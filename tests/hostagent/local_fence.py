@@ -60,6 +60,8 @@ class FencedJournal(Journal):
 
     def add_failed(self, request_id: str) -> None:
         self._fence.before()
+        if self._faults.disk_full:
+            raise JournalError("a failure could not be written: No space left on device")
         super().add_failed(request_id)
         self._fence.after()
 

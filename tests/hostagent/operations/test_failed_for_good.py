@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,14 @@ from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.control import reconciler
 from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Hypervisor
+from hostagent.operations import creation_commands
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
+from hostagent.state.journal import Journal
 from hostagent.vm import executor
 from hostagent.vm import host as host_module
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Command, has_failed, low_vm, succeeding
+from tests.hostagent.conftest import Client, Command, has_failed, low_vm, succeeding
 from tests.hostagent.doing import reclaim
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -261,6 +266,107 @@ async def test_a_creation_that_came_about_too_late_is_removed_by_a_successor_of_
         await has_failed(successor, "c")
         await until(lambda: not world.domains)
         assert "web" not in successor.host.vms
+
+
+class FullDisk:
+    """A journal's disk without room."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_room = False
+        save = Journal._save_state
+
+        def full(journal: Journal) -> None:
+            if not self.has_room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            save(journal)
+
+        monkeypatch.setattr(Journal, "_save_state", full)
+        monkeypatch.setattr(creation_commands, "WRITE_AGAIN_S", 0.02)
+
+
+async def being_undone(client: Client, agent: Agent) -> None:
+    """Ask for a VM whose creation fails, and look whether that is not answered yet."""
+    begun = await client.post("/v1/vms", json={"request_id": "c", "vm": low_vm("web")})
+    assert begun.status == 202, await begun.text()
+    async with asyncio.timeout(20):
+        while (operation := await agent.requests.operations.get("c")) is None or not operation.progress:
+            await asyncio.sleep(0.02)
+    assert operation.state == "running", operation.sentence
+    assert "web is still being undone" in operation.progress[0]
+    again = await client.post("/v1/vms", json={"request_id": "c-2", "vm": low_vm("web")})
+    assert again.status == 409, "its name is not free yet"
+
+
+@pytest.mark.parametrize("then", ["room", "killed", "deleted"])
+async def test_a_creation_that_may_come_about_late_is_not_answered_as_failed_before_that_is_written_down(
+    agent: Agent,
+    client: Client,
+    command: Command,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    then: str,
+) -> None:
+    made: list[Intent] = []
+
+    async def create(domain: str, intent: Intent, xml: str | None = None) -> None:
+        made.append(intent)
+        raise HypervisorTimeout("libvirt did not answer within 60 s")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.host.hypervisor, "create", create)
+        disk = FullDisk(broken)
+        await being_undone(client, agent)
+        if then == "deleted":
+            assert (await command("DELETE", "/v1/vms/web?request_id=d")).state == "failed", "nor is that written down"
+        disk.has_room = then != "killed"
+        if then == "deleted":
+            await until(lambda: "c" in agent.host.journal.failed)
+        if then != "killed":
+            await has_failed(agent, "c")
+        await agent.close()
+    await world.create("ebb-host-a.web", made[0].model_dump_json())
+    async with succeeding(world, tmp_path) as successor:
+        operation = await successor.requests.operations.get("c", 5.0)
+        assert operation is not None
+        assert operation.state == ("done" if then == "killed" else "failed"), operation.sentence
+        assert ("ebb-host-a.web" in world.domains) is (then == "killed")
+
+
+async def test_a_deletion_of_a_creation_that_may_come_about_late_lasts_beyond_the_agent(
+    agent: Agent, client: Client, command: Command, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Intent] = []
+
+    async def create(domain: str, intent: Intent, xml: str | None = None) -> None:
+        made.append(intent)
+        raise HypervisorTimeout("libvirt did not answer within 60 s")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.host.hypervisor, "create", create)
+        disk = FullDisk(broken)
+        broken.setattr(creation_commands, "WRITE_AGAIN_S", 60.0)
+        await being_undone(client, agent)
+        disk.has_room = True
+        assert (await command("DELETE", "/v1/vms/web?request_id=d")).state == "done"
+        await agent.close()
+    await world.create("ebb-host-a.web", made[0].model_dump_json())
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "c")
+        await until(lambda: not world.domains)
+
+
+async def test_a_creation_whose_failure_cannot_be_written_down_has_failed_once_nothing_is_left_of_it(
+    agent: Agent, client: Client, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FullDisk(monkeypatch)
+    monkeypatch.setattr(reconciler, "SURVEY_S", 0.05)
+    world.failures["resume"] = world.failures["destroy"] = REFUSED
+    await being_undone(client, agent)
+    assert agent.host.vms["web"].allocation().current == FULL, "it is charged"
+    world.failures.clear()
+    await has_failed(agent, "c")
+    assert not world.domains
 
 
 async def test_what_had_failed_and_is_repeated_after_a_restart_has_failed(
