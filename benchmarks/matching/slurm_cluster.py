@@ -14,7 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -221,11 +221,12 @@ class SlurmCluster:
 
     def kill_node(self, name: str) -> None:
         """A whole node at once: its slurmd, and all that it has started."""
-        doomed = self._strangers(name)
-        # All stand still first: none sees another one end, and writes that down.
-        _signal(doomed, signal.SIGSTOP)
         self.kill(name)
-        _signal(doomed | self._strangers(name), signal.SIGKILL)
+        # Parents first: none sees a child end, and writes that down. Nor do they stand still first: of a session whose
+        # head dies under it the kernel ends by SIGHUP what stands still, and has it go on for that.
+        _signal(self._strangers(name), signal.SIGKILL)
+        # What was about to begin.
+        _signal(self._strangers(name), signal.SIGKILL)
 
     def wait_ready(self) -> None:
         """Until the controller knows every node as idle."""
@@ -267,8 +268,8 @@ class SlurmCluster:
         lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
         return " | ".join(lines[-3:])
 
-    def _strangers(self, node: str | None = None) -> set[int]:
-        """Step daemons of this cluster, of one node or of all, and what runs under them."""
+    def _strangers(self, node: str | None = None) -> list[int]:
+        """Step daemons of this cluster, of one node or of all, and what runs under them: parents before children."""
         table, roots = _processes(), set()
         spool = f"{self.directory}/spool/"
         for pid in table:
@@ -282,10 +283,10 @@ class SlurmCluster:
         found = set(roots)
         while more := {pid for pid, parent in table.items() if parent in found} - found:
             found |= more
-        return found - spared
+        return sorted(found - spared, key=lambda pid: _depth(pid, table))
 
 
-def _signal(pids: set[int], number: signal.Signals) -> None:
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -299,6 +300,14 @@ def _processes() -> dict[int, int]:
             with contextlib.suppress(OSError, IndexError, ValueError):
                 table[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     return table
+
+
+def _depth(pid: int, parents: dict[int, int]) -> int:
+    """How many are above it."""
+    above: set[int] = set()
+    while (pid := parents.get(pid, 0)) not in {0, *above}:
+        above.add(pid)
+    return len(above)
 
 
 def _environment(pid: int) -> dict[str, str]:

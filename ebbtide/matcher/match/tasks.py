@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import Final, Literal
 
 from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, EngineMachine, Seen, attempt_name
@@ -33,6 +34,9 @@ MOST_LAUNCHES: Final = 5
 #: What an engine has refused is given to it again after so many seconds, which double so often.
 REFUSED_PAUSE_S: Final = 15.0
 _MOST_DOUBLINGS: Final = 4
+#: What a shell says of a command that such a signal has ended. Others send them: who turns its machine off, an engine
+#: that has forgotten it, a kernel without memory; no command gets one for what it does itself.
+_KILLED: Final = {128 + number: number.name for number in (SIGHUP, SIGINT, SIGKILL, SIGTERM)}
 
 
 class TaskPhase(StrEnum):
@@ -356,13 +360,16 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
     code = seen.exit_code
     # Whoever was told that its machine goes, and then ends, has saved its work and wants to be begun again.
     saved = code is not None and task.told_at is not None and task.order.restartable
-    if code is not None and task.stop in ("", "lost") and not saved:
+    killed = code in _KILLED and task.order.restartable
+    if code is not None and task.stop in ("", "lost") and not saved and not killed:
         said = f"its command ended with {code} on {task.machine}"
         return _finished(task, TaskPhase.FAILED, said, seen, now)
     if task.stop:
         why = task.sentence
     elif saved:
         why = f"its command ended with {code} on {task.machine} after {task.order.checkpoint_signal}"
+    elif code in _KILLED:
+        why = f"its command was ended by {_KILLED[code]} on {task.machine}"
     else:
         why = f"it was broken off on {task.machine}" + (f" ({seen.reason})" if seen.reason else "")
     ended_at = seen.ended_at if seen.ended_at is not None else now

@@ -105,10 +105,10 @@ def test_a_told_command_that_ends_is_begun_again_unless_it_is_done(code: int, ph
     assert after.phase is phase
     if code:
         assert f"its command ended with {code} on n1 after USR1; it is to be begun again" in after.sentence
-    # In an attempt that was told nothing the same code is a failure.
+    # In an attempt that was told nothing the same code is a failure, unless it is that of a signal.
     again = replace(RUNNING, attempt=2)
-    failed, _ = observe(again, replace(RUNS, state=AttemptState.ENDED, exit_code=code or 1), 103.0, "ebb")
-    assert failed.phase is TaskPhase.FAILED
+    untold, _ = observe(again, replace(RUNS, state=AttemptState.ENDED, exit_code=code or 1), 103.0, "ebb")
+    assert untold.phase is (TaskPhase.WAITING if code == 143 else TaskPhase.FAILED)
 
 
 def test_a_preemption_that_is_withdrawn_leaves_its_tasks_running_and_the_next_one_is_told_anew() -> None:

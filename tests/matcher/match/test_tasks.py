@@ -528,9 +528,9 @@ class AnyEngine(RuleBasedStateMachine):
             self.begun.append(name)
             self.alive.add(name)
 
-    @rule(data=st.data(), code=st.sampled_from([0, 0, 0, None, 75]))
+    @rule(data=st.data(), code=st.sampled_from([0, 0, 0, None, 75, 137]))
     def something_ends(self, data: st.DataObject, code: int | None) -> None:
-        """By itself, where 75 is what a command ends with that has saved its work; or with its machine (None)."""
+        """By itself, where 75 is what a command ends with that has saved its work; or with its machine (None, 137)."""
         if self.alive:
             self._end(data.draw(st.sampled_from(sorted(self.alive))), code)
 
@@ -573,9 +573,9 @@ class AnyEngine(RuleBasedStateMachine):
             assert task.phase is not TaskPhase.CANCELLED or task.name in self.unwanted
 
     @invariant()
-    def who_was_told_and_may_be_begun_again_has_not_failed(self) -> None:
+    def who_was_told_or_killed_and_may_be_begun_again_has_not_failed(self) -> None:
         for task in self.ended.values():
-            if task.phase is TaskPhase.FAILED and task.order.restartable and task.told_at is not None:
+            if task.phase is TaskPhase.FAILED and task.order.restartable and (task.told_at or task.exit_code == 137):
                 assert task.begun == task.order.max_attempts
 
     def teardown(self) -> None:
