@@ -83,8 +83,8 @@ class MatchOptions:
     #: as much each. Not with `spare`. 0: paper.
     spread: float = 0.0
     #: What a machine's tasks will have left by about the middle of this one counts as room that it can lose
-    #: (`matcher.predict.expected_time.release_s`). For machines that the newest leave first. Not in Algorithm 3. Off:
-    #: paper.
+    #: (`matcher.predict.expected_time.release_s`). For machines that the newest leave first; by landmarks and sizes
+    #: only, and not in Algorithm 3. Off: paper.
     releases: bool = False
     #: Algorithm 3.
     threshold: float = THRESHOLD
@@ -233,7 +233,8 @@ class MatchMaker:
 
     def _release_s(self, duration_s: float) -> float:
         """`matcher.predict.expected_time.release_s`; `NOTHING_S` where it does not count."""
-        counts = self.options.releases and self.predictor.options.sized
+        predicting = self.predictor.options
+        counts = self.options.releases and predicting.by_landmarks and predicting.sized
         return figures.release_s(duration_s) if counts else NOTHING_S
 
     def _may_wait(self, demand: Demand, duration_s: float, now: float) -> bool:

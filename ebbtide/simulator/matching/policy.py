@@ -71,7 +71,7 @@ def fresh(
     switches[a.SWITCH.censored] = predicting.censored
     switches[a.SWITCH.delay] = matching.delay
     switches[a.SWITCH.promises] = matching.promises
-    switches[a.SWITCH.releases] = matching.releases and predicting.sized
+    switches[a.SWITCH.releases] = matching.releases and predicting.by_landmarks and predicting.sized
     switches[a.SWITCH.check] = check
     numbers = np.zeros(a.NUMBERS)
     numbers[a.NUMBER.spare] = matching.spare

@@ -189,7 +189,7 @@ def plainly(maker: MatchMaker, demand: Demand, now: float) -> tuple[str | None, 
     waits = fleet.waits_s(demand.cores, demand.memory_mib, now)
     then_s = predictor.elapsed_s() + np.where(waits < np.inf, waits, 0.0)
     free = fleet.free_cores() - demand.cores
-    if options.releases and predictor.options.sized:
+    if options.releases and predictor.options.by_landmarks and predictor.options.sized:
         by = np.where(waits == 0.0, now + figures.release_s(duration_s), -np.inf)
         free += [fleet.released_of(row, at) for row, at in enumerate(by.tolist())]
     failure, w = predictor.failure_and_loss(
