@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import Final, Literal
 
 from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, EngineMachine, Seen, attempt_name
@@ -36,7 +35,7 @@ REFUSED_PAUSE_S: Final = 15.0
 _MOST_DOUBLINGS: Final = 4
 #: What a shell says of a command that such a signal has ended. Others send them: who turns its machine off, an engine
 #: that has forgotten it, a kernel without memory; no command gets one for what it does itself.
-_KILLED: Final = {128 + number: number.name for number in (SIGHUP, SIGINT, SIGKILL, SIGTERM)}
+_KILLED: Final = {129: "SIGHUP", 130: "SIGINT", 137: "SIGKILL", 143: "SIGTERM"}
 
 
 class TaskPhase(StrEnum):
