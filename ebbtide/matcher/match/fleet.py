@@ -57,11 +57,11 @@ class Fleet:
         self._step_mib = memory_step_mib
         self._running: dict[int, list[Running]] = {}
         self._promised: dict[int, list[Running]] = {}
-        self._where: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self.cores: Floats = np.zeros(0)
         self.memory_mib: Floats = np.zeros(0)
-        #: Of each task that runs: row, when it began and is expected to end, cores. In any order, with places to spare.
+        #: Of each task that runs: row, when it began and is expected to end, cores. In any order, with places to spare;
+        #: and the places by task, the tasks by place.
         self._held_rows: Integers = np.zeros(0, np.int64)
         self._held: Floats = np.zeros((3, 0))
         self._places: dict[str, int] = {}
@@ -110,7 +110,6 @@ class Fleet:
             return []
         ended = self._running.pop(row, [])
         for task in ended:
-            del self._where[task.task]
             self._release(task.task)
         self._promised.pop(row, None)
         del self._names[row]
@@ -126,10 +125,9 @@ class Fleet:
         row = self.predictor.rows.get(machine)
         if row is None or row not in self._names:
             raise InvalidField("machine", f"{machine!r} is not known")
-        if task.task in self._where:
+        if task.task in self._places:
             raise InvalidField("task", f"{task.task!r} runs already")
         self._running.setdefault(row, []).append(task)
-        self._where[task.task] = row
         place = self._places[task.task] = len(self._placed)
         self._placed.append(task.task)
         if place == len(self._held_rows):
@@ -142,8 +140,8 @@ class Fleet:
 
     def end(self, task: str) -> None:
         """A task does not run any more. One that is not known is none."""
-        row = self._where.pop(task, None)
-        if row is not None:
+        if task in self._places:
+            row = self._held_rows.item(self._places[task])
             self._release(task)
             self._running[row] = [other for other in self._running[row] if other.task != task]
             self._changed(row)

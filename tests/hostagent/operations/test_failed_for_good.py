@@ -248,17 +248,23 @@ async def test_a_start_that_was_written_too_late_is_not_carried_out_by_a_success
         assert (domain.state, world.starts) == ("stopped", 0)
 
 
-async def test_a_creation_that_came_about_too_late_is_removed_by_a_successor_of_the_agent(
-    agent: Agent, command: Command, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def made_without_answer(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[Intent]:
+    """What libvirt is asked to create from now on, without an answer: it may come about late."""
     made: list[Intent] = []
 
     async def create(domain: str, intent: Intent, xml: str | None = None) -> None:
         made.append(intent)
         raise HypervisorTimeout("libvirt did not answer within 60 s")
 
+    monkeypatch.setattr(agent.host.hypervisor, "create", create)
+    return made
+
+
+async def test_a_creation_that_came_about_too_late_is_removed_by_a_successor_of_the_agent(
+    agent: Agent, command: Command, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(agent.host.hypervisor, "create", create)
+        made = made_without_answer(agent, broken)
         assert (await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("web")})).state == "failed"
         await agent.close()
     await world.create("ebb-host-a.web", made[0].model_dump_json())
@@ -307,14 +313,8 @@ async def test_a_creation_that_may_come_about_late_is_not_answered_as_failed_bef
     monkeypatch: pytest.MonkeyPatch,
     then: str,
 ) -> None:
-    made: list[Intent] = []
-
-    async def create(domain: str, intent: Intent, xml: str | None = None) -> None:
-        made.append(intent)
-        raise HypervisorTimeout("libvirt did not answer within 60 s")
-
     with monkeypatch.context() as broken:
-        broken.setattr(agent.host.hypervisor, "create", create)
+        made = made_without_answer(agent, broken)
         disk = FullDisk(broken)
         await being_undone(client, agent)
         if then == "deleted":
@@ -336,14 +336,8 @@ async def test_a_creation_that_may_come_about_late_is_not_answered_as_failed_bef
 async def test_a_deletion_of_a_creation_that_may_come_about_late_lasts_beyond_the_agent(
     agent: Agent, client: Client, command: Command, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Intent] = []
-
-    async def create(domain: str, intent: Intent, xml: str | None = None) -> None:
-        made.append(intent)
-        raise HypervisorTimeout("libvirt did not answer within 60 s")
-
     with monkeypatch.context() as broken:
-        broken.setattr(agent.host.hypervisor, "create", create)
+        made = made_without_answer(agent, broken)
         disk = FullDisk(broken)
         broken.setattr(creation_commands, "WRITE_AGAIN_S", 60.0)
         await being_undone(client, agent)
