@@ -18,12 +18,16 @@ from benchmarks.figures import Figure, Figures, ratios
 from benchmarks.matching.matcher_plain import PlainMatcher
 from benchmarks.passes import Pass, one_core
 from ebbtide.matcher.match.fleet import Fleet, Running
-from ebbtide.matcher.match.matching import Demand, MatchMaker
+from ebbtide.matcher.match.matching import Demand, MatchMaker, MatchOptions
+from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION
 from ebbtide.matcher.predict.changes import Change
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 
 SIZES: Final = (100, 1000, 10_000)
 WAITING: Final = (10, 100, 1000, 10_000)
+#: Tasks of a round that is decided as a manager does by default.
+ROUND: Final = 100
+EQUATION_ONE: Final = PredictorOptions(form="next-change")
 #: Decisions for the percentile, and of the plain form, which is slow.
 DECISIONS: Final = 1000
 PLAIN: Final = 20
@@ -57,7 +61,9 @@ def run(how: Pass) -> Figures:
     medians: dict[int, list[float]] = {size: [] for size in sizes}
     percentiles: dict[int, list[float]] = {size: [] for size in sizes}
     plain: dict[int, list[float]] = {size: [] for size in sizes}
-    landmark: dict[int, list[float]] = {size: [] for size in sizes}
+    default: dict[int, list[float]] = {size: [] for size in sizes}
+    default_moved: dict[int, list[float]] = {size: [] for size in sizes}
+    default_round: dict[int, list[float]] = {size: [] for size in sizes}
     learning: dict[int, list[float]] = {size: [] for size in sizes}
     moved: dict[int, list[float]] = {size: [] for size in sizes}
     rounds: dict[tuple[int, int], list[float]] = {}
@@ -71,14 +77,12 @@ def run(how: Pass) -> Figures:
                 plain[size].append(float(np.median([_plain_s(pool, demand) for demand in pool.demands[:PLAIN]])))
                 learning[size].append(1e6 * float(np.median(pool.learning)))
                 for tasks in waiting:
-                    began = _clock()
-                    pool.matcher.decide_all(pool.demands[:tasks], NOW_S)
-                    rounds.setdefault((size, tasks), []).append(tasks / (_clock() - began))
-                moments = [NOW_S + number * APART_S for number in range(1, MOMENTS + 1)]
-                again = [_seconds(pool, demand, at) for demand, at in zip(pool.demands, moments, strict=False)]
-                moved[size].append(1e6 * float(np.median(again)))
-                other = _pool(size, count, number, "landmark")
-                landmark[size].append(float(np.median([_seconds(other, demand) for demand in other.demands[:count]])))
+                    rounds.setdefault((size, tasks), []).append(_round_per_s(pool, tasks))
+                moved[size].append(1e6 * _moved_s(pool))
+                pool = _pool(size, max(count, ROUND), number, LIVE_PREDICTION, LIVE)
+                default[size].append(float(np.median([_seconds(pool, demand) for demand in pool.demands[:count]])))
+                default_moved[size].append(1e6 * _moved_s(pool))
+                default_round[size].append(_round_per_s(pool, ROUND))
                 how.report(
                     f"run {number + 1}: {size} machines: {1000 * medians[size][-1]:.3f} ms a decision, "
                     f"plain {1000 * plain[size][-1]:.1f} ms"
@@ -91,10 +95,14 @@ def run(how: Pass) -> Figures:
             f"decision_{size}_p99_ms": Figure.over(percentiles[size], "ms", where),
             f"plain_{size}_ms": Figure.over([1000.0 * value for value in plain[size]], "ms", of),
             f"plain_{size}_to_decision": Figure.over(ratios(plain[size], medians[size]), "ratio", of),
-            f"landmark_{size}_to_decision": Figure.over(
-                ratios(landmark[size], medians[size]),
-                "ratio",
-                f"{where}; this one by landmarks and the size of shrinks",
+            f"default_{size}_to_decision": Figure.over(
+                ratios(default[size], medians[size]), "ratio", f"{where}; this one as a manager decides by default"
+            ),
+            f"default_moved_{size}_us": Figure.over(
+                default_moved[size], "us", f"moved_{size}_us, as a manager decides by default"
+            ),
+            f"default_round_{size}_{ROUND}_per_s": Figure.over(
+                default_round[size], "1/s", f"round_{size}_{ROUND}_per_s, as a manager decides by default"
             ),
             f"moved_{size}_us": Figure.over(
                 moved[size],
@@ -121,9 +129,15 @@ def run(how: Pass) -> Figures:
     return figures
 
 
-def _pool(size: int, waiting: int, seed: int, form: str = "next-change") -> _Pool:
+def _pool(
+    size: int,
+    waiting: int,
+    seed: int,
+    predicting: PredictorOptions = EQUATION_ONE,
+    matching: MatchOptions | None = None,
+) -> _Pool:
     generator = np.random.default_rng([seed, size])
-    predictor = Predictor(0.0, PredictorOptions(form=form, sized=form == "landmark"))
+    predictor = Predictor(0.0, predicting)
     plain = PlainMatcher()
     learning = []
     at = generator.uniform(0.0, NOW_S, (size, CHANGES))
@@ -163,13 +177,25 @@ def _pool(size: int, waiting: int, seed: int, form: str = "next-change") -> _Poo
         )
         for number in range(waiting)
     ]
-    return _Pool(MatchMaker(fleet), plain, demands, learning)
+    return _Pool(MatchMaker(fleet, matching), plain, demands, learning)
 
 
 def _seconds(pool: _Pool, demand: Demand, now: float = NOW_S) -> float:
     began = _clock()
     pool.matcher.decide(demand, now)
     return _clock() - began
+
+
+def _moved_s(pool: _Pool) -> float:
+    """A decision at another moment than the one before."""
+    moments = [NOW_S + number * APART_S for number in range(1, MOMENTS + 1)]
+    return float(np.median([_seconds(pool, demand, at) for demand, at in zip(pool.demands, moments, strict=False)]))
+
+
+def _round_per_s(pool: _Pool, tasks: int) -> float:
+    began = _clock()
+    pool.matcher.decide_all(pool.demands[:tasks], pool.matcher.predictor.now)
+    return tasks / (_clock() - began)
 
 
 def _plain_s(pool: _Pool, demand: Demand) -> float:

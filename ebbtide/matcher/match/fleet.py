@@ -16,13 +16,15 @@ import numpy as np
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.predict.ages import Floats
-from ebbtide.matcher.predict.expected_time import remaining_s
+from ebbtide.matcher.predict.expected_time import OVERRUN, remaining_s
 from ebbtide.matcher.predict.predictor import Predictor
 from ebbtide.matcher.predict.rolling import Integers
 
 #: Steps of memory in the table: the largest machine has so many.
 MEMORY_STEPS: Final = 64
 _EPSILON: Final = 1e-9
+#: So long before it changes what a machine has released is looked at again, s: far more than times are rounded by.
+_SLACK_S: Final = 1e-3
 #: Changes that are kept to be told.
 _TOLD: Final = 10_000
 #: When so much becomes free.
@@ -182,28 +184,34 @@ class Fleet:
         self.advance(self._now)
         return self.cores - self.used_cores if rows is None else self.cores[rows] - self.used_cores[rows]
 
-    def released(self, rows: Integers, by: Floats) -> Floats:
-        """Cores that what runs will have left by a time, as expected at the moment of the last `advance`.
+    def released(self, rows: Integers, within_s: float) -> tuple[Floats, float]:
+        """Cores that what runs on some machines leaves within a time, as expected at the moment of the last `advance`;
+        and until when that stays so at least, if nothing begins or ends there.
 
         :param rows: each once.
-        :param by: of each of the rows.
         """
-        count, now = len(self._placed), self._now
-        of, (began, ends, cores) = self._held_rows[:count], self._held[:, :count]
-        late = np.flatnonzero(ends <= now)
-        if len(late):
-            ends = ends.copy()
-            ends[late] = now + remaining_s(ends[late], began[late], now)
-        until = np.full(len(self.cores), -np.inf)
-        until[rows] = by
-        done = ends <= until[of]
-        found: Floats = np.bincount(of[done], cores[done], len(until)).astype(np.float64)[rows]
-        return found
+        now, on = self._now, np.zeros(len(self.cores), bool)
+        on[rows] = True
+        here = np.flatnonzero(on[self._held_rows[: len(self._placed)]])
+        of, (began, ends, cores) = self._held_rows[here], self._held[:, here]
+        done = np.where(ends > now, ends, now + remaining_s(ends, began, now)) <= now + within_s
+        found: Floats = np.bincount(of[done], cores[done], len(on)).astype(np.float64)[rows]
+        begins = ends - within_s
+        changes = np.where(begins > now, begins, np.maximum(ends, began + within_s / OVERRUN))
+        return found, float(np.min(changes, initial=math.inf, where=changes > now)) - _SLACK_S
 
-    def released_of(self, row: int, by: float) -> float:
+    def released_of(self, row: int, within_s: float) -> tuple[float, float]:
         """`released` of one row."""
-        now = self._now
-        return math.fsum(task.cores for task in self._running.get(row, ()) if _end_of(task, now) <= by)
+        now, running = self._now, self._running.get(row, ())
+        cores = math.fsum(task.cores for task in running if _end_of(task, now) <= now + within_s)
+        until = math.inf
+        for task in running:
+            at = task.ends_at - within_s
+            if at <= now:
+                # It counts, until it overruns its estimate by so much that it is expected to take longer.
+                at = max(task.ends_at, task.started_at + within_s / OVERRUN)
+            until = min(until, at if at > now else until)
+        return cores, until - _SLACK_S
 
     def touched(self) -> int:
         """A mark, for `touched_since`."""

@@ -71,6 +71,8 @@ class Band:
     at: Floats
     busy: Integers
     stand: Stand
+    #: At least until when what the stand counts as left free stays so, while nothing changes.
+    free_until: float
     #: By row: its place; -1: it is not among them.
     places: Integers
 
@@ -155,14 +157,14 @@ class MatchCache:
         all_rows[:count], all_rows[count] = rows, -1
         all_at = np.append(at, np.inf)
         waits = np.maximum(all_at - now, 0.0)
-        stand = self._stand(rows, cores, _released_by(waits, now, release_s))
+        free, free_until = self._left_free(rows, cores, at, now, release_s)
+        stand = self._stand(rows, free)
         outlook = self._outlook(waits, stand)
         moment = (now, self._predictor.now, self._predictor.version)
         places: Integers = np.full(len(self._fleet.cores), -1)
         places[rows] = np.arange(count)
-        return Band(
-            all_rows, waits, outlook, _silent(outlook), now + reach_s, moment, all_at, _busy(all_at), stand, places
-        )
+        silent, busy = _silent(outlook), _busy(all_at)
+        return Band(all_rows, waits, outlook, silent, now + reach_s, moment, all_at, busy, stand, free_until, places)
 
     def _go_on(self, moment: tuple[float, float, int]) -> None:
         """To another moment. Bands are kept if nothing else is known: their machines are older, and others do not have
@@ -181,38 +183,48 @@ class MatchCache:
         fleet, now, rows = self._fleet, moment[0], band.rows[band.busy]
         late = fleet.overrun(rows, now)
         if len(late):
-            band.at[band.busy[late]] = [fleet.room_of(row, cores, memory_mib) for row in rows[late].tolist()]
+            later = [fleet.room_of(row, cores, memory_mib) for row in rows[late].tolist()]
+            band.at[band.busy[late]] = later
+            if release_s != NOTHING_S:
+                band.free_until = min(band.free_until, *later)
         band.moment = moment
         band.waits = np.maximum(band.at - now, 0.0)
-        if release_s != NOTHING_S:
+        if now >= band.free_until:
             # What runs there ends sooner, seen from now.
-            here, by = band.rows[:-1], _released_by(band.waits, now, release_s)
-            if not np.array_equal(self._left_free(here, cores, by), band.stand.free[:-1]):
-                band.stand = self._stand(here, cores, by)
+            here = band.rows[:-1]
+            free, band.free_until = self._left_free(here, cores, band.at[:-1], now, release_s)
+            if not np.array_equal(free, band.stand.free[:-1]):
+                band.stand = self._stand(here, free)
         band.outlook = self._outlook(band.waits, band.stand)
         band.silent = _silent(band.outlook)
 
-    def _stand(self, rows: Integers, cores: float, released_by: Floats) -> Stand:
-        """How machines stand, with the restart's machine behind.
-
-        :param released_by: up to when what runs on each leaves room that counts.
-        """
+    def _stand(self, rows: Integers, left_free: Floats) -> Stand:
+        """How machines stand, with the restart's machine behind."""
         fleet, predictor = self._fleet, self._predictor
         count = len(rows)
         states: Integers = np.empty(count + 1, np.int64)
         states[:count], states[count] = predictor.directions()[rows], GROWTH
         since, free, held = np.full(count + 1, np.inf), np.zeros(count + 1), np.full(count + 1, ANY_CORES)
         since[:count] = predictor.state.last_s[rows]
-        free[:count] = self._left_free(rows, cores, released_by)
+        free[:count] = left_free
         held[:count] = fleet.cores[rows]
         lasting = np.flatnonzero(fleet.lasting[rows] > 0.0)
         return Stand(states, since, free, held, lasting, predictor.standing(states, free, held))
 
-    def _left_free(self, rows: Integers, cores: float, released_by: Floats) -> Floats:
-        free = self._fleet.free_cores(rows) - cores
-        if (released_by > NOTHING_S).any():
-            free += self._fleet.released(rows, released_by)
-        return free
+    def _left_free(
+        self, rows: Integers, cores: float, at: Floats, now: float, release_s: float
+    ) -> tuple[Floats, float]:
+        """Cores that a task leaves free, and until when that stays so at least, while nothing changes.
+
+        :param at: when each has room.
+        """
+        free, until = self._fleet.free_cores(rows) - cores, math.inf
+        if release_s != NOTHING_S:
+            has_room = at <= now
+            more, until = self._fleet.released(rows[has_room], release_s)
+            free[has_room] += more
+            until = min(until, float(np.min(at, initial=math.inf, where=~has_room)))
+        return free, until
 
     def _outlook(self, waits: Floats, stand: Stand) -> Outlook:
         """Of machines when they have room."""
@@ -237,8 +249,10 @@ class MatchCache:
             held = fleet.cores.item(row)
             # What is left free counts for nothing else than the size of shrinks.
             free = held - fleet.used_cores.item(row) - cores if self._sized else 0.0
-            if release_s != NOTHING_S and at <= self._moment[0]:
-                free += fleet.released_of(row, self._moment[0] + release_s)
+            until = math.inf
+            if release_s != NOTHING_S:
+                more, until = fleet.released_of(row, release_s) if at <= self._moment[0] else (0.0, at)
+                free += more
             fresh: tuple[Standing, Outlook] | None = None
             for band in found.bands[:]:
                 place, stand = band.places.item(row), band.stand
@@ -246,7 +260,9 @@ class MatchCache:
                     if at <= band.reach_at:
                         # It has room sooner than it was known: the band is none without it.
                         found.bands.remove(band)
-                elif (
+                    continue
+                band.free_until = min(band.free_until, until)
+                if (
                     at != band.at.item(place)
                     or held != stand.held.item(place)
                     or (self._sized and free != stand.free.item(place))
@@ -277,11 +293,6 @@ class MatchCache:
                 old[place] = new
             if len(band.silent) or np.isnan(outlook.fatal):
                 band.silent = _silent(band.outlook)
-
-
-def _released_by(waits: Floats, now: float, release_s: float) -> Floats:
-    """Up to when what runs on each machine leaves room that counts; of shape (n,), without the restart's."""
-    return np.where(waits[:-1] == 0.0, now + release_s, NOTHING_S)
 
 
 def _silent(outlook: Outlook) -> Integers:

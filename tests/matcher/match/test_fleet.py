@@ -186,12 +186,42 @@ def test_what_runs_is_released_as_it_is_expected_to_end_also_late_and_whatever_e
     for number in range(40):
         fleet.end(f"gone {number}")
     fleet.advance(80.0)
-    for by, released in ((99.0, [0.0, 0.0]), (100.0, [4.0, 1.0]), (900.0, [6.0, 1.0])):
-        assert fleet.released(rows, np.full(2, by)).tolist() == released
-        assert [fleet.released_of(row, by) for row in rows.tolist()] == released
-    assert fleet.released(rows, np.array([900.0, -np.inf])).tolist() == [6.0, 0.0]
+    for within_s, released in ((19.0, [0.0, 0.0]), (20.0, [4.0, 1.0]), (820.0, [6.0, 1.0])):
+        assert fleet.released(rows, within_s)[0].tolist() == released
+        assert [fleet.released_of(row, within_s)[0] for row in rows.tolist()] == released
+    assert fleet.released(rows[:1], 820.0)[0].tolist() == [6.0]
     fleet.remove("a")
-    assert fleet.released(rows, np.full(2, np.inf)).tolist() == [0.0, 1.0]
+    assert fleet.released(rows, np.inf)[0].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("task", "changes"),
+    [
+        pytest.param(
+            (0.0, 900.0), {800.0: 4.0, 900.0: 0.0}, id="one that is expected to take as long again, once late"
+        ),
+        pytest.param((0.0, 150.0), {50.0: 4.0, 400.0: 0.0}, id="one that overruns, until a fourth of its age is more"),
+        pytest.param((850.0, 900.0), {1250.0: 0.0}, id="one that leaves within the time from its begin on"),
+        pytest.param((0.0, math.inf), {}, id="one that never ends"),
+    ],
+)
+def test_what_is_released_stays_so_until_it_says(task: tuple[float, float], changes: dict[float, float]) -> None:
+    """Within 100 s, asked when it begins and a little after each moment that was said."""
+    fleet = fleet_of(a=16.0)
+    rows = np.array([fleet.predictor.rows["a"]])
+    fleet.start("a", Running("t", 4.0, 0.0, *task))
+    seen: list[tuple[float, float]] = []
+    until = task[0]
+    while until < math.inf:
+        now = until + 0.002
+        fleet.advance(now)
+        released, until = fleet.released(rows, 100.0)
+        assert fleet.released_of(rows.item(0), 100.0) == (released.item(), until)
+        for at in np.linspace(now, min(until, now + 5000.0), 7):
+            fleet.advance(at)
+            assert fleet.released(rows, 100.0)[0].tolist() == released.tolist()
+        seen.append((round(now), released.item()))
+    assert dict(seen[1:]) == changes
 
 
 def test_what_is_promised_is_not_in_use() -> None:

@@ -190,8 +190,8 @@ def plainly(maker: MatchMaker, demand: Demand, now: float) -> tuple[str | None, 
     then_s = predictor.elapsed_s() + np.where(waits < np.inf, waits, 0.0)
     free = fleet.free_cores() - demand.cores
     if options.releases and predictor.options.by_landmarks and predictor.options.sized:
-        by = np.where(waits == 0.0, now + figures.release_s(duration_s), -np.inf)
-        free += [fleet.released_of(row, at) for row, at in enumerate(by.tolist())]
+        within_s = figures.release_s(duration_s)
+        free += [fleet.released_of(row, within_s)[0] * (wait == 0.0) for row, wait in enumerate(waits.tolist())]
     failure, w = predictor.failure_and_loss(
         predictor.outlook(predictor.directions(), then_s, free, fleet.cores), duration_s
     )
