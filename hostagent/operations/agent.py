@@ -88,10 +88,8 @@ class Agent:
     def _has_failed(self, intent: Intent) -> bool:
         if (cause := intent.cause) is None:
             return False
-        if self.host.journal.has_failed(cause.kind, cause.request_id):
-            return True
-        # Of this agent's it is known although that could not be written. A deletion that has begun is finished.
-        return cause.kind == "adopt" and self.requests.operations.has_failed(cause.request_id)
+        failed = self.host.journal.has_failed(cause.kind, cause.request_id)
+        return failed or cause.request_id in self.host.unwritten
 
     async def _take_back(self, found: DomainState) -> None:
         """Look after a domain of ours that libvirt did not name for a while, as after a start."""

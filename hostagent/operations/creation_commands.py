@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -20,16 +20,13 @@ from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
 from hostagent.errors import DomainGone, HypervisorError, NoticeWithdrawn, RequestRefused
 from hostagent.operations.ending import end_of_notice, stays
-from hostagent.operations.operations import Run, done, failed, partly_done
+from hostagent.operations.operations import WRITE_AGAIN_S, Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_not_arrived, left
 from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.notice import give_notice
-
-#: How often it is tried again to write down that a creation has failed, seconds.
-WRITE_AGAIN_S: Final = 2.0
 
 
 class CreationCommands:
@@ -150,6 +147,8 @@ class CreationCommands:
                 self._requests.operations.progress(request_id, said)
                 is_told = True
             await asyncio.sleep(WRITE_AGAIN_S)
+        # Where nothing is left of it, nothing need be written.
+        self._host.unwritten.discard(request_id)
         if late and self._coming.get(vm.name) == request_id:
             del self._coming[vm.name]
 

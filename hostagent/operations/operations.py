@@ -27,6 +27,8 @@ from hostagent.errors import HostAgentError, RequestRefused
 REMEMBERED: Final = 1000
 #: Sentences of one operation's progress that are kept, the latest: a move says one a second, however long it takes.
 TOLD: Final = 500
+#: How often it is tried again to write down that an operation has failed, seconds.
+WRITE_AGAIN_S: Final = 2.0
 
 Kind = Literal[
     "create",
@@ -56,11 +58,20 @@ class _Record:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Operations:
-    """All operations of one agent. Tasks are held here and cancelled by `close`."""
+async def _nothing_to_write(request_id: str) -> bool:
+    return True
 
-    def __init__(self, host: str) -> None:
+
+class Operations:
+    """All operations of one agent. Tasks are held here and cancelled by `close`.
+
+    :param failure_is_written: by request id, whether an operation may be answered as failed: a later agent knows of it,
+        or would not go on with it.
+    """
+
+    def __init__(self, host: str, failure_is_written: Callable[[str], Awaitable[bool]] = _nothing_to_write) -> None:
         self._host = host
+        self._failure_is_written = failure_is_written
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         #: How long those took that have ended, by kind and state.
@@ -69,11 +80,6 @@ class Operations:
     def has(self, request_id: str) -> bool:
         """Whether an operation of this id has begun."""
         return request_id in self._records
-
-    def has_failed(self, request_id: str) -> bool:
-        """Whether an operation of this id was answered as failed."""
-        record = self._records.get(request_id)
-        return record is not None and record.operation.state is OperationState.FAILED
 
     def known(self, request_id: str, kind: Kind, body: dict[str, Any]) -> Operation | None:
         """The operation that this request has begun already; None if it is new.
@@ -176,11 +182,22 @@ class Operations:
             log.exception("an operation broke", request_id=operation.request_id)
             sentence = f"a defect of the agent: {type(error).__name__}: {error}"
             operation = operation.model_copy(update={"state": OperationState.FAILED, "sentence": sentence})
+        if operation.state is OperationState.FAILED:
+            await self._until_written(operation)
         said = {"seconds": round(time.monotonic() - began, 3), "progress": record.operation.progress}
         record.operation = operation.model_copy(update=said)
         record.ended.set()
         self.durations[operation.kind, operation.state.value].add(record.operation.seconds)
         log.info(operation.kind, request_id=operation.request_id, state=operation.state.value, why=operation.sentence)
+
+    async def _until_written(self, failed: Operation) -> None:
+        """Hold back that an operation has failed while a later agent, which knows nothing of it, would carry it out."""
+        is_told = False
+        while not await self._failure_is_written(failed.request_id):
+            if not is_told:
+                self.progress(failed.request_id, f"that it failed cannot be written down yet: {failed.sentence}")
+                is_told = True
+            await asyncio.sleep(WRITE_AGAIN_S)
 
     async def close(self) -> None:
         """Cancel what runs: it is resumed from the intents at the next start."""

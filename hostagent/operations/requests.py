@@ -71,7 +71,7 @@ class Requests:
     def __init__(self, host: Host) -> None:
         self._journal = host.journal
         self.leadership = Leadership(host.journal)
-        self.operations = Operations(host.slice.host_id)
+        self.operations = Operations(host.slice.host_id, host.failure_is_written)
         #: Held while a request is checked: its repetition waits, and then gets the same operation.
         self._being_checked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 

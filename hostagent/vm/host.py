@@ -116,6 +116,8 @@ class Host:
     unknown_fields: set[tuple[str, ...]] = field(default_factory=set)
     #: Set whenever the VMs should be looked at at once.
     check_requested: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Request ids of operations that failed and that a later agent would go on with: that could not be written yet.
+    unwritten: set[str] = field(default_factory=set)
     #: What was decided lately, and why.
     history: History = field(default_factory=History)
     #: What the resizes of each VM came to.
@@ -344,11 +346,20 @@ class Host:
         :returns: whether it could be.
         """
         try:
-            await asyncio.to_thread(self.journal.add_failed, request_id)
+            # With it those that could not be written before, also where nobody waits for that.
+            for one in (*self.unwritten, request_id):
+                await asyncio.to_thread(self.journal.add_failed, one)
+                self.unwritten.discard(one)
         except JournalError as error:
-            log.warning("a failure could not be written down", request_id=request_id, why=str(error))
+            if request_id not in self.unwritten:
+                log.warning("a failure could not be written down", request_id=request_id, why=str(error))
+            self.unwritten.add(request_id)
             return False
         return True
+
+    async def failure_is_written(self, request_id: str) -> bool:
+        """Whether an operation may be answered as failed: a later agent does not go on with it."""
+        return request_id not in self.unwritten or await self.mark_failed(request_id)
 
     async def record_change(self, name: str, before: ResourceVector, after: ResourceVector, cause: str) -> None:
         """Write down a change of cores, durably, and let the manager hear of it."""

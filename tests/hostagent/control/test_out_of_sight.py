@@ -12,7 +12,7 @@ from hostagent.control import reconciler
 from hostagent.errors import JournalError
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Command, low_vm
+from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -134,8 +134,14 @@ async def test_a_domain_whose_name_another_vm_has_is_left_alone_and_told_of(
 
 
 @pytest.mark.parametrize("noted", [True, False])
-async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_was_answered_as_failed(
-    created: Domain, command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch, noted: bool
+async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_has_failed(
+    created: Domain,
+    client: Client,
+    command: Command,
+    host: Host,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    noted: bool,
 ) -> None:
     body = {"request_id": "a", "domain": "web", "name": "web", "minimum": {"cpu_cores": 0.5, "memory_mib": 128.0}}
     await world.create("web", "")
@@ -156,8 +162,12 @@ async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_was_a
             raise JournalError(f"no room for {request_id}")
 
         monkeypatch.setattr(host.journal, "add_failed", full)
-    late = await command("POST", "/v1/adoptions", body | {"request_id": "b", "domain": "late", "name": "late"})
-    assert late.state == "failed"
+    body |= {"request_id": "b", "domain": "late", "name": "late"}
+    if noted:
+        assert (await command("POST", "/v1/adoptions", body)).state == "failed"
+    else:
+        assert (await client.post("/v1/adoptions", json=body)).status == 202
+        await until(lambda: "b" in host.unwritten)
     cause = intent.cause.model_copy(update={"request_id": "b"})
     spec = intent.spec.model_copy(update={"name": "late"})
     world.domains["late"].intent = intent.changed(cause=cause, spec=spec).model_dump_json()

@@ -18,7 +18,7 @@ from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.control import reconciler
 from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Hypervisor
-from hostagent.operations import creation_commands
+from hostagent.operations import creation_commands, operations
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.state.journal import Journal
@@ -287,7 +287,8 @@ class FullDisk:
             save(journal)
 
         monkeypatch.setattr(Journal, "_save_state", full)
-        monkeypatch.setattr(creation_commands, "WRITE_AGAIN_S", 0.02)
+        for module in (creation_commands, operations):
+            monkeypatch.setattr(module, "WRITE_AGAIN_S", 0.02)
 
 
 async def being_undone(client: Client, agent: Agent) -> None:
@@ -331,6 +332,50 @@ async def test_a_creation_that_may_come_about_late_is_not_answered_as_failed_bef
         assert operation is not None
         assert operation.state == ("done" if then == "killed" else "failed"), operation.sentence
         assert ("ebb-host-a.web" in world.domains) is (then == "killed")
+
+
+REQUESTS: dict[str, tuple[str, str, dict[str, Any] | None]] = {
+    "deletion": ("DELETE", "/v1/vms/low-1?request_id=r", None),
+    "stop": ("POST", "/v1/vms/low-1/stop", {"request_id": "r", "limit_s": 2.0, "reason": "minimum"}),
+    "resize": ("PUT", "/v1/vms/low-1/spec", {"request_id": "r", "spec": low_vm("low-1"), "deadline_s": 20.0}),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize("killed", [False, True], ids=["room", "killed"])
+async def test_what_may_be_begun_late_is_not_answered_as_failed_before_that_is_written_down(
+    agent: Agent,
+    client: Client,
+    two_vms: list[Domain],
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    killed: bool,
+) -> None:
+    domain, late = two_vms[0], Late(agent.host.hypervisor)
+    with monkeypatch.context() as broken:
+        broken.setattr(agent.host.hypervisor, "write_intent", late.write_intent)
+        disk = FullDisk(broken)
+        method, path, body = REQUESTS[kind]
+        begun = await client.request(method, path, json=body)
+        assert begun.status == 202, await begun.text()
+        async with asyncio.timeout(20):
+            while (operation := await agent.requests.operations.get("r")) is None or not operation.progress:
+                await asyncio.sleep(0.02)
+        assert operation.state == "running", operation.sentence
+        assert operation.progress[0].startswith("that it failed cannot be written down yet: libvirt did not answer")
+        assert not agent.host.vms["low-1"].lock.locked(), "it can be deflated meanwhile"
+        disk.has_room = not killed
+        if not killed:
+            await has_failed(agent, "r")
+        await agent.close()
+    late.arrives_in(domain)
+    async with succeeding(world, tmp_path) as successor:
+        ended = await successor.requests.operations.get("r", 5.0)
+        assert ended is not None
+        assert ended.state == ("done" if killed else "failed"), ended.sentence
+        assert ("ebb-host-a.low-1" in world.domains) is (kind != "deletion" or not killed)
 
 
 async def test_a_deletion_of_a_creation_that_may_come_about_late_lasts_beyond_the_agent(
