@@ -15,16 +15,13 @@ import structlog
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.operations import OperationState
-from ebbtide.rest.access import Certificates
-from ebbtide.rest.errors import AccessError
 from ebbtide.rest.gate import Gate
 from ebbtide.rest.metrics.port import metrics_port
 from ebbtide.rest.options import Given
 from ebbtide.rest.reload import reloading
-from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.supervision import supervised
-from ebbtide.rest.tokens import Principal, principal, read_token
+from hostagent.access import gate_of, manager_token
 from hostagent.api import metrics
 from hostagent.api.app import make_app
 from hostagent.api.forms import AGENT
@@ -57,19 +54,8 @@ async def serve(
     :param given: options to be read again on SIGHUP.
     :raises AccessError: tokens or certificates that cannot be used.
     """
-    token = await asyncio.to_thread(read_token, token_file)
-    manager_token = ""
-    if manager is not None:
-        if manager_token_file is None:
-            raise AccessError("a manager needs a token of its own")
-        manager_token = await asyncio.to_thread(read_token, manager_token_file)
-    if manager_token == token:
-        raise AccessError("--token-file and --manager-token-file hold the same token: there is one for each direction")
-
-    def own() -> list[Principal]:
-        return [principal("token-file", Role.MANAGER, read_token(token_file))]
-
-    gate = await asyncio.to_thread(Gate, access, own, Certificates(name=manager_name), True)
+    own_token = await asyncio.to_thread(manager_token, token_file, manager, manager_token_file)
+    gate = await asyncio.to_thread(gate_of, access, token_file, manager_name)
     await agent.start()
     reporting: asyncio.Task[None] | None = None
     renewing: asyncio.Task[None] | None = None
@@ -84,11 +70,11 @@ async def serve(
         async with gate.serve(app, address, port, shutdown_timeout_s=60.0), alone, reloading(gate, given):
             try:
                 if manager is not None:
-                    reporter = Reporter(agent.host, manager, manager_token, gate.calls)
+                    reporter = Reporter(agent.host, manager, own_token, gate.calls)
                     reporting = asyncio.create_task(guarded(reporter.run), name="reporter")
                     gate.on_change = reporter.reconnect
                     if (
-                        looking := _renewing(agent, address, access, manager, manager_token, gate, manager_name)
+                        looking := _renewing(agent, address, access, manager, own_token, gate, manager_name)
                     ) is not None:
                         renewing = asyncio.create_task(guarded(looking.run), name="renewal of the certificate")
                 # What is there now stays: it is not to be gone through with each full collection.

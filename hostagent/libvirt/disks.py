@@ -33,7 +33,7 @@ def create_overlay(base: Path, directory: Path) -> Path:
     :raises HypervisorError: the directory is there already, or qemu-img failed; nothing new is left behind.
     """
     if not base.is_file():
-        raise HypervisorError(f"there is no base image at {base}: build it with `ebb lab image build`")
+        raise HypervisorError(f"there is no base image at {base}: put one there, or name its directory by --image-dir")
     try:
         make_parents(directory)
         directory.mkdir()

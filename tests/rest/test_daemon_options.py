@@ -195,6 +195,40 @@ def test_the_check_says_what_the_daemon_would(
         config.checked(config.Daemon.MANAGER, file)
 
 
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("token_file", r":3: token_file: cannot read"),
+        ("manager_token_file", r":5: manager_token_file: cannot read"),
+        ("templates", r"the template directory .*nothing is not there"),
+    ],
+)
+def test_the_check_reads_what_the_host_agent_reads(tmp_path: Path, named: str, said: str) -> None:
+    file = tmp_path / "hostagent.toml"
+    for name in ("token", "reports"):
+        (tmp_path / name).write_text(f"{name}-of-this-host\n")
+        (tmp_path / name).chmod(0o600)
+    options = {"token_file": "token", "manager_token_file": "reports"}
+
+    def write() -> None:
+        file.write_text(
+            f"""id = "host-a"
+capacity = "cpu_cores=2,memory_mib=2048"
+token_file = "{tmp_path / options["token_file"]}"
+manager = ["http://127.0.0.1:7100"]
+manager_token_file = "{tmp_path / options["manager_token_file"]}"
+templates = {[str(tmp_path / options["templates"])] if "templates" in options else []}
+"""
+        )
+
+    write()
+    config.checked(config.Daemon.HOSTAGENT, file)
+    options[named] = "nothing"
+    write()
+    with pytest.raises(AccessError, match=said):
+        config.checked(config.Daemon.HOSTAGENT, file)
+
+
 def test_the_rebalancer_is_off_and_has_the_pace_that_the_file_says(file: Path) -> None:
     file.write_text(NEEDED + "rebalance_most_moves = 5\n")
     settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)

@@ -111,10 +111,13 @@ def checked(daemon: Daemon, path: Path) -> None:
             except (SettingsError, AccessError, EngineSettingsError) as error:
                 raise AccessError(given.said(str(error))) from None
     else:
+        from hostagent.access import check_files
+        from hostagent.errors import HostAgentError
+
         asked = collect(HostAgentOptions, path, {})
         try:
-            access_of(asked.options)
-        except AccessError as error:
+            check_files(asked.options, access_of(asked.options))
+        except (AccessError, HostAgentError) as error:
             raise AccessError(asked.said(str(error))) from None
 
 
