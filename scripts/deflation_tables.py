@@ -104,7 +104,7 @@ def claims() -> Iterator[str]:
         f"at 50 % {jvm.text(mean)} of that of one whose heap stays",
         jvm.command,
         f"direction {'met' if jvm.value(mean) <= 0.8 else 'missed'} by this load, not by every one (benchmarks.md); "
-        "size not comparable: a busy machine, memory only",
+        "size not comparable: memory only, and a swap of its own",
     )
     yield from _spark()
     yield from _host()
