@@ -32,7 +32,8 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the manager until SIGTERM or SIGINT.
 
-    :returns: 0 after a clean shutdown, 1 if it cannot start, 2 if its options cannot be.
+    :returns: 0 after a clean shutdown, 1 if it cannot start, 2 if its options cannot be, 130 if a restore was
+        interrupted.
     """
     # NumPy here adds up columns: threads of its algebra would do nothing, and be warned of where few are allowed.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -75,12 +76,21 @@ def _restore(file: Path, given: Given[ManagerOptions]) -> int:
     """Make the store of a backup, and say what became of it."""
     import asyncio
 
-    from cluster_manager.restoring import restore
+    from cluster_manager.restoring import Restored, restore
     from cluster_manager.store.database import database_of
+
+    async def interruptible() -> Restored:
+        task = asyncio.current_task()
+        assert task is not None
+        # By asyncio's own way the second Ctrl-C would not wait for what is at work.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        return await restore(database, file)
 
     try:
         database = database_of(given.options.database, given.options.database_password_file)
-        made = asyncio.run(restore(database, file))
+        made = asyncio.run(interruptible())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        return _refuse("interrupted: nothing has changed", 130)
     except SettingsError as error:
         return _refuse(given.said(str(error)), 2)
     except (ManagerError, OSError) as error:
@@ -95,6 +105,8 @@ def _restore(file: Path, given: Given[ManagerOptions]) -> int:
         f"restored {file} to {database}: {settled.hosts} hosts and {settled.vms} VMs, as of epoch {settled.epoch}; "
         f"the next manager has epoch {settled.epoch_now + 1}"
     )
+    if made.interrupted:
+        return _refuse("interrupted too late: the store was restored, as is said above", 130)
     return 0
 
 

@@ -9,11 +9,12 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from threading import Event
+from typing import Any, BinaryIO, Final, TypeVar
 
 from sqlalchemy import Engine, create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,16 +32,24 @@ from cluster_manager.store.settling import Settled, settle
 #: How long the server leaves the lock to us, seconds: nothing proves it while pg_restore runs.
 LOCK_S: Final = 86_400.0
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True, slots=True)
 class Restored:
     """A store that a manager can begin on.
 
     :param aside: where the store of before is, if there was one.
+    :param interrupted: it was called off too late.
     """
 
     settled: Settled
     aside: Path | None = None
+    interrupted: bool = False
+
+
+class _CalledOff(StoreError):
+    """Nothing has changed, and nothing will."""
 
 
 async def restore(database: Database, file: Path, clock: Callable[[], float] = time.time) -> Restored:
@@ -49,7 +58,17 @@ async def restore(database: Database, file: Path, clock: Callable[[], float] = t
     A file's store of before is kept beside it; a PostgreSQL database must hold none.
 
     :raises StoreError: the backup cannot be used, or not with this version; or a manager runs. Nothing has changed.
+    :raises CancelledError: it was cancelled in time. Nothing has changed.
     """
+    called_off = Event()
+    try:
+        made = await _restore(database, file, clock, called_off)
+    except _CalledOff:
+        raise asyncio.CancelledError from None
+    return replace(made, interrupted=called_off.is_set())
+
+
+async def _restore(database: Database, file: Path, clock: Callable[[], float], called_off: Event) -> Restored:
     with ExitStack() as stack:
         source = stack.enter_context(await asyncio.to_thread(_opened, file))
         await asyncio.to_thread(_check_kind, database, file, source)
@@ -58,15 +77,27 @@ async def restore(database: Database, file: Path, clock: Callable[[], float] = t
             stack.enter_context(acting_as(*await asyncio.to_thread(_owner, database)))
         lock = lock_of(database, LOCK_S / 2, LOCK_S)
         try:
-            await lock.hold()
+            await _to_its_end(lock.hold(), called_off)
+            if isinstance(database, PostgreSQL):
+                work = asyncio.to_thread(_restore_dump, database, file, clock(), called_off)
+            else:
+                work = asyncio.to_thread(_restore_file, database.resolve(), file, source, clock(), called_off)
+            return await _to_its_end(work, called_off)
         except Taken as error:
             raise StoreError(f"{error}: stop it first") from error
-        try:
-            if isinstance(database, PostgreSQL):
-                return await asyncio.to_thread(_restore_dump, database, file, clock())
-            return await asyncio.to_thread(_restore_file, database.resolve(), file, source, clock())
         finally:
-            await lock.release()
+            await _to_its_end(lock.release(), called_off)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Result], called_off: Event) -> Result:
+    """What comes of it, also where we are cancelled: a thread at work needs the lock, and the owner it acts as."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            called_off.set()
+    return task.result()
 
 
 def _opened(file: Path) -> BinaryIO:
@@ -120,7 +151,7 @@ def _owner(database: Path) -> tuple[int, int]:
     return one.st_uid, one.st_gid
 
 
-def _restore_file(database: Path, file: Path, source: BinaryIO, now: float) -> Restored:
+def _restore_file(database: Path, file: Path, source: BinaryIO, now: float, called_off: Event) -> Restored:
     try:
         descriptor, name = tempfile.mkstemp(dir=database.parent, prefix=f".{database.name}.restored.")
         copy = Path(name)
@@ -131,6 +162,8 @@ def _restore_file(database: Path, file: Path, source: BinaryIO, now: float) -> R
             made = _settled(create_engine(f"sqlite:///{copy}"), now, *_known_of(database))
             with copy.open("rb") as written:
                 os.fsync(written.fileno())
+            if called_off.is_set():
+                raise _CalledOff
             aside = _put_aside(database, now)
             copy.replace(database)
             _sync(database.parent)
@@ -197,7 +230,7 @@ def _sync(directory: Path) -> None:
 # --- PostgreSQL ------------------------------------------------------------------------------------------------------
 
 
-def _restore_dump(database: PostgreSQL, file: Path, now: float) -> Restored:
+def _restore_dump(database: PostgreSQL, file: Path, now: float, called_off: Event) -> Restored:
     # The lock has shown that psycopg and the server can be used.
     import psycopg
 
@@ -211,7 +244,14 @@ def _restore_dump(database: PostgreSQL, file: Path, now: float) -> Restored:
             )
         _check_version(file, _version_in(file))
         safe = ("--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction")
-        client(database, "pg_restore", *safe, str(file))
+        if called_off.is_set():
+            raise _CalledOff
+        try:
+            client(database, "pg_restore", *safe, str(file))
+        except StoreError as error:
+            if called_off.is_set():  # Ctrl-C ended it, too, and its one transaction
+                raise _CalledOff from error
+            raise
     except SQLAlchemyError as error:
         engine.dispose()
         raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error

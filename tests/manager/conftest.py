@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from cluster_manager.store.backup import back_up
 from cluster_manager.store.database import Database
+from cluster_manager.store.store import Store
+from ebbtide.lab.state import write_private
 from tests.manager import cluster
 from tests.manager.databases import Server, Stores
+from tests.manager.plan_events import happen
 
 KINDS: Final = ("sqlite", pytest.param("postgresql", marks=pytest.mark.service))
 
@@ -60,3 +66,18 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     made = server.new()
     yield made
     server.drop(made)
+
+
+@pytest.fixture
+async def stored(tmp_path: Path) -> Path:
+    """A SQLite store at epoch 1, and a backup of it beside."""
+    store = Store(database := tmp_path / "manager.sqlite", time.time)
+    await store.open()
+    await happen(store, "placed", "in the backup")
+    (tmp_path / "backup").touch(0o600)
+    await asyncio.to_thread(back_up, database, tmp_path / "backup")
+    await happen(store, "deleted", "not in the backup")
+    await store.close()
+    write_private(tmp_path / "token", "clients\n")
+    write_private(tmp_path / "key", "agents\n")
+    return database

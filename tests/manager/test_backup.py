@@ -48,7 +48,6 @@ from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.conftest import KINDS, stores_of
 from tests.manager.databases import Server, rows_of
 from tests.manager.fake_agent import FakeAgent
-from tests.manager.plan_events import happen
 from tests.manager.two_agents import two_hosts
 
 VERSION = len(schema.MIGRATIONS)
@@ -325,21 +324,6 @@ async def test_a_postgresql_store_is_restored_into_an_empty_database_only(tmp_pa
 
 
 # --- the command, on files -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def stored(tmp_path: Path) -> Path:
-    """A SQLite store at epoch 1, and a backup of it beside."""
-    store = Store(database := tmp_path / "manager.sqlite", time.time)
-    await store.open()
-    await happen(store, "placed", "in the backup")
-    (tmp_path / "backup").touch(0o600)
-    await asyncio.to_thread(back_up, database, tmp_path / "backup")
-    await happen(store, "deleted", "not in the backup")
-    await store.close()
-    write_private(tmp_path / "token", "clients\n")
-    write_private(tmp_path / "key", "agents\n")
-    return database
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,135 @@
+"""A restore that is called off: it ends with its thread, and says whether the store was replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from cluster_manager import restoring
+from cluster_manager.errors import StoreError
+from cluster_manager.leadership.locks import FileLock, Taken
+from cluster_manager.restoring import restore
+from cluster_manager.store.backup import back_up, client
+from cluster_manager.store.store import Store
+from tests.manager.databases import Server
+from tests.manager.test_backup import command, kinds
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """The command configures the process's logs, which other tests share."""
+    yield
+    structlog.reset_defaults()
+
+
+def bytes_of(database: Path) -> bytes:
+    return database.read_bytes()
+
+
+async def test_a_cancelled_restore_ends_with_its_thread_under_the_lock_and_replaces_nothing(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, before = threading.Event(), threading.Event(), bytes_of(stored)
+    settled = restoring._settled
+
+    def slow(*words: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(30)
+        return settled(*words)
+
+    monkeypatch.setattr(restoring, "_settled", slow)
+    task = asyncio.create_task(restore(stored, stored.parent / "backup"), name="restore")
+    try:
+        assert await asyncio.to_thread(begun.wait, 30)
+        for _ in range(2):
+            task.cancel()
+            assert not (await asyncio.wait([task], timeout=0.1))[0]
+        with pytest.raises(Taken):
+            await FileLock(stored).hold()
+    finally:
+        goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await (lock := FileLock(stored)).hold()
+    await lock.release()
+    assert bytes_of(stored) == before
+    assert not list(stored.parent.glob("*.before-*")) + list(stored.parent.glob(".*restored*"))
+
+
+@pytest.mark.parametrize(
+    ("during", "said", "found"),
+    [
+        ("_settled", "ebb-manager: interrupted: nothing has changed\n", {"placed", "deleted"}),
+        (
+            "_sync",
+            "ebb-manager: interrupted too late: the store was restored, as is said above\n",
+            {"placed", "restored"},
+        ),
+    ],
+)
+def test_ctrl_c_of_a_restore_says_whether_the_store_was_replaced(
+    stored: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    during: str,
+    said: str,
+    found: set[str],
+) -> None:
+    called_off, work = threading.Event(), getattr(restoring, during)
+
+    def interrupted(*words: Any) -> Any:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert called_off.wait(30)
+        return work(*words)
+
+    monkeypatch.setattr(restoring, "Event", lambda: called_off)
+    monkeypatch.setattr(restoring, during, interrupted)
+    assert command(stored, stored.parent / "backup") == 130
+    told = capsys.readouterr()
+    assert told.err == said
+    assert ("the store of before is kept as" in told.out) == (during == "_sync")
+    assert kinds(stored) == found
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_dump_that_is_being_restored_is_waited_for_and_counts_if_it_was_whole(
+    tmp_path: Path, postgresql: Server, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    database, restored = postgresql.new(), postgresql.new()
+    store = Store(database, time.time)
+    await store.open()
+    await store.close()
+    (file := tmp_path / "backup").touch(0o600)
+    await asyncio.to_thread(back_up, database, file)
+    begun, called_off = threading.Event(), threading.Event()
+
+    def slow(*words: Any) -> Any:
+        begun.set()
+        assert called_off.wait(30)
+        if fails:
+            raise StoreError("pg_restore failed: Ctrl-C reached it")
+        return client(*words)
+
+    monkeypatch.setattr(restoring, "Event", lambda: called_off)
+    monkeypatch.setattr(restoring, "client", slow)
+    task = asyncio.create_task(restore(restored, file), name="restore")
+    assert await asyncio.to_thread(begun.wait, 30)
+    task.cancel()
+    if fails:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        assert (await task).interrupted
+    for made in (database, restored):
+        postgresql.drop(made)
