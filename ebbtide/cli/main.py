@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ebbtide.cli.commands.completion import contexts
 from ebbtide.cli.commands.options import Interrupted, WrongCall, taken_apart
-from ebbtide.cli.managers import CONTEXT, TLS_FILES
+from ebbtide.cli.managers import CONTEXT, CONTEXT_TYPED, TLS_FILES
 from ebbtide.cli.output import guard_output, print_error
 from ebbtide.errors import EbbError
 
@@ -269,6 +269,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def connection(
+    call: typer.Context,
     context: Annotated[
         str | None,
         typer.Option(
@@ -297,6 +298,9 @@ def connection(
     """Deflate virtual machines instead of killing them."""
     TLS_FILES.set((ca, certificate, key))
     CONTEXT.set(context)
+    source = call.get_parameter_source("context")
+    # By its name: the class is in click, or in a copy of it that Typer has.
+    CONTEXT_TYPED.set(source is not None and source.name == "COMMANDLINE")
 
 
 def main() -> None:

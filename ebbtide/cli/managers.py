@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 TLS_FILES: ContextVar[tuple[Path | None, Path | None, Path | None]] = ContextVar("tls_files", default=(None,) * 3)
 #: The context that was named before the command.
 CONTEXT: ContextVar[str | None] = ContextVar("context", default=None)
+#: Whether it was named on the command line, and not by a variable, which other variables come before.
+CONTEXT_TYPED: ContextVar[bool] = ContextVar("context_typed", default=False)
 
 
 def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:

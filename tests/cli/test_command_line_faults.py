@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 from ebbtide.cli.commands import options
 from ebbtide.cli.main import app
-from ebbtide.messages.common import Problem
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.common import Problem, Vector
 from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.vms import ClusterVM
 
 SENTENCE = "no host has room for web"
 
@@ -36,6 +38,8 @@ class StandIn(http.server.ThreadingHTTPServer):
         #: How it fails to answer the next requests: `lost`: it takes one on and goes away, `elected`: none leads yet.
         self.away = list[str]()
         self.asked = threading.Event()
+        #: The names of its VMs.
+        self.vms = list[str]()
 
     @property
     def url(self) -> str:
@@ -53,6 +57,15 @@ class StandIn(http.server.ThreadingHTTPServer):
             started_at=1.0,
         )
         return made.model_dump(mode="json")
+
+
+def vm(name: str) -> Any:
+    size = Vector(cpu_cores=1.0, memory_mib=512.0)
+    made = ClusterVM(
+        name=name, host="host-a", state="running", priority=Priority.DEFLATABLE, nominal=size, minimum=size,
+        current=size, generation=1, sentence="it runs",
+    )  # fmt: skip
+    return made.model_dump(mode="json")
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -79,7 +92,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer({"status": "ok", "role": "leader"})
             return
         if self.path.startswith("/v1/vms?"):
-            self._answer({"vms": [], "next": None, "position": 0})
+            self._answer({"vms": [vm(name) for name in self.server.vms], "next": None, "position": 0})
             return
         request_id = self.path.rpartition("/")[2].partition("?")[0]
         self._answer(self.server.operation(request_id))
@@ -158,9 +171,7 @@ def test_a_refusal_is_said_once(manager: StandIn, token: Path) -> None:
     assert f"error: the operation ended failed: {SENTENCE}" in err
 
 
-@pytest.mark.parametrize(
-    "words", [("--help",), ("token", "new", "--role", "viewer", "--name", "x"), ("health",)], ids=str
-)
+@pytest.mark.parametrize("words", PRINTING, ids=str)
 def test_an_output_that_cannot_be_written_is_one_sentence(
     manager: StandIn, token: Path, words: tuple[str, ...]
 ) -> None:
@@ -169,10 +180,9 @@ def test_an_output_that_cannot_be_written_is_one_sentence(
     assert (code, err) == (1, "error: the output cannot be written: No space left on device\n")
 
 
-@pytest.mark.parametrize(
-    "words", [("--help",), ("token", "new", "--role", "viewer", "--name", "x"), ("health",)], ids=str
-)
+@pytest.mark.parametrize("words", [*PRINTING, ("vm", "list", "-o", "name")], ids=str)
 def test_a_reader_that_has_gone_changes_no_exit_code(manager: StandIn, token: Path, words: tuple[str, ...]) -> None:
+    manager.vms = ["web", "db"]
     reader, writer = os.pipe()
     os.close(reader)
     assert run(manager, token, *words, stdout=writer) == (0, "", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbtide.cli import contexts, main, managers
+from ebbtide.cli.commands.options import WrongCall
 from ebbtide.cli.contexts import Context
 from ebbtide.cli.main import app
 from ebbtide.cli.schemas import schema_of
@@ -46,7 +48,8 @@ def two(home: Path) -> None:
 
 def asked(*words: str) -> str:
     """The address that a command of those words asks, as its error tells."""
-    return str(CliRunner().invoke(app, [*words, "health"]).exception)
+    # In a context of its own: what was named is not to be there for the next test.
+    return str(contextvars.copy_context().run(CliRunner().invoke, app, [*words, "health"]).exception)
 
 
 def test_the_first_context_is_used_and_use_changes_that(home: Path) -> None:
@@ -82,6 +85,22 @@ def test_options_and_variables_come_before_a_context(home: Path, monkeypatch: py
     monkeypatch.setenv("EBB_MANAGER", "http://127.0.0.1:3")
     monkeypatch.setenv("EBB_TOKEN_FILE", str(home / "a.token"))
     assert "127.0.0.1:3" in asked()
+
+
+@pytest.mark.parametrize("by_option", [False, True])
+def test_a_context_that_is_typed_beside_another_manager_is_a_wrong_call(
+    home: Path, monkeypatch: pytest.MonkeyPatch, by_option: bool
+) -> None:
+    two(home)
+    named = {"manager": "http://127.0.0.1:3", "token-file": str(home / "a.token")}
+    options = [f"--{name}={value}" for name, value in named.items()] if by_option else []
+    if not by_option:
+        monkeypatch.setenv("EBB_MANAGER", named["manager"])
+        monkeypatch.setenv("EBB_TOKEN_FILE", named["token-file"])
+    found = contextvars.copy_context().run(CliRunner().invoke, app, ["--context", "b", "health", *options])
+    assert isinstance(found.exception, WrongCall)
+    assert main.exit_code_of(found.exception) == 2
+    assert "--context b and EBB_MANAGER (or --manager) name two managers" in str(found.exception)
 
 
 def test_the_file_is_its_owners_and_holds_no_token(home: Path) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from ebbtide.cli.commands import completion
-from ebbtide.cli.managers import TLS_FILES, client_of
+from ebbtide.cli.managers import CONTEXT, CONTEXT_TYPED, TLS_FILES, client_of
 from ebbtide.cli.output import (
     Table,
     clear,
@@ -27,6 +27,7 @@ from ebbtide.cli.output import (
     print_json,
     print_lines,
     print_yaml,
+    shown,
     text_of,
     yaml_of,
 )
@@ -110,7 +111,8 @@ class Printing:
             case Output.YAML:
                 print_yaml(data)
             case Output.NAME:
-                print_lines(names_of(data))
+                for name in names_of(data):
+                    print(shown(name))
             case _:
                 table()
 
@@ -138,11 +140,16 @@ class Asking(Printing):
     ] = None
 
     def ask(self, question: Callable[[ManagerClient], Awaitable[Result]]) -> Result:
-        """Run one conversation with the manager to its end."""
+        """Run one conversation with the manager to its end. Raises WrongCall where two managers are named."""
         from pydantic import ValidationError
 
         from ebbtide.messages.common import problem_of
 
+        if self.manager is not None and CONTEXT_TYPED.get():
+            raise WrongCall(
+                f"--context {CONTEXT.get()} and EBB_MANAGER (or --manager) name two managers: unset EBB_MANAGER, or "
+                "leave --context out"
+            )
         if self.ca is not None:
             TLS_FILES.set((self.ca, *TLS_FILES.get()[1:]))
 
