@@ -79,9 +79,9 @@ def names_of(data: Any) -> list[str]:
     return [own] if (own := name_of(data)) else [name_of(row) for row in rows]
 
 
-def shown(text: str) -> str:
-    """Words of guests, hosts and other people, without what a terminal would obey."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+def shown(text: str, keep: str = "\n") -> str:
+    """Words of guests, hosts and other people, without what a terminal would obey, but for what is to be kept."""
+    return "".join(c if c.isprintable() or c in keep else "\ufffd" for c in text)
 
 
 @dataclass(frozen=True)

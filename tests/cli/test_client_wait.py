@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ebbtide.cli.commands import tasks
 from ebbtide.cli.commands.options import Asking, Output
 from ebbtide.cli.commands.vms import followed
+from ebbtide.cli.main import app
 from ebbtide.client import ClientError, ManagerClient, ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.manager import AWAY_S
 from ebbtide.errors import EbbError
@@ -131,3 +133,38 @@ def test_a_task_is_waited_for_however_long_its_manager_is_away_and_that_is_said_
     said = capsys.readouterr()
     assert ("begun\nended\n" if follows else "it is done") in said.out
     assert said.err.count(f"{error}; it is asked again until it answers") == 1
+
+
+class Prints(Leaves):
+    """A client of a task that has ended and printed this."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(AWAY)
+        self._text = text
+
+    async def task_output(self, name: str, offset: int = 0, limit: int = 65_536) -> TaskOutput:
+        return TaskOutput(
+            name=name, state=TaskState.DONE, attempt=1, running=False, text=self._text[offset:], offset=offset,
+            next_offset=len(self._text), size=len(self._text),
+        )  # fmt: skip
+
+
+def test_an_output_has_its_tabs_and_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    class AsksPrinting(Asking):
+        def ask(self, question: Callable[[ManagerClient], Awaitable[Any]]) -> Any:
+            return asyncio.run(question(Prints("a\tb\x1b[2J\r\n")))  # type: ignore[arg-type]
+
+    tasks.output("train", to=AsksPrinting())
+    assert capsys.readouterr().out == "a\tb\ufffd[2J\ufffd\n"
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_an_output_that_ctrl_c_cuts_off_is_no_success_unless_it_was_followed(
+    follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(to: Asking, question: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Asking, "ask", ask)
+    words = ["task", "output", "train", *(["--follow"] if follows else [])]
+    assert CliRunner().invoke(app, words).exit_code == (0 if follows else 130)

@@ -171,11 +171,13 @@ def output(
         if to.for_programs:
             print_lines([text_of(part)])
         else:
-            print(shown(part.text), end="", flush=True)
+            print(shown(part.text, keep="\n\t"), end="", flush=True)
             if reader_is_gone():
                 raise BrokenPipeError
 
-    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+    # Who follows may stop; an output that was to be whole, and is not, is no success.
+    ends = (BrokenPipeError, KeyboardInterrupt) if follow else (BrokenPipeError,)
+    with contextlib.suppress(*ends):
         to.ask(lambda client: _parts(client, name, offset, follow, tell))
 
 
