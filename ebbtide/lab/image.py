@@ -22,7 +22,9 @@ from pathlib import Path
 from ebbtide.lab import rootfs
 from ebbtide.lab.errors import ImageError
 from ebbtide.lab.rootfs import run, tool
+from ebbtide.lab.state import make_open_directory
 from hostagent.mechanisms import initramfs
+from hostagent.state.files import make_parents
 
 DISK_MIB = 2048
 GUEST_FILES = Path(__file__).parent / "guest"
@@ -72,7 +74,7 @@ def build_image(
             raise ImageError("building the guest image needs root (debootstrap, files of root in the image)")
         for name, package in (("mke2fs", "e2fsprogs"), ("qemu-img", "qemu-utils"), ("tar", "tar")):
             tool(name, package)
-        _make_directory(cache_dir)
+        make_open_directory(cache_dir)
         with _lock(cache_dir), _building(cache_dir) as work:
             if not final.exists():
                 tree = _rootfs_tree(cache_dir / f"rootfs-{rootfs_key}.tar", work, mirror, report)
@@ -128,7 +130,8 @@ def _image_key(rootfs_key: str, sources: dict[str, Path], busybox: Path) -> str:
 def _rootfs_tree(archive: Path, work: Path, mirror: str | None, report: Callable[[str, float], None]) -> Path:
     """A fresh tree of the root file system in `work`, out of the cached archive, which is made first if need be."""
     tree = work / "tree"
-    tree.mkdir(mode=0o755)
+    tree.mkdir()
+    tree.chmod(0o755)  # whatever the umask
     if archive.exists():
         report("unpack", 0.0)
         run(["tar", "-x", "--numeric-owner", "-f", archive, "-C", tree])
@@ -148,7 +151,10 @@ def _build(
     report("guest files", 0.85)
     kernel = rootfs.kernel_of(tree)
     target = work / "image"
-    target.mkdir(mode=0o755)
+    target.mkdir()
+    # QEMU's user reads the one, the guest's users the other; an archive of before may have a tree that they cannot.
+    for directory in (target, tree):
+        directory.chmod(0o755)
     _install(kernel.image, target / "vmlinuz", 0o644)
     (target / "initrd").write_bytes(_initrd(kernel, busybox))
     (target / "initrd").chmod(0o644)
@@ -180,17 +186,10 @@ def _initrd(kernel: rootfs.Kernel, busybox: Path) -> bytes:
 
 
 def _install(source: Path, target: Path, mode: int) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_parents(target, 0o755)
     target.unlink(missing_ok=True)
     shutil.copyfile(source, target)
     target.chmod(mode)
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory that the user under which libvirt runs QEMU may enter."""
-    if not path.exists():
-        path.mkdir(parents=True)
-        path.chmod(0o755)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from ebbtide.lab import kvm_device, services
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.namespace import FOLDERS, SOCKET
 from ebbtide.lab.services import DBUS, PACKAGE, Service, forget_ended, start_service
-from ebbtide.lab.state import LabState, make_directory
+from ebbtide.lab.state import LabState, make_directory, make_open_directory
 
 #: The longest path of a Unix socket, bytes (unix(7)).
 MOST_PATH: Final = 107
@@ -31,7 +31,7 @@ def make_folders(home: Path) -> None:
         raise LabError(f"{home / 'run' / SOCKET} is too long for a socket: choose a shorter directory for the lab")
     for name, there in FOLDERS.items():
         make_directory(home / name)
-        there.mkdir(parents=True, exist_ok=True)  # what is bound over has to be there
+        make_open_directory(there)  # what is bound over has to be there
     etc = home / "etc"
     shutil.copytree(FOLDERS["etc"], etc, dirs_exist_ok=True, ignore=shutil.ignore_patterns("qemu", "secrets"))
     # What libvirt found out of QEMU, so that it need not start it to ask again.

@@ -22,7 +22,7 @@ import psutil
 from ebbtide.lab import kvm_device, processes
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.namespace import inside
-from ebbtide.lab.state import LabState, Process
+from ebbtide.lab.state import LabState, Process, make_open_directory
 
 BRIDGE = Path("/sys/class/net/virbr0")
 NETWORK = "default"
@@ -102,7 +102,7 @@ def start_service(
         return
     report(f"starting {service.name}")
     for path in service.sockets[:1]:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_open_directory(path.parent)
     log = logs / f"{service.name}.log"
     argv = [_program(service), *service.argv[1:]]
     process = processes.start(service.name, argv if service.folders is None else inside(service.folders, argv), log)

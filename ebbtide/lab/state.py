@@ -18,6 +18,7 @@ from ebbtide.lab.kvm_device import DeviceAccess
 from ebbtide.lab.namespace import uri_of
 from ebbtide.lab.paths import STATE_VARIABLE
 from ebbtide.messages.common import Name, Vector
+from hostagent.state.files import make_parents
 
 FILE = "lab.json"
 LOCK = "lock"
@@ -155,12 +156,21 @@ class StateFile:
 
 
 def make_directory(path: Path) -> None:
-    """A directory that QEMU's user may pass through but not list."""
+    """A directory that QEMU's user may pass through but not list, whatever the umask."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_parents(path, 0o755)
+        path.mkdir(exist_ok=True)
         path.chmod(0o711)
     except PermissionError as error:
         raise LabError(f"{path} cannot be made: the lab needs root, or another {path.parent}") from error
+
+
+def make_open_directory(path: Path) -> None:
+    """A directory, if there is none, that all users may pass through and list, whatever the umask."""
+    if not path.exists():
+        make_parents(path, 0o755)
+        path.mkdir(exist_ok=True)
+        path.chmod(0o755)
 
 
 def write_private(path: Path, text: str) -> None:

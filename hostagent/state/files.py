@@ -25,11 +25,12 @@ def replace(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def make_parents(directory: Path) -> None:
+def make_parents(directory: Path, mode: int = 0o711) -> None:
     """Make what is missing above a directory, whatever the umask: QEMU's user passes through, but root alone can list.
 
+    :param mode: 0755 where others may list, too.
     :raises OSError: it could not be made.
     """
     for parent in reversed([parent for parent in directory.parents if not parent.exists()]):
-        parent.mkdir(mode=0o711, exist_ok=True)  # others make directories, too
-        parent.chmod(0o711)
+        parent.mkdir(mode=mode, exist_ok=True)  # others make directories, too
+        parent.chmod(mode)

@@ -16,7 +16,16 @@ import pytest
 from ebbtide.lab import cluster, domains, processes, services
 from ebbtide.lab.cluster import HostSlice, Lab
 from ebbtide.lab.errors import LabError
-from ebbtide.lab.state import Daemon, LabHost, LabState, Process, StateFile, write_private
+from ebbtide.lab.state import (
+    Daemon,
+    LabHost,
+    LabState,
+    Process,
+    StateFile,
+    make_directory,
+    make_open_directory,
+    write_private,
+)
 from ebbtide.messages.common import Vector
 from tests import libvirt_driver
 
@@ -28,6 +37,18 @@ def test_what_is_saved_is_loaded_and_only_its_owner_may_read_it(tmp_path: Path) 
     assert file.load() == state
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["lab.json"]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_all_users_pass_through_what_the_lab_makes_above_its_directories_whatever_the_umask(
+    tmp_path: Path, umask: int
+) -> None:
+    os.umask(umask)  # set back after each test
+    for make, mode in ((make_directory, 0o711), (make_open_directory, 0o755)):
+        home = tmp_path / make.__name__
+        make(home / "ebbtide" / "lab")
+        found = [stat.S_IMODE(path.stat().st_mode) for path in (home, home / "ebbtide", home / "ebbtide" / "lab")]
+        assert found == [0o755, 0o755, mode]
 
 
 def test_a_file_that_is_no_state_is_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import re
 import socket
 import stat
@@ -66,6 +67,39 @@ def test_a_failed_build_leaves_only_the_lock(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(ImageError, match="mirror is down"):
         build_image(tmp_path / "cache", mirror="http://mirror.example/debian")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+def test_under_a_strict_umask_qemu_can_read_an_image_and_the_guests_users_their_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: dict[str, int] = {}
+    (busybox := tmp_path / "busybox").touch()
+
+    def make_rootfs(tree: Path, mirror: str, report: Callable[[str, float], None]) -> None:
+        (tree / "ebbtide").mkdir()
+        for name, text in (("order", ""), ("version", "6.1\n"), ("vmlinuz", "kernel")):
+            (tree / "ebbtide" / name).write_text(text)
+        tree.chmod(0o700)  # as an archive of before has it
+
+    def run(argv: list[str | Path]) -> str:
+        match [str(word) for word in argv]:
+            case ["tar", _, _, _, made, *_] | ["qemu-img", "convert", *_, made]:
+                Path(made).touch()
+            case ["mke2fs", *_, tree, _, _]:
+                for path in (Path(tree), Path(tree) / "opt", Path(tree) / "opt/ebbtide/guestagent"):
+                    found[path.name] = stat.S_IMODE(path.stat().st_mode)
+        return ""
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(rootfs, "make_rootfs", make_rootfs)
+    monkeypatch.setattr(image, "run", run)
+    monkeypatch.setattr(image, "tool", lambda name, _: str(busybox) if name == "busybox" else name)
+    os.umask(0o077)  # set back after each test
+    built = build_image(tmp_path / "var" / "cache" / "image", mirror="http://mirror.example/debian")
+    assert set(found.values()) == {0o755}
+    for path in (built.base.parent, *list(built.base.parents)[1:4]):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755, path
+    assert {stat.S_IMODE(path.stat().st_mode) for path in built.base.parent.iterdir()} == {0o644}
 
 
 def test_a_changed_guest_file_changes_the_image_but_not_the_root_file_system(tmp_path: Path) -> None:
