@@ -18,6 +18,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -71,7 +72,10 @@ def join(words: Sequence[str]) -> None:
 
 def _token_given() -> str:
     """From standard input; a terminal is asked, and shows nothing."""
-    token = getpass.getpass("token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
+    token = ""
+    with suppress(EOFError):
+        if sys.stdin is not None:  # it is closed
+            token = getpass.getpass("token: ") if sys.stdin.isatty() else sys.stdin.readline(LONGEST_TOKEN)
     if not token.strip():
         raise HostAgentError("there is no token: give it on standard input, as the line of `ebb host invite` does")
     return token.strip()

@@ -75,6 +75,8 @@ def _join(words: Sequence[str]) -> None:
         join(words)
     except HostAgentError as error:
         _refuse(str(error), 1)
+    except KeyboardInterrupt:
+        _refuse("interrupted; the same line again does no harm", 130)
 
 
 def _refuse(sentences: str, code: int) -> NoReturn:

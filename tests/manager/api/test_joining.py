@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import getpass
+import io
 import re
 import subprocess
 import sys
@@ -20,10 +22,17 @@ from cluster_manager.inventory.enrolment import Enrolments
 from ebbtide.messages.enrolment import Authority, EnrolmentRequest, InvitationRequest
 from hostagent import joining
 from hostagent.errors import HostAgentError
-from hostagent.main import options_of
+from hostagent.main import main, options_of
 from hostagent.options import HostAgentOptions, access_of
 from hostagent.state import files
 from tests.manager.api.test_enrolment_attacks import Parts, serving
+
+
+class Terminal(io.StringIO):
+    """Where somebody sits."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Inviting:
@@ -167,3 +176,33 @@ async def test_without_certificates_no_host_joins_where_others_could_reach_it(in
     with pytest.raises(HostAgentError, match=r"--listen 0\.0\.0\.0:7101 can be reached from other machines"):
         await inviting.join("--listen", "0.0.0.0:7101")
     assert not inviting.config.exists()
+
+
+@pytest.mark.parametrize(
+    ("stdin", "raised", "code", "said"),
+    [
+        (Terminal(), EOFError, 1, "there is no token: give it on standard input"),
+        (Terminal(), KeyboardInterrupt, 130, "interrupted; the same line again does no harm"),
+        (None, AssertionError, 1, "there is no token: give it on standard input"),
+    ],
+    ids=["Ctrl-D", "Ctrl-C", "closed"],
+)
+def test_a_join_that_gets_no_token_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stdin: Terminal | None,
+    raised: type[BaseException],
+    code: int,
+    said: str,
+) -> None:
+    def asked(prompt: str) -> str:
+        raise raised
+
+    monkeypatch.setattr(getpass, "getpass", asked)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(sys, "argv", ["ebb-hostagent", "join", "https://192.0.2.1:7100"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out, told.err.count("\n")) == (code, "", 1)
+    assert told.err.startswith(f"ebb-hostagent: {said}")
