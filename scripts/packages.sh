@@ -89,7 +89,7 @@ root=$work/ebbtide-deb
 home=usr/lib/ebbtide
 install -d "$root/DEBIAN" "$root/$home/bin" "$root/usr/bin" "$root/lib/systemd/system" "$root/usr/lib/sysusers.d" \
     "$root/etc/ebbtide" "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" \
-    "$root/usr/share/lintian/overrides"
+    "$root/usr/share/ebbtide" "$root/usr/share/lintian/overrides"
 ln -s /usr/bin/python3.11 "$root/$home/bin/python3"
 printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11\n' >"$root/$home/pyvenv.cfg"
 for program in ebb:ebbtide.cli.main ebb-manager:cluster_manager.main ebb-hostagent:hostagent.__main__; do
@@ -120,8 +120,10 @@ if [ -z "$bare" ]; then
 fi
 for daemon in manager hostagent; do
     install -m 644 "packaging/systemd/ebb-$daemon.service" "$root/lib/systemd/system/"
-    "$python" -m ebbtide.cli.main config example "$daemon" >"$root/etc/ebbtide/$daemon.toml"
 done
+"$python" -m ebbtide.cli.main config example manager >"$root/etc/ebbtide/manager.toml"
+# Not below /etc: `ebb-hostagent join` rewrites the file there, and an upgrade would ask about it on every host.
+"$python" -m ebbtide.cli.main config example hostagent >"$root/usr/share/ebbtide/hostagent.toml"
 # The package makes this file.
 sed -i 's/^#\(token_file = \)/\1/' "$root/etc/ebbtide/manager.toml"
 install -m 644 packaging/debian/sysusers.conf "$root/usr/lib/sysusers.d/ebbtide.conf"

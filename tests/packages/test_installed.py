@@ -33,7 +33,9 @@ class Debian:
         return [*space, "chroot", str(self.tree), "env", "-i", *ENVIRON, *words]
 
     def run(self, *words: str, code: int = 0) -> str:
-        done = subprocess.run(self.command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(
+            self.command(*words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         assert done.returncode == code, done.stdout[-4000:]
         return done.stdout
 
@@ -124,8 +126,17 @@ def test_it_goes_when_no_vm_is_deflated_any_more_and_purged_it_leaves_the_disks_
     state = debian / "/var/lib/ebbtide/agent/state.json"
     state.parent.mkdir(parents=True)
     state.write_text('{"epoch": 0, "sequence": 0}')
+    lab = debian / "/var/lib/ebbtide/lab/lab.json"
+    lab.parent.mkdir()
+    lab.write_text("no lab's")
+    said = debian.run(*APT, "remove", "ebbtide", code=100)
+    assert "is not the state of a lab" in said
+    assert "a lab is up still, so the package stays" in said
+    lab.write_text("{}")
     # There is no libvirt here to ask.
     said = debian.run(*APT, "remove", "ebbtide", code=100)
+    assert "the lab is down" in said
+    assert not lab.parent.exists()
     assert "VMs of this host are deflated still, so the package stays" in said
     assert debian.run("ebb", "--version") == f"ebb {__version__}\n"
     debian.run("env", "EBB_LEAVE_LIMITS=1", *APT, "remove", "ebbtide")
@@ -137,3 +148,57 @@ def test_it_goes_when_no_vm_is_deflated_any_more_and_purged_it_leaves_the_disks_
     assert not left or [list(path.rglob("*")) for path in left] == [[]]
     assert sorted(path.name for path in (debian / "/var/lib/ebbtide").iterdir()) == ["disks"]
     assert disk.exists()
+
+
+EXAMPLE, OPTIONS = "usr/share/ebbtide/hostagent.toml", "etc/ebbtide/hostagent.toml"
+
+
+def packed_as(tree: Path, version: str) -> str:
+    """What is below a tree, as a package of this version beside it; returns its path there."""
+    control = tree / "DEBIAN/control"
+    control.write_text(re.sub(r"^Version: .*$", f"Version: {version}", control.read_text(), flags=re.MULTILINE))
+    made = tree.with_name(f"{version}.deb")
+    subprocess.run(["dpkg-deb", "-Znone", "--build", tree, made], check=True, stdout=subprocess.DEVNULL)
+    return f"/root/{made.name}"
+
+
+@pytest.fixture(scope="module")
+def versions(debian: Debian) -> dict[str, str]:
+    """Packages by version: two that have the agent's options as a file that dpkg asks about, this one, the next."""
+    (this,) = (debian / "/root").glob("ebbtide_*.deb")
+    tree = debian / "/root/tree"
+    subprocess.run(["dpkg-deb", "--raw-extract", this, tree], check=True)
+    # Nothing of it runs here, and it is all but a few MiB.
+    shutil.rmtree(tree / "usr/lib/ebbtide/lib")
+    made = {__version__: f"/root/{this.name}"}
+    (tree / EXAMPLE).write_text("# another example\n")
+    made[f"{__version__}+1"] = packed_as(tree, f"{__version__}+1")
+    (tree / EXAMPLE).rename(tree / OPTIONS)
+    with (tree / "DEBIAN/conffiles").open("a") as asked:
+        asked.write(f"/{OPTIONS}\n")
+    for version in (f"{__version__}~1", f"{__version__}~2"):
+        (tree / OPTIONS).write_text(f"# the example of {version}\n")
+        made[version] = packed_as(tree, version)
+    return made
+
+
+@pytest.mark.parametrize("stuck", [False, True], ids=["at once", "after one that had asked"])
+def test_an_upgrade_asks_nothing_about_the_options_of_a_host_that_has_joined_and_keeps_each_byte(
+    debian: Debian, versions: dict[str, str], stuck: bool
+) -> None:
+    debian.run(*APT, "install", versions[f"{__version__}~1"])
+    options = debian / OPTIONS
+    joined = b'# Written by `ebb-hostagent join`\nid = "host-b"\ntemplates = ["/etc/ebbtide/templates"]\n'
+    options.write_bytes(joined)
+    options.chmod(0o600)
+    if stuck:
+        said = debian.run(*APT, "install", versions[f"{__version__}~2"], code=100)
+        assert "end of file on stdin at conffile prompt" in said
+    for version in (__version__, f"{__version__}+1"):
+        debian.run(*APT, "install", versions[version])
+        state = debian.run("dpkg-query", "--show", "--showformat=${Status} ${Version}", "ebbtide")
+        assert state == f"install ok installed {version}"
+        assert (options.read_bytes(), options.stat().st_mode & 0o777) == (joined, 0o600)
+    assert (debian / EXAMPLE).read_text() == "# another example\n"
+    debian.run(*APT, "purge", "ebbtide")
+    assert not options.exists()

@@ -134,7 +134,9 @@ def test_the_debian_package_of_manager_and_host_agent_has_their_options_and_comp
         "hosts_key_file": "/etc/ebbtide/hosts.key",
         "database": "/var/lib/ebbtide/manager/manager.sqlite",
     }
-    host = tomllib.loads((tree / "etc/ebbtide/hostagent.toml").read_text())
+    # Joining writes the host agent's below /etc, so that one is copied there and is no file of the package.
+    assert (tree / "DEBIAN/conffiles").read_text() == "/etc/ebbtide/manager.toml\n"
+    host = tomllib.loads((tree / "usr/share/ebbtide/hostagent.toml").read_text())
     assert host == {"id": "...", "capacity": "auto", "token_file": "/etc/ebbtide/command-token"}
     made = (tree / "DEBIAN/postinst").read_text()
     assert "for secret in token hosts.key" in made

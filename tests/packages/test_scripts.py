@@ -18,8 +18,13 @@ class Machine:
         self.calls = folder / "calls"
         for name in ("bin", "usr/lib/ebbtide", "etc/ebbtide", "var/lib/ebbtide/agent", "run/systemd/system"):
             (folder / name).mkdir(parents=True)
+        for secret in ("token", "hosts.key"):
+            (folder / "etc/ebbtide" / secret).touch()
+        (folder / "usr/share/ebbtide").mkdir(parents=True)
+        (folder / "usr/share/ebbtide/hostagent.toml").write_text('id = "..."\n')
         self.program("systemctl", '[ "$1" != is-active ] || echo active')
-        self.program("ebb-hostagent", "exit 0")
+        for name in ("systemd-sysusers", "ebb-hostagent", "ebb"):
+            self.program(name, "exit 0")
 
     def program(self, name: str, does: str) -> None:
         """Put one in the place of a program."""
@@ -34,7 +39,7 @@ class Machine:
     def run(self, script: str, *words: str, **environ: str) -> tuple[int, list[str], str]:
         """Its exit code, the calls that it made, and what it said."""
         text = (ROOT / "packaging" / script).read_text()
-        for place in ("/run/", "/var/lib/", "/etc/", "/usr/lib/"):
+        for place in ("/run/", "/var/lib/", "/var/cache/", "/etc/", "/usr/lib/", "/usr/share/"):
             text = text.replace(place, f"{self.folder}{place}")
         self.calls.write_text("")
         path = {"PATH": f"{self.folder}/bin:/usr/bin:/bin"}
@@ -86,7 +91,62 @@ def test_a_removal_gives_back_also_where_the_agent_remembers_elsewhere(machine: 
 
 
 def test_an_upgrade_stops_nothing(machine: Machine) -> None:
+    lab_is_up(machine)
     assert machine.run("debian/prerm", "upgrade", "1.2") == (0, [], "")
+
+
+def lab_is_up(machine: Machine) -> Path:
+    record = machine.folder / "var/lib/ebbtide/lab/lab.json"
+    record.parent.mkdir()
+    record.touch()
+    return record
+
+
+def test_a_removal_takes_a_lab_down_first_wherever_another_one_is(machine: Machine) -> None:
+    assert machine.run("debian/prerm", "remove")[1][-1:] == [DISABLED], "no lab"
+    lab_is_up(machine)
+    machine.program("ebb", '[ -z "${EBB_STATE_DIR+given}" ]')
+    code, calls, said = machine.run("debian/prerm", "remove", EBB_STATE_DIR="/srv/lab")
+    assert (code, calls[0], calls[-1], said) == (0, "ebb lab down", DISABLED, "")
+
+
+def test_a_lab_that_stays_up_keeps_the_package_and_stops_nothing(machine: Machine) -> None:
+    lab_is_up(machine)
+    machine.program("ebb", "exit 1")
+    assert machine.run("debian/prerm", "remove") == (
+        1,
+        ["ebb lab down"],
+        "ebbtide: a lab is up still, so the package stays: see above.\n",
+    )
+
+
+def test_a_purge_leaves_the_record_of_a_lab_that_is_up(machine: Machine) -> None:
+    record = lab_is_up(machine)
+    (machine.folder / "var/cache/ebbtide").mkdir(parents=True)
+    assert machine.run("debian/postrm", "purge")[0] == 0
+    assert (record.exists(), (machine.folder / "var/cache/ebbtide").exists()) == (True, True)
+    record.unlink()
+    assert machine.run("debian/postrm", "purge")[0] == 0
+    assert not any((machine.folder / "var" / name).exists() for name in ("lib/ebbtide", "cache/ebbtide"))
+
+
+def test_a_host_has_the_example_of_options_until_it_joins_and_no_upgrade_touches_what_is_there(
+    machine: Machine,
+) -> None:
+    options = machine.folder / "etc/ebbtide/hostagent.toml"
+    assert machine.run("debian/postinst", "configure")[0] == 0
+    assert (options.read_text(), options.stat().st_mode & 0o777) == ('id = "..."\n', 0o644)
+    for before in ((), ("1.2",)):
+        options.write_text('id = "host-a"\n')
+        assert machine.run("debian/postinst", "configure", *before)[0] == 0
+        assert options.read_text() == 'id = "host-a"\n'
+    # Who has removed it meant it.
+    options.unlink()
+    assert machine.run("debian/postinst", "configure", "1.2")[0] == 0
+    assert not options.exists()
+    options.touch()
+    assert machine.run("debian/postrm", "purge")[0] == 0
+    assert not options.parent.exists()
 
 
 ENABLE, RELOAD, RESTART, TRY_RESTART = (
@@ -120,9 +180,6 @@ def test_a_service_that_does_not_start_again_is_said_and_does_not_fail_the_insta
     machine: Machine, script: str, units: str
 ) -> None:
     machine.program("systemctl", "exit 1")
-    machine.program("systemd-sysusers", "exit 0")
-    for secret in ("token", "hosts.key"):
-        (machine.folder / "etc/ebbtide" / secret).touch()
     code, calls, said = machine.run(f"{script}/postinst", "configure", "1.2")
     assert calls[-1] == "systemctl try-restart " + " ".join(f"{unit}.service" for unit in units.split())
     assert (code, f"see systemctl status {units}\n" in said) == (0, True)
