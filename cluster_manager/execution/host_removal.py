@@ -13,7 +13,7 @@ from cluster_manager.execution.operations import BUSY, Operations
 from cluster_manager.execution.running_plans import clears, is_stranded
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.live_migrations import LiveMigrationPlan
-from cluster_manager.plans.migration_cleanup import UP
+from cluster_manager.plans.migration_cleanup import has_arrived
 from cluster_manager.plans.plans import finish
 from cluster_manager.store import queries
 from cluster_manager.store.rows import StoredChange, StoredVM, stored_vm
@@ -88,8 +88,7 @@ class HostRemoval:
         return ForgottenHost(id=host, vms=tuple(names), sentence=sentence)
 
     def _has_come_up(self, state: LiveMigrationPlan) -> bool:
-        found = self.hosts.vm(state.host, state.vm)
-        return found is not None and found.state in UP
+        return has_arrived(self.hosts.vm(state.host, state.vm))
 
     def _check(self, host: str) -> None:
         if self.hosts.get(host) is None:

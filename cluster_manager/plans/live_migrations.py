@@ -12,7 +12,7 @@ from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
 from cluster_manager.plans.host_wait import CLEARING, MovePlan, once
-from cluster_manager.plans.migration_cleanup import UP, advance_clearing, arrived
+from cluster_manager.plans.migration_cleanup import advance_clearing, arrived, has_arrived, stands
 from cluster_manager.plans.plans import (
     GONE_S,
     MOST_HOSTS,
@@ -88,6 +88,8 @@ class LiveMigrationPlan(MovePlan):
     #: Whether that command has been answered; and whether its old host has said that the VM is off there.
     answered: bool = False
     off_at_home: bool = False
+    #: Whether its new host was to remove it then, and did not say that it has: that it is off there proves nothing now.
+    not_removed: bool = False
 
     @property
     def claim(self) -> ClaimVM:
@@ -160,7 +162,7 @@ def advance_live_migration(state: LiveMigrationPlan, event: Event) -> Step:
             return reclaimed(state, event)
     match state.stage:
         case "left" if state.off_at_home and isinstance(event, HostRead) and _came_up(state, event):
-            return _left_alone(state)
+            return _left_alone(state, event.report)
         case "source":
             return _on_source(state, event)
         case "room":
@@ -374,11 +376,15 @@ def _in_doubt(state: LiveMigrationPlan, event: Event) -> Step:
             return instruct(state, ReadHost(host=host), progress=progress, off_at_home=True)
         case ReadHost(), HostRead(report=report):
             found = status_in(report, vm)
-            if found is not None and found.state in UP:
-                return arrived(state, f"{vm} runs on {host}")
-            if state.off_at_home:
+            off = found is not None and found.state is VMState.STOPPED
+            if found is not None and has_arrived(found) and not (off and state.not_removed):
+                return arrived(state, stands(found))
+            if not state.off_at_home:
+                return _await(state, f"{vm} does not run on {host}", home, event.elapsed_s)
+            if found is None or found.state is VMState.MIGRATING:
                 return _abort(state, f"{vm} is off on {home}, and did not move")
-            return _await(state, f"{vm} does not run on {host}", home, event.elapsed_s)
+            # It may have come up there: nothing is removed before that host says more.
+            return _await(state, stands(found), host, event.elapsed_s)
         case ReadHost(host=asked), HostFailed():
             return _await(state, event.sentence, asked if state.answered else home, event.elapsed_s)
     raise unexpected(state, event)
@@ -394,16 +400,17 @@ def _await(state: LiveMigrationPlan, why: str, host: str, elapsed_s: float) -> S
 
 
 def _came_up(state: LiveMigrationPlan, read: HostRead) -> bool:
-    """Whether it runs on its new host after all, and on no record: its old one was forgotten with it meanwhile."""
+    """Whether it is on its new host after all, and on no record: its old one was forgotten with it meanwhile."""
     found = status_in(read.report, state.vm)
-    arrived_there = found is not None and found.uuid == state.uuid and found.state in (*UP, VMState.PAUSED)
+    arrived_there = found is not None and found.uuid == state.uuid and has_arrived(found)
     return arrived_there and state.vm not in read.recorded
 
 
-def _left_alone(state: LiveMigrationPlan) -> Step:
-    vm, host = state.vm, state.host
+def _left_alone(state: LiveMigrationPlan, report: HostReport) -> Step:
+    vm, host, found = state.vm, state.host, status_in(report, state.vm)
+    assert found is not None, "it came up"
     said = (
-        f"{vm} runs on {host}, where it came up when {state.home} was forgotten with it: it is left alone there, on no "
+        f"{stands(found)}, where it came up when {state.home} was forgotten with it: it is left alone there, on no "
         f"record; `ebb vm adopt {vm} --host {host}` puts it back"
     )
     return finish(state, DONE, said).also(Note("failed", vm, host, said))
@@ -431,7 +438,7 @@ def _aborting(state: LiveMigrationPlan, event: Event) -> Step:
             why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
             if state.off_at_home:
                 # It may have come up there after all.
-                return _await(state, why, state.host, event.elapsed_s)
+                return _await(state.having(not_removed=True), why, state.host, event.elapsed_s)
             left = state.continuation(state.host, "left").having(reclaims=0)
             return _called_off(state.having(reclaims=0)).also(SpawnFollowUp(left))
     raise unexpected(state, event)

@@ -27,14 +27,30 @@ from cluster_manager.plans.plans import (
 from cluster_manager.plans.reclaim_steps import status_in
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.vms import VMState
+from ebbtide.messages.vms import VMState, VMStatus
 
 #: States of a VM that has come up.
 UP = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING)
 
 
+def has_arrived(found: VMStatus | None) -> bool:
+    """Whether a VM has come up on the host to which it was sent while it ran: it may be paused, or off again, by now.
+
+    Until it has, that host calls it ``migrating``. One that is off by a command, or just going, says nothing of that.
+    """
+    if found is None:
+        return False
+    went_off = found.state is VMState.STOPPED and found.off_reason is not None
+    return found.state in (*UP, VMState.PAUSED) or went_off
+
+
+def stands(found: VMStatus) -> str:
+    """What a VM does on a host, in words."""
+    return f"{found.name} {'runs' if found.state in UP else f'is {found.state}'} on {found.host}"
+
+
 def arrived(state: MovePlan, said: str) -> Step:
-    """The VM runs elsewhere."""
+    """The VM has come up elsewhere."""
     vm, home, sentence = state.vm, state.home, state.moved
     step = instruct(state, ReadHost(host=home), said, stage="clear", waits_until_s=None, failures=())
     kind: EventKind = "returned" if state.waits else "migrated"

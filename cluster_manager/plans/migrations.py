@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cluster_manager.plans.host_wait import MovePlan, hand_over, wait
-from cluster_manager.plans.migration_cleanup import UP, advance_clearing, arrived
+from cluster_manager.plans.migration_cleanup import UP, advance_clearing, arrived, stands
 from cluster_manager.plans.plans import (
     GONE_S,
     MOST_HOSTS,
@@ -57,7 +57,7 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
-from ebbtide.messages.vms import VMSpec, VMStatus
+from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 DONE, FAILED = OperationState.DONE, OperationState.FAILED
 
@@ -264,8 +264,8 @@ def _in_doubt(state: MovePlan, event: Event) -> Step:
 
 def _found(state: MovePlan, present: VMStatus) -> Step:
     """The VM is on the new host: it has come up there, or goes."""
-    if present.state in UP:
-        return arrived(state, f"{present.name} runs on {present.host}")
+    if present.state in (*UP, VMState.PAUSED):
+        return arrived(state, stands(present))
     return _clean(state, f"{present.host}: {present.name} did not come up")
 
 

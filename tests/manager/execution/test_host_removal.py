@@ -276,14 +276,43 @@ async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room
     assert (made.state, made.host) == (OperationState.DONE, "host-b"), made.sentence
 
 
+#: What a VM may be by now that came up on its new host.
+CAME_UP: dict[str, dict[str, Any]] = {
+    "runs": {"state": VMState.RUNNING},
+    "is paused": {"state": VMState.PAUSED},
+    "is stopped": {"state": VMState.STOPPED, "off_reason": "its domain has ended"},
+}
+
+
+@pytest.mark.parametrize("does", CAME_UP)
+async def test_a_vm_that_has_come_up_on_its_new_host_keeps_its_old_one_from_being_forgotten_until_its_plan_has_seen_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    await lose_it_while_it_sends(cluster, monkeypatch)
+    _, second = cluster.agents
+    second.trouble.read_after = asyncio.Event()
+    second.vms["low-1"] = second.vms["low-1"].model_copy(update=CAME_UP[does])
+    await second.send_report()
+    status, problem = await forget(cluster, "host-a", "?lost_vms=true")
+    assert (status, problem["field"]) == (409, "id"), problem
+    assert "is waited for" in problem["detail"]
+    second.trouble.read_after.set()
+
+    async def seen_there() -> bool:
+        return bool((await cluster.get("/v1/vms/low-1"))["host"] == "host-b")
+
+    await cluster.until(seen_there)
+
+
+@pytest.mark.parametrize("does", CAME_UP)
 async def test_a_vm_that_came_up_on_its_new_host_is_left_alone_there_when_its_old_one_is_forgotten_without_it(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, does: str
 ) -> None:
     """Its new host could not say so: it was away, too."""
     await lose_it_while_it_sends(cluster, monkeypatch)
     _, second = cluster.agents
     await lose(cluster, second)
-    second.vms["low-1"] = second.vms["low-1"].model_copy(update={"state": VMState.RUNNING})
+    second.vms["low-1"] = second.vms["low-1"].model_copy(update=CAME_UP[does])
     status, answer = await forget(cluster, "host-a", "?lost_vms=true")
     assert (status, answer["vms"]) == (200, ["low-1"]), answer
     await second.revive()
@@ -294,8 +323,8 @@ async def test_a_vm_that_came_up_on_its_new_host_is_left_alone_there_when_its_ol
         return not await cluster.manager.store.unfinished_plans()
 
     await cluster.until(cleared)
-    assert second.vms["low-1"].state is VMState.RUNNING
-    assert "low-1 runs on host-b" in (await cluster.events("failed"))[0]["sentence"]
+    assert second.vms["low-1"].state is CAME_UP[does]["state"]
+    assert f"low-1 {does} on host-b" in (await cluster.events("failed"))[0]["sentence"]
     adopted = {"request_id": "take-back", "host": "host-b", "domain": "low-1"}
     assert (await cluster.call("POST", "/v1/adoptions", json=adopted))[0] == 202
     assert (await cluster.ended("take-back")).state is OperationState.DONE

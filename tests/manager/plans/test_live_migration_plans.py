@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
 from cluster_manager.execution.running_plans import operation_of
 from cluster_manager.plans.live_migrations import LiveMigrationPlan, start_live_migration
-from cluster_manager.plans.plans import Depart, Event, HostBack, HostFailed, HostRead, ReadHost, SetVM, VMPhase
+from cluster_manager.plans.plans import (
+    AwaitHost,
+    Depart,
+    Event,
+    HostBack,
+    HostFailed,
+    HostRead,
+    ReadHost,
+    Remove,
+    SetVM,
+    VMPhase,
+)
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.rows import StoredPlan
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
@@ -24,6 +37,10 @@ HERE = status_of(SPEC, "home").model_copy(update={"uuid": "1ef55480-f362-464d-a5
 COMING = status_of(SPEC, "away", state=VMState.MIGRATING)
 THERE = status_of(SPEC, "away")
 LOST = HostFailed(0.0, "home answered with no Operation", uncertain=True)
+OFF: dict[str, Any] = {"state": VMState.STOPPED, "start_size": SPEC.nominal, "current": Vector()}
+OFF_AT_HOME = HERE.model_copy(update=OFF)
+PAUSED = {"state": VMState.PAUSED, "off_reason": "another program has paused it"}
+WENT_OFF = {**OFF, "off_reason": "its domain has ended, and not by a command"}
 
 
 def read(host: str, *vms: VMStatus) -> HostRead:
@@ -75,12 +92,45 @@ def test_a_move_of_whose_end_the_old_host_tells_nothing_is_seen_on_the_new_one()
     assert [(row.phase, row.host) for row in step.effects if isinstance(row, SetVM)] == [(VMPhase.RUNNING, "away")]
 
 
+def off_at_home() -> LiveMigrationPlan:
+    """Its old host has forgotten how the move ended, and says that it is off there."""
+    state = heard(sent(), ended("depart", OperationState.FAILED), read("home", OFF_AT_HOME))
+    assert state.instruction == ReadHost(host="away")
+    return state
+
+
+@pytest.mark.parametrize("there", [PAUSED, WENT_OFF], ids=["paused", "off"])
+def test_a_vm_that_has_arrived_and_is_paused_or_off_by_itself_is_not_removed_there(there: dict[str, Any]) -> None:
+    for state in (off_at_home(), heard(sent(), LOST)):
+        step = state.next_step(read("away", THERE.model_copy(update=there)))
+        assert step.state.instruction == ReadHost(host="home"), "what is left there goes"
+        assert [(row.phase, row.host) for row in step.effects if isinstance(row, SetVM)] == [(VMPhase.RUNNING, "away")]
+        assert step.state.progress[-1] == f"low is {there['state']} on away"
+
+
+@pytest.mark.parametrize("state_there", [VMState.STARTING, VMState.STOPPING, VMState.STOPPED])
+def test_what_may_have_arrived_is_looked_at_again_before_anything_is_removed(state_there: VMState) -> None:
+    unclear = THERE.model_copy(update={"state": state_there})
+    state = heard(off_at_home(), read("away", unclear))
+    assert isinstance(state.instruction, AwaitHost)
+    state = heard(state, HostBack(0.0))
+    assert state.instruction == ReadHost(host="away")
+    assert isinstance(heard(state, read("away", COMING)).instruction, Remove), "it is still to come"
+    assert isinstance(heard(state, read("away")).instruction, Remove), "also one that comes late"
+
+
+def test_that_it_is_off_where_it_was_to_be_removed_proves_nothing() -> None:
+    """A removal that failed may have been written down, and the agent that finds it takes the VM for one that ran."""
+    state = heard(off_at_home(), read("away", COMING), ended("delete", OperationState.FAILED), HostBack(0.0))
+    assert isinstance(heard(state, read("away", THERE.model_copy(update=WENT_OFF))).instruction, AwaitHost)
+    assert heard(state, read("away", THERE.model_copy(update=PAUSED))).stage == "clear"
+
+
 def test_what_is_asked_again_for_days_is_said_and_kept_once() -> None:
-    off = HERE.model_copy(update={"state": VMState.STOPPED, "start_size": SPEC.nominal, "current": Vector()})
     nobody_says = heard(sent(), *(LOST, read("away", COMING), HostBack(0.0)) * 200)
     assert len(nobody_says.progress) < 10, nobody_says.progress
     # It has ended on the one host, and the other one does not give up what was kept for it.
-    state = heard(sent(), ended("depart", OperationState.FAILED), read("home", off))
+    state = heard(sent(), ended("depart", OperationState.FAILED), read("home", OFF_AT_HOME))
     state = heard(state, *(read("away", COMING), HostFailed(0.0, "away is away", uncertain=True), HostBack(0.0)) * 200)
     assert len(state.progress) < 10, state.progress
     assert len(state.failures) == 2, state.failures

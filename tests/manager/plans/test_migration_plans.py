@@ -173,6 +173,15 @@ def test_a_vm_that_was_stopped_for_a_host_that_takes_it_no_more_is_off_on_its_ow
     assert row.sentence == "low stays off on home: away is silent"
 
 
+def test_a_vm_that_has_come_up_elsewhere_and_is_paused_there_has_moved() -> None:
+    lost = heard(creating(), HostFailed(1.0, "away is silent", uncertain=True), HostBack(2.0))
+    step = lost.next_step(unrecorded("away", status_of(SPEC, "away", state=VMState.PAUSED)))
+    row = row_of(step)
+    assert (step.state.instruction, row.phase, row.host) == (ReadHost(host="home"), VMPhase.RUNNING, "away")
+    off = lost.next_step(unrecorded("away", OFF.model_copy(update={"host": "away"}))).state
+    assert isinstance(off.instruction, Remove), "it did not come up, and its disk is at home"
+
+
 def test_a_place_that_is_given_up_after_a_start_was_commanded_is_cleaned_first() -> None:
     forgotten = creating().having(instruction=ReadHost(host="away"))
     step = forgotten.next_step(HostFailed(1.0, "away is silent", uncertain=True))
