@@ -407,7 +407,7 @@ class Operations:
         """Start a preempted VM again, unless its owner has done something with it meanwhile."""
         async with self.admission:
             for row in await self._store.vms(name):
-                free = row.host == host and not row.unread and self.changing(name) is None
+                free = row.host == host and not (row.unread or row.owes_removal) and self.changing(name) is None
                 if row.phase is VMPhase.PREEMPTED and free:
                     new_id = plan_id("return", name)
                     back = partial(start_return_elsewhere, gone_s=self._gone_s) if elsewhere else start_return

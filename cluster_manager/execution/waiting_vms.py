@@ -57,12 +57,15 @@ class WaitingVMs:
         names = [one.name for one in self._by_host.get(row.host or "", ())]
         position = names.index(row.name) + 1 if row.name in names else len(names) + 1
         missing, why = _missing(row, report, reserved)
+        line = f"{_ordinal(position)} in line on {row.host}, {why}"
+        if row.owes_removal:
+            missing, line = ZERO, f"in no line: it is removed as soon as {row.host} answers"
         return Preempted(
             reason=row.preemption_reason or "",
             at=row.preempted_at or 0.0,
             position=position,
             waits_for=Vector.of(missing),
-            sentence=f"{_ordinal(position)} in line on {row.host}, {why}",
+            sentence=line,
         )
 
 

@@ -133,9 +133,11 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                     preempted = row.where(schema.vms.c.preempted_at.is_not(None))
                     await connection.execute(preempted.values(phase=VMPhase.PREEMPTED.value))
                     row = row.where(schema.vms.c.preempted_at.is_(None))
-                await connection.execute(
-                    row.values(**_phase(phase, now), host=host, sentence=sentence, owes_removal=int(owed))
-                )
+                values = {**_phase(phase, now), "host": host, "sentence": sentence, "owes_removal": int(owed)}
+                if name == state.vm and state.kind == "delete" and not owed and phase is not VMPhase.ENDED:
+                    # Its owner's deletion came to nothing: what takes its cores later is not that.
+                    values["deleted_by_owner"] = 0
+                await connection.execute(row.values(**values))
             case SetPreempted(name, host, reason, sentence):
                 row = _living(name).where(schema.vms.c.host == host)
                 waits = {"preempted_at": now, "preemption_reason": reason.value, "sentence": sentence}
@@ -230,9 +232,11 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         )
 
     async def preempted(self) -> list[StoredVM]:
-        """The VMs that wait for room, in the order in which they were preempted."""
+        """The VMs that wait for room, in the order in which they were preempted; not one that is to be removed."""
         table = schema.vms
-        query = select(table).where(table.c.phase == schema.constant(VMPhase.PREEMPTED.value))
+        query = select(table).where(
+            table.c.phase == schema.constant(VMPhase.PREEMPTED.value), table.c.owes_removal == schema.constant(0)
+        )
         return [stored_vm(row) for row in await self._read(query.order_by(table.c.preempted_at, table.c.id))]
 
     async def owed_removals(self) -> dict[str, str]:
@@ -374,14 +378,16 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 if dropped:
                     log.info("core changes dropped: of machines that are not there", host=host, machines=dropped[:5])
                 plans = {_plan_of(change) for change in changes if change.cores_after == 0}
-                released = select(schema.plans.c.id).where(
-                    schema.plans.c.id.in_(plans), schema.plans.c.kind == "release"
+                kind, asked = schema.plans.c.kind, schema.plans.c.internal == 0
+                # Also a deletion that failed on its way: its host ends it later.
+                by_owner = select(schema.plans.c.id).where(
+                    schema.plans.c.id.in_(plans), (kind == "release") | ((kind == "delete") & asked)
                 )
-                given_back = set((await connection.execute(released)).scalars())
+                given_up = set((await connection.execute(by_owner)).scalars())
                 statement = upsert(self._engine, table).on_conflict_do_nothing()
                 latest = self._clock() + _AHEAD_S
                 rows = [
-                    _change_row(host, c, newest.get(c.machine), _plan_of(c) in given_back, latest)
+                    _change_row(host, c, newest.get(c.machine), _plan_of(c) in given_up, latest)
                     for c in changes
                     if c.machine in own
                 ]
@@ -536,13 +542,13 @@ async def _of_host(
     return own | set((await connection.execute(joined.where(table.c.host == host))).scalars())
 
 
-def _change_row(host: str, change: CoreChange, vm: Any, released: bool, latest: float) -> dict[str, Any]:
+def _change_row(host: str, change: CoreChange, vm: Any, given_up: bool, latest: float) -> dict[str, Any]:
     """The row of a core change, with what the newest row of its VM says of it.
 
-    :param released: whether its owner had the VM given back.
+    :param given_up: whether its owner had the VM given back or deleted by this very change.
     :param latest: no change is dated later.
     """
-    owners = released or (vm is not None and (bool(vm.deleted_by_owner) or vm.phase in _BY_OWNER))
+    owners = given_up or (vm is not None and (bool(vm.deleted_by_owner) or vm.phase in _BY_OWNER))
     return {
         **change.model_dump(),
         "at": min(change.at, latest),

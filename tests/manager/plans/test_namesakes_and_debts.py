@@ -24,10 +24,13 @@ from cluster_manager.plans.plans import (
     Reinflate,
     ReinflationPending,
     Remove,
+    SetPreempted,
     SetVM,
     VMPhase,
 )
+from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.removals import start_removal
+from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMState
@@ -133,6 +136,32 @@ async def test_a_vm_that_is_to_be_removed_is_not_moved_or_started_meanwhile(
             assert "is removed as soon as host-a answers" in problem["detail"]
         deleted = await cluster.delete("low-1")
         assert deleted.state is OperationState.DONE, "its owner may have it removed at once"
+
+
+@each_store
+async def test_a_vm_that_is_to_be_removed_and_was_preempted_is_not_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent, agents=replace(QUICK, answer_s=2.5)) as cluster:
+        await a_lost_start(cluster)
+        monkeypatch.setattr(operations.Operations, "_owes", lambda self, host: False)
+        off = {"state": VMState.STOPPED, "start_size": agent.vms["low-1"].current, "current": Vector()}
+        agent.vms["low-1"] = agent.vms["low-1"].model_copy(update=off)
+        agent.trouble.mute = False
+        await cluster.ready()
+        assert cluster.manager is not None
+        store, running = cluster.manager.store, cluster.manager.operations
+        other = placement(spec_of("high-1"))
+        await store.add_plan(other, "")
+        await store.save_step(other, [SetPreempted("low-1", "host-a", PreemptionReason.MINIMUM, "preempted")])
+        await running.waiting.read()
+        assert running.waiting.names == frozenset()
+        row = await seen(cluster, "low-1")
+        assert row["preempted"]["sentence"] == "in no line: it is removed as soon as host-a answers"
+        await running._bring_back("low-1", "host-a")
+        assert not running._running, "it is not started again"
+        assert await store.owed_removals() == {"low-1": "host-a"}
 
 
 def test_an_owners_deletion_that_is_refused_leaves_the_vm_and_the_managers_own_stays_owed() -> None:

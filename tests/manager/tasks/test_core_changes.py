@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.operations import OperationState
 from ebbtide.rest.credentials import report_token
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
@@ -99,6 +100,32 @@ async def test_a_deletion_by_its_owner_is_no_shrink_but_a_preemption_is(tmp_path
         assert ends == {"low-1": True, preempted: False}
         fixed = {row.machine for row in stored if not row.variable}
         assert fixed == {"high-1"}
+
+
+async def test_a_deletion_that_was_refused_makes_a_later_preemption_no_owners_wish(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, agent := host()) as cluster:
+        assert cluster.manager is not None
+        await cluster.create(vm("low-1"))
+        agent.trouble.refuses = 409
+        assert (await cluster.delete("low-1")).state is OperationState.FAILED
+        agent.trouble.refuses = None
+        assert (await cluster.create(vm("high-1", "fixed", 6.0, 800.0))).state is OperationState.DONE
+        assert "low-1" not in agent.running
+        await agent.send_report()
+        newest = (await cluster.manager.store.core_changes("low-1", 1))[0]
+        assert (newest.cores_after, newest.by_owner) == (0.0, False)
+
+
+async def test_a_deletion_that_failed_on_its_way_is_its_owners_wish_when_its_host_ends_it(tmp_path: Path) -> None:
+    async with cluster_of(tmp_path, agent := host()) as cluster:
+        assert cluster.manager is not None
+        await cluster.create(vm("low-1"))
+        agent.trouble.fails["delete"] = "its disk is busy"
+        assert (await cluster.delete("low-1")).state is OperationState.FAILED
+        agent.add_change("low-1", 3.0, 0.0, cause=agent.bodies[-1]["request_id"])
+        await agent.send_report()
+        newest = (await cluster.manager.store.core_changes("low-1", 1))[0]
+        assert (newest.cores_after, newest.by_owner) == (0.0, True)
 
 
 async def test_a_fixed_vm_shows_its_last_change_but_neither_teaches_nor_has_a_probability(tmp_path: Path) -> None:
