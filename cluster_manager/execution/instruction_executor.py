@@ -214,7 +214,15 @@ class InstructionExecutor:
 
                 # Before they are sent side by side: one plan must not wait for itself.
                 await self._hosts.locks.hold(state.id, instruction.host)
-                return EndedTogether(elapsed_s(), tuple(await asyncio.gather(*(one(victim) for victim in victims))))
+                tasks = [asyncio.create_task(one(victim), name=f"{victim.do} {victim.vm}") for victim in victims]
+                try:
+                    ended = await asyncio.gather(*tasks)
+                finally:
+                    # Where one raises, the others would go on for a plan that has ended.
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                return EndedTogether(elapsed_s(), tuple(ended))
             case Finish():
                 raise ValueError("a plan that has ended has nothing to carry out")
             case _:

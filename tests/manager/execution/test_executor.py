@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,17 +13,19 @@ import pytest
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.live_migrations import start_live_migration
-from cluster_manager.plans.plans import ChooseHosts, Reclaim
+from cluster_manager.plans.plans import ChooseHosts, Preempt, PreemptTogether, Reclaim
+from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.commands import Command
 from ebbtide.messages.common import Vector
-from ebbtide.messages.operations import OperationState
+from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.requests import MigrateRequest
 from tests.manager.outcomes import outcome_of
-from tests.manager.plan_events import ended, placement, report_of, spec_of
+from tests.manager.plan_events import ended, operation, placement, report_of, spec_of
 from tests.manager.plans.test_live_migration_plans import HERE, SPEC, read
 
 
@@ -66,3 +69,48 @@ async def test_of_a_vm_that_is_not_on_record_only_counts_that_a_call_failed(exec
     fine = broken.model_copy(update={"name": "other", "errors": ()})
     event = await executor._ended(state, reclaim, ended("reclaim", OperationState.PARTIAL, vms=(broken, fine)))
     assert (event.operation.vms, event.failed) == ((), (("theirs", "no"),))
+
+
+async def test_when_one_of_several_commands_side_by_side_raises_the_others_are_not_gone_on_with(
+    hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = _Agents()
+    unused: Any = agents
+    executor = InstructionExecutor(unused, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
+    low_1, low_2 = (
+        Preempt(host="a", step=step, vm=f"low-{step}", reason=PreemptionReason.MINIMUM, notice_s=0.0) for step in (1, 2)
+    )
+    both = PreemptTogether(host="a", step=1, victims=(low_1, low_2))
+
+    async def fails(host: str) -> frozenset[str]:
+        await agents.holds.wait()
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(store, "recorded", fails)
+    before = asyncio.all_tasks()
+    with pytest.raises(KeyError, match="a defect"):
+        await executor.perform(placement(spec_of("high-1")).having(instruction=both), False, lambda: 0.0)
+    left = asyncio.all_tasks() - before
+    agents.forgets.set()
+    await asyncio.gather(*left, return_exceptions=True)
+    assert (left, agents.sent) == (set(), ["/v1/vms/low-1/stop", "/v1/vms/low-2/stop"])
+
+
+class _Agents:
+    """Of one host: it has ended the first command, and holds the second until it forgets it."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.holds, self.forgets = asyncio.Event(), asyncio.Event()
+
+    async def command(self, host: str, method: str, path: str, body: Command) -> Operation:
+        self.sent.append(path)
+        return operation("stop", OperationState.RUNNING).model_copy(update={"request_id": body.request_id})
+
+    async def follow(self, host: str, begun: Operation, limit_s: float, tell: object) -> Operation | None:
+        if begun.request_id == "plan.1":
+            size = ResourceVector(3.0, 1000.0)
+            return operation("stop", vms=(outcome_of("low-1", 2, size, size, size),))
+        self.holds.set()
+        await self.forgets.wait()
+        return None
