@@ -16,7 +16,7 @@ import numpy as np
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.predict.ages import Floats
-from ebbtide.matcher.predict.expected_time import OVERRUN, remaining_s
+from ebbtide.matcher.predict.expected_time import leaves_in_time_until_s, remaining_s
 from ebbtide.matcher.predict.predictor import Predictor
 from ebbtide.matcher.predict.rolling import Integers
 
@@ -197,7 +197,7 @@ class Fleet:
         done = np.where(ends > now, ends, now + remaining_s(ends, began, now)) <= now + within_s
         found: Floats = np.bincount(of[done], cores[done], len(on)).astype(np.float64)[rows]
         begins = ends - within_s
-        changes = np.where(begins > now, begins, np.maximum(ends, began + within_s / OVERRUN))
+        changes = np.where(begins > now, begins, leaves_in_time_until_s(ends, began, within_s))
         return found, float(np.min(changes, initial=math.inf, where=changes > now)) - _SLACK_S
 
     def released_of(self, row: int, within_s: float) -> tuple[float, float]:
@@ -208,8 +208,7 @@ class Fleet:
         for task in running:
             at = task.ends_at - within_s
             if at <= now:
-                # It counts, until it overruns its estimate by so much that it is expected to take longer.
-                at = max(task.ends_at, task.started_at + within_s / OVERRUN)
+                at = float(leaves_in_time_until_s(task.ends_at, task.started_at, within_s))
             until = min(until, at if at > now else until)
         return cores, until - _SLACK_S
 

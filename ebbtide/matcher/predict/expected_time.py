@@ -104,3 +104,11 @@ def remaining_s(ends_s: Value, started_s: Value, now_s: float) -> Value:
     """How much longer running tasks are expected to take, also those that should have ended long ago."""
     left_s = ends_s - now_s
     return np.maximum(left_s, 0.0) + (left_s <= 0.0) * (OVERRUN * np.maximum(1.0, now_s - started_s))
+
+
+def leaves_in_time_until_s(ends_s: Value, started_s: Value, within_s: float) -> Value:
+    """Until when a running task has no more than a time, above a quarter of a second, left by `remaining_s`.
+
+    Then it has overrun its estimate by so much that it is expected to take longer.
+    """
+    return np.maximum(ends_s, started_s + within_s / OVERRUN)
