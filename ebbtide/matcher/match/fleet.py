@@ -184,9 +184,9 @@ class Fleet:
         self.advance(self._now)
         return self.cores - self.used_cores if rows is None else self.cores[rows] - self.used_cores[rows]
 
-    def released(self, rows: Integers, within_s: float) -> tuple[Floats, float]:
+    def released(self, rows: Integers, within_s: float) -> tuple[Floats, Floats]:
         """Cores that what runs on some machines leaves within a time, as expected at the moment of the last `advance`;
-        and until when that stays so at least, if nothing begins or ends there.
+        and until when that stays so at least, if nothing begins or ends there. By row.
 
         :param rows: each once.
         """
@@ -198,7 +198,9 @@ class Fleet:
         found: Floats = np.bincount(of[done], cores[done], len(on)).astype(np.float64)[rows]
         begins = ends - within_s
         changes = np.where(begins > now, begins, leaves_in_time_until_s(ends, began, within_s))
-        return found, float(np.min(changes, initial=math.inf, where=changes > now)) - _SLACK_S
+        until = np.full(len(on), np.inf)
+        np.minimum.at(until, of, np.where(changes > now, changes, np.inf))
+        return found, until[rows] - _SLACK_S
 
     def released_of(self, row: int, within_s: float) -> tuple[float, float]:
         """`released` of one row."""

@@ -71,8 +71,9 @@ class Band:
     at: Floats
     busy: Integers
     stand: Stand
-    #: At least until when what the stand counts as left free stays so, while nothing changes.
-    free_until: float
+    #: At least until when what the stand counts as left free stays so, while nothing changes; and the first of that.
+    free_until: Floats
+    first_until: float
     #: By row: its place; -1: it is not among them.
     places: Integers
 
@@ -157,14 +158,14 @@ class MatchCache:
         all_rows[:count], all_rows[count] = rows, -1
         all_at = np.append(at, np.inf)
         waits = np.maximum(all_at - now, 0.0)
-        free, free_until = self._left_free(rows, cores, at, now, release_s)
+        free, until = self._left_free(rows, cores, at, now, release_s)
         stand = self._stand(rows, free)
         outlook = self._outlook(waits, stand)
         moment = (now, self._predictor.now, self._predictor.version)
         places: Integers = np.full(len(self._fleet.cores), -1)
         places[rows] = np.arange(count)
-        silent, busy = _silent(outlook), _busy(all_at)
-        return Band(all_rows, waits, outlook, silent, now + reach_s, moment, all_at, busy, stand, free_until, places)
+        silent, busy, first = _silent(outlook), _busy(all_at), _first(until)
+        return Band(all_rows, waits, outlook, silent, now + reach_s, moment, all_at, busy, stand, until, first, places)
 
     def _go_on(self, moment: tuple[float, float, int]) -> None:
         """To another moment. Bands are kept if nothing else is known: their machines are older, and others do not have
@@ -186,15 +187,20 @@ class MatchCache:
             later = [fleet.room_of(row, cores, memory_mib) for row in rows[late].tolist()]
             band.at[band.busy[late]] = later
             if release_s != NOTHING_S:
-                band.free_until = min(band.free_until, *later)
+                band.free_until[band.busy[late]] = later
+                band.first_until = min(band.first_until, *later)
         band.moment = moment
         band.waits = np.maximum(band.at - now, 0.0)
-        if now >= band.free_until:
+        if now >= band.first_until:
             # What runs there ends sooner, seen from now.
-            here = band.rows[:-1]
-            free, band.free_until = self._left_free(here, cores, band.at[:-1], now, release_s)
-            if not np.array_equal(free, band.stand.free[:-1]):
-                band.stand = self._stand(here, free)
+            due = np.flatnonzero(band.free_until <= now)
+            here = band.rows[due]
+            free, band.free_until[due] = self._left_free(here, cores, band.at[due], now, release_s)
+            band.first_until = _first(band.free_until)
+            if not np.array_equal(free, band.stand.free[due]):
+                band.stand.free[due] = free
+                fresh = self._predictor.standing(self._predictor.directions()[here], free, band.stand.held[due])
+                band.stand.standing.likely[due], band.stand.standing.place[due] = fresh
         band.outlook = self._outlook(band.waits, band.stand)
         band.silent = _silent(band.outlook)
 
@@ -213,17 +219,22 @@ class MatchCache:
 
     def _left_free(
         self, rows: Integers, cores: float, at: Floats, now: float, release_s: float
-    ) -> tuple[Floats, float]:
+    ) -> tuple[Floats, Floats]:
         """Cores that a task leaves free, and until when that stays so at least, while nothing changes.
 
         :param at: when each has room.
         """
-        free, until = self._fleet.free_cores(rows) - cores, math.inf
+        free, until = self._fleet.free_cores(rows) - cores, np.full(len(rows), np.inf)
         if release_s != NOTHING_S:
             has_room = at <= now
-            more, until = self._fleet.released(rows[has_room], release_s)
+            here = rows[has_room]
+            if len(here) > _FEW:
+                more, until[has_room] = self._fleet.released(here, release_s)
+            else:
+                found = [self._fleet.released_of(row, release_s) for row in here.tolist()]
+                more, until[has_room] = np.reshape(found, (-1, 2)).T
             free[has_room] += more
-            until = min(until, float(np.min(at, initial=math.inf, where=~has_room)))
+            until[~has_room] = at[~has_room]
         return free, until
 
     def _outlook(self, waits: Floats, stand: Stand) -> Outlook:
@@ -261,7 +272,8 @@ class MatchCache:
                         # It has room sooner than it was known: the band is none without it.
                         found.bands.remove(band)
                     continue
-                band.free_until = min(band.free_until, until)
+                band.free_until[place] = until
+                band.first_until = min(band.first_until, until)
                 if (
                     at != band.at.item(place)
                     or held != stand.held.item(place)
@@ -298,6 +310,10 @@ class MatchCache:
 def _silent(outlook: Outlook) -> Integers:
     silent: Integers = np.isnan(outlook.fatal).nonzero()[0]
     return silent
+
+
+def _first(until: Floats) -> float:
+    return float(until.min(initial=np.inf))
 
 
 def _busy(at: Floats) -> Integers:

@@ -215,12 +215,12 @@ def test_what_is_released_stays_so_until_it_says(task: tuple[float, float], chan
     while until < math.inf:
         now = until + 0.002
         fleet.advance(now)
-        released, until = fleet.released(rows, 100.0)
-        assert fleet.released_of(rows.item(0), 100.0) == (released.item(), until)
+        released, until = (float(found.item()) for found in fleet.released(rows, 100.0))
+        assert fleet.released_of(rows.item(0), 100.0) == (released, until)
         for at in np.linspace(now, min(until, now + 5000.0), 7):
             fleet.advance(at)
-            assert fleet.released(rows, 100.0)[0].tolist() == released.tolist()
-        seen.append((round(now), released.item()))
+            assert fleet.released(rows, 100.0)[0].tolist() == [released]
+        seen.append((round(now), released))
     assert dict(seen[1:]) == changes
 
 
