@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 
 from cluster_manager.inventory.hosts import Hosts
-from cluster_manager.plans.migration_cleanup import UP
+from cluster_manager.plans.migration_cleanup import has_arrived
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store import schema
 from cluster_manager.store.store import Store
@@ -90,7 +90,7 @@ class TaskMachines:
             return here
         # Its host is done with it before its row says where it runs: that it is off here says nothing.
         there = self._hosts.vm(row.plan_host, row.name)
-        return there if there is not None and there.state in UP else None
+        return there if has_arrived(there) else None
 
     @property
     def moving(self) -> frozenset[str]:

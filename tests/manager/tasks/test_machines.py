@@ -68,6 +68,32 @@ async def test_a_task_goes_on_while_its_machine_moves_and_runs_all_the_time(tmp_
 
 
 @each_store
+async def test_a_task_on_a_vm_that_stands_still_where_it_has_just_moved_is_not_given_up(tmp_path: Path) -> None:
+    first, second = two_agents()
+    engine = FakeEngine(**{"low-1": 4})
+    async with cluster_of(tmp_path, first, second, **settings(engine)) as cluster:
+        await cluster.create(vm("low-1"), policy="first-fit")
+        await submit(cluster, "train", cores=2, restartable=True)
+        await becomes(cluster, "train", "running")
+        first.trouble.pend, second.trouble.pend = ("depart",), ("arrive",)
+        await migrate(cluster, live=True, copy_storage=True)
+        await cluster.until(condition(lambda: "arrive" in second.arrived))
+        second.end_pending()
+        await cluster.until(condition(lambda: "depart" in first.arrived))
+        here, there = first.vms["low-1"], second.vms["low-1"]
+        first.vms["low-1"] = here.model_copy(update={"state": VMState.STOPPED, "current": Vector()})
+        second.vms["low-1"] = there.model_copy(update={"state": VMState.PAUSED})
+        (attempt,) = engine.attempts.values()
+        attempt.seen = replace(attempt.seen, silent_s=SILENCE_LIMIT_S + 60.0)
+        await looked_since(cluster, engine)
+        await looked_since(cluster, engine)
+        found = await task(cluster, "train")
+        assert (found["state"], found["preemptions"]) == ("running", 0)
+        assert not any(call[0] == "cancel" for call in engine.calls)
+        first.end_pending()
+
+
+@each_store
 async def test_nothing_begins_on_a_machine_that_is_to_be_stopped_and_moved_and_what_runs_goes_on(
     tmp_path: Path,
 ) -> None:
