@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
+import time
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 
+from ebbtide.matcher.engines import dask_inside
 from ebbtide.matcher.engines.dask import KILL_AFTER_S, Dask, _seen
-from ebbtide.matcher.engines.records import Record
+from ebbtide.matcher.engines.records import Record, shell_of
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.errors import EngineRefused
 from tests.hostagent.faked_loop import FakedLoop
 
 ATTEMPT = "ebb.train.0a.1"
+#: Says how often it was told to end, takes a moment to save, and ends well.
+SAVES = """
+import pathlib, signal, sys, time
+told = []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+pathlib.Path(sys.argv[1]).touch()
+until = time.monotonic() + 30
+while time.monotonic() < until:
+    time.sleep(0.05)
+    if told:
+        until = min(until, time.monotonic() + 0.5)
+print(len(told))
+"""
 
 
 class Ending(Dask):
@@ -64,3 +81,16 @@ def test_a_worker_where_no_record_can_be_written_says_so() -> None:
     for code, unrecorded in ((98, True), (99, False), (7, False)):
         task = {"state": "erred", "worker": None, "reason": f"RuntimeError('exit code {code}')"}
         assert _seen(task, Record()).unrecorded is unrecorded
+
+
+def test_a_command_that_is_told_to_end_hears_it_once_and_what_it_ends_with_counts(tmp_path: Path) -> None:
+    shell, up = shell_of(tmp_path, ATTEMPT), tmp_path / "up"
+    (tmp_path / ATTEMPT).mkdir()
+    command = [sys.executable, "-c", SAVES, str(up)]
+    with subprocess.Popen([*shell, "n1", *command], start_new_session=True) as attempt:
+        while not up.exists():
+            assert attempt.poll() is None
+            time.sleep(0.01)
+        dask_inside.signal(shell, SIGTERM, all_of_it=True)
+        assert attempt.wait(20) == 0
+    assert (tmp_path / ATTEMPT / "out").read_text() == "1\n"

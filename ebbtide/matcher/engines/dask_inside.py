@@ -54,17 +54,27 @@ def signal(shell: list[str], number: int, all_of_it: bool) -> None:
     """At a worker: signal the processes of an attempt, found by how its shell was started and by no number in a file.
 
     :param shell: the first words of its command line.
-    :param all_of_it: False: its shell alone, which passes it on to its command.
+    :param all_of_it: False: its shell alone, which passes it on to its command. Else not its shell, but for SIGKILL:
+        its command would have it twice, and its shell could take its code for that of the signal.
     """
     import os
+    from contextlib import suppress
+    from signal import SIGKILL
 
     words = [word.encode() for word in shell]
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    for leader in pids:
         try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
+            with open(f"/proc/{leader}/cmdline", "rb") as file:
                 found = file.read().split(b"\0")[: len(words)]
-            if found == words and os.getpgid(int(name)) == int(name) != os.getpgrp():
-                (os.killpg if all_of_it else os.kill)(int(name), number)
+            if found != words or os.getpgid(leader) != leader or leader == os.getpgrp():
+                continue
+            if number == SIGKILL:
+                os.killpg(leader, number)
+            for pid in pids if number != SIGKILL else ():
+                with suppress(ProcessLookupError):
+                    if os.getpgid(pid) == leader and all_of_it == (pid != leader):
+                        os.kill(pid, number)
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             # It has ended, or belongs to another user.
             continue
