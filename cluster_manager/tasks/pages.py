@@ -109,7 +109,8 @@ class TaskPages:
             sentence = "no engine is configured, so that no task can be submitted"
         else:
             asked = "it has not been asked yet" if service.looked_at is None else "it answers"
-            sentence = service.trouble or asked
+            refused = f"it answers, and refused something: {service.refused}" if service.refused else ""
+            sentence = service.trouble or refused or asked
         return EngineStatus(
             kind=service.kind,
             reachable=service.looked_at is not None and not service.trouble,

@@ -11,6 +11,7 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
@@ -133,6 +134,8 @@ class TaskService:
         self.killed = 0
         #: Why the engine cannot be used; empty where it can.
         self.trouble = ""
+        #: Why it refused something in the latest round; empty where it did not.
+        self.refused = ""
 
     @property
     def kind(self) -> str:
@@ -328,8 +331,7 @@ class TaskService:
             self.known = frozenset(cores.keys() & look.machines.keys())
         why = await self._carry_out(engine, made.instructions)
         why += await self._carry_out(engine, await self._end_orphaned_attempts(made.orphaned_attempts, look))
-        if why:
-            raise EngineRefused(why[0])
+        self.refused = why[0] if why else ""
 
     def _stood_still(self, paused: frozenset[str], now: float) -> frozenset[str]:
         """Machines that stand still, or did a moment ago: what runs there has not been heard of yet."""
@@ -380,6 +382,8 @@ class TaskService:
             self._check()
             try:
                 await _do(engine, instruction)
+                if isinstance(instruction, Release):
+                    self._released_now(instruction.attempt)
             except EngineRefused as error:
                 log.warning("the engine refused", instruction=type(instruction).__name__, why=str(error))
                 if isinstance(instruction, Submit):
@@ -387,6 +391,14 @@ class TaskService:
                 else:
                     why.append(str(error))
         return why
+
+    def _released_now(self, attempt: str) -> None:
+        """Its machine has time to begin it from now on: what was carried out before took its own."""
+        found = task_of(attempt, self._settings.label)
+        assert found is not None, "named by us"
+        task = self._tasks.get(found[0])
+        if task is not None and task.phase is TaskPhase.RELEASED and task.attempt_name(self._settings.label) == attempt:
+            self._tasks[task.name] = replace(task, released_at=self._clock())
 
     async def _not_taken(self, attempt: str, error: EngineRefused) -> None:
         found = task_of(attempt, self._settings.label)

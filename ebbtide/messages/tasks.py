@@ -67,7 +67,8 @@ class TaskSpec(Body):
         None, description="its command gets it when the VM under it is to be preempted; null: it is not told"
     )
     checkpoint_grace_s: CheckpointGrace | None = Field(
-        None, description="so long it needs to save its work then; null: it has half of the VM's notice, in any case"
+        None,
+        description="so long it needs to save its work then; null: as long as the VM's notice lets it",
     )
 
     @model_validator(mode="after")
@@ -132,7 +133,7 @@ class TaskPage(WatchedPage):
 class MachineOffer(Body):
     """What one machine offers a task."""
 
-    machine: Name
+    machine: str = Field(description="as the engine calls it")
     wait_s: float = Field(description="until it has room")
     expected_s: float = Field(
         description="until the task is expected to be done there, with the wait (Agarwal et al. 2023, Eq. 2)"

@@ -80,7 +80,10 @@ def submit(
         CheckpointSignal | None, typer.Option(help="Its command gets it when the VM under it is to be preempted.")
     ] = None,
     checkpoint_grace_s: Annotated[
-        float | None, seconds("How long it then needs to save its work; at most half of the VM's notice.")
+        float | None,
+        seconds(
+            "How long it then needs to save its work; at most as the VM's notice lets it (docs/reference/tasks.md)."
+        ),
     ] = None,
     request_id: Annotated[str | None, typer.Option(help="Makes a repeated submission harmless.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end; exit with 1 unless it is done.")] = False,

@@ -21,6 +21,8 @@ from ebbtide.matcher.policies.victims import NEWEST, choose_victims
 BEGIN_LIMIT_S: Final = 15.0
 #: Each attempt of a task that did not begin gives the next one twice the time, so often: its user may have enough jobs.
 _MOST_WAITS: Final = 6
+#: So long a command whose machine was to go, and stays, may go on saving its work if it did not say how long it takes.
+_SAVING_S: Final = 600.0
 #: An attempt that its engine has lost runs as long as its record is touched at least so often, seconds.
 HEARTBEAT_LIMIT_S: Final = 15.0
 #: One that its engine has is believed to run for so long without; its machine may be slow.
@@ -271,6 +273,9 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
         return replace(_as_shown(task, seen, now), stop="lost", sentence=sentence), (Cancel(attempt),)
     task = _as_shown(task, seen, now)
     limit_s *= 2.0 ** min(task.unbegun, _MOST_WAITS)
+    if task.released_at is not None and now < task.released_at:
+        # The clock was set back.
+        task = replace(task, released_at=now)
     if task.phase is TaskPhase.RELEASED and now - (task.released_at or now) > limit_s:
         sentence = f"{task.machine} did not begin it within {limit_s:g} s: it is matched again"
         task = replace(task, stop="again", unbegun=task.unbegun + 1, sentence=sentence)
@@ -357,8 +362,9 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
     if task.stop == "cancel":
         return _finished(task, TaskPhase.CANCELLED, f"it was cancelled while it ran on {task.machine}", seen, now)
     code = seen.exit_code
+    ended_at = seen.ended_at if seen.ended_at is not None else now
     # Whoever was told that its machine goes, and then ends, has saved its work and wants to be begun again.
-    saved = code is not None and task.told_at is not None and task.order.restartable
+    saved = code is not None and task.order.restartable and _may_have_saved(task, ended_at)
     killed = code in _KILLED and task.order.restartable
     if code is not None and task.stop in ("", "lost") and not saved and not killed:
         said = f"its command ended with {code} on {task.machine}"
@@ -371,7 +377,6 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
         why = f"its command was ended by {_KILLED[code]} on {task.machine}"
     else:
         why = f"it was broken off on {task.machine}" + (f" ({seen.reason})" if seen.reason else "")
-    ended_at = seen.ended_at if seen.ended_at is not None else now
     ran_s = max(ended_at - task.began_at, 0.0) if task.began_at is not None else 0.0
     task = replace(task, preemptions=task.preemptions + 1, ran_s=max(ran_s, task.ran_s), broken_off_at=now)
     if not task.order.restartable:
@@ -379,6 +384,13 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
     if task.begun >= task.order.max_attempts:
         return _finished(task, TaskPhase.FAILED, f"{why}; it has been begun {task.begun} times", seen, now)
     return _again(task, f"{why}; it is to be begun again")
+
+
+def _may_have_saved(task: Task, ended_at: float) -> bool:
+    """Whether a command that ended then was told that its machine goes: not long ago, if that was withdrawn."""
+    if task.told_at is None or task.saves_until is not None:
+        return task.told_at is not None
+    return ended_at <= task.told_at + (task.order.checkpoint_grace_s or _SAVING_S)
 
 
 def _again(task: Task, sentence: str) -> Task:

@@ -16,7 +16,7 @@ import pytest
 from cluster_manager.plans.plans import VMPhase
 from ebbtide.matcher.match import tasks as matched
 from ebbtide.matcher.match.attempts import EngineMachine
-from ebbtide.matcher.match.tasks import TaskOrder
+from ebbtide.matcher.match.tasks import BEGIN_LIMIT_S, TaskOrder
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
@@ -185,7 +185,9 @@ async def test_lists_are_filtered_and_come_in_pages(tmp_path: Path) -> None:
 
 @each_store
 async def test_an_explanation_says_what_a_task_waits_for(tmp_path: Path) -> None:
-    engine = FakeEngine(far=3)
+    # A machine that is no VM may have a name that no VM can have.
+    far = "Far_3.example"
+    engine = FakeEngine(**{far: 3})
     async with cluster_of(tmp_path, **settings(engine)) as cluster:
         began_s = asyncio.get_running_loop().time()
         await submit(cluster, "first")
@@ -193,7 +195,7 @@ async def test_an_explanation_says_what_a_task_waits_for(tmp_path: Path) -> None
         await submit(cluster, "second")
         await submit(cluster, "third", cores=3)
         # Its VM was deflated.
-        engine.machines["far"] = EngineMachine("far", 3, 2)
+        engine.machines[far] = EngineMachine(far, 3, 2)
 
         async def explained() -> bool:
             second, third = [await cluster.get(f"/v1/tasks/{name}/explanation") for name in ("second", "third")]
@@ -201,9 +203,9 @@ async def test_an_explanation_says_what_a_task_waits_for(tmp_path: Path) -> None
 
         await cluster.until(explained)
         second = await cluster.get("/v1/tasks/second/explanation")
-        assert (second["waits_for"], second["ahead"]) == ("far", 0)
-        assert "it waits for far, free in" in second["sentence"]
-        assert [(offer["machine"], offer["completion_probability"]) for offer in second["offers"]] == [("far", None)]
+        assert (second["waits_for"], second["ahead"]) == (far, 0)
+        assert f"it waits for {far}, free in" in second["sentence"]
+        assert [(offer["machine"], offer["completion_probability"]) for offer in second["offers"]] == [(far, None)]
         elapsed_s = asyncio.get_running_loop().time() - began_s
         assert 199 - elapsed_s < second["offers"][0]["expected_s"] <= 200
         third = await cluster.get("/v1/tasks/third/explanation")
@@ -377,6 +379,45 @@ async def test_what_one_machine_is_refused_keeps_no_other_task(tmp_path: Path) -
         await becomes(cluster, "first", "done")
         await submit(cluster, "second")
         await becomes(cluster, "second", "running")
+
+
+@each_store
+async def test_an_engine_that_refuses_something_can_be_used(tmp_path: Path) -> None:
+    engine = FakeEngine(**{"low-1": 4})
+    engine.refusing = {"set_usable_cores"}
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent, **settings(engine)) as cluster:
+        await cluster.create(vm("low-1"))
+
+        async def said() -> bool:
+            return "refused something: the engine does not want to" in (await cluster.get("/v1/engine"))["sentence"]
+
+        await cluster.until(said)
+        assert (await cluster.get("/v1/engine"))["reachable"] is True
+        await submit(cluster, "train")
+        assert "cannot be used" not in (await becomes(cluster, "train", "running"))["sentence"]
+        engine.refusing = set()
+        await cluster.until(condition(lambda: engine.machines["low-1"].usable_cores == 3))
+        await looked_since(cluster, engine)
+        assert (await cluster.get("/v1/engine"))["sentence"] == "it answers"
+
+
+@each_store
+async def test_a_round_that_takes_long_takes_nothing_back_that_it_has_just_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, late = FakeEngine(far=4), {"s": 0.0}
+    monkeypatch.setattr(engine, "_begin", lambda: None)
+    engine.before = lambda name: late.update(s=2 * BEGIN_LIMIT_S) if name == "release" else None
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        assert cluster.manager is not None
+        monkeypatch.setattr(cluster.manager.tasks, "_clock", lambda: time.time() + late["s"])
+        await submit(cluster, "train")
+        await becomes(cluster, "train", "released")
+        await looked_since(cluster, engine)
+        await looked_since(cluster, engine)
+        assert (await task(cluster, "train"))["state"] == "released"
+        assert not any(call[0] == "cancel" for call in engine.calls)
 
 
 @each_store

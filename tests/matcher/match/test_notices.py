@@ -123,6 +123,24 @@ def test_a_preemption_that_is_withdrawn_leaves_its_tasks_running_and_the_next_on
     assert (second.told_at, steps) == (201.0, (Signal(NAME, "USR1", "200.000"),))
 
 
+@pytest.mark.parametrize(
+    ("grace_s", "ended_at", "phase"),
+    [
+        (None, 110.0, TaskPhase.WAITING),
+        (None, 90_000.0, TaskPhase.FAILED),
+        (5.0, 110.0, TaskPhase.FAILED),
+        (3600.0, 3000.0, TaskPhase.WAITING),
+    ],
+)
+def test_a_command_that_fails_long_after_a_withdrawn_preemption_has_failed(
+    grace_s: float | None, ended_at: float, phase: TaskPhase
+) -> None:
+    told, _ = at(ordered(RUNNING, checkpoint_grace_s=grace_s), 101.0)
+    free, _ = at(told, 104.0, None)
+    ended = replace(RUNS, state=AttemptState.ENDED, exit_code=75, ended_at=ended_at)
+    assert observe(free, ended, ended_at + 1.0, "ebb")[0].phase is phase
+
+
 def turned(tasks: list[Task], look: Look, notices: dict[str, Notice], cores: dict[str, int], now: float) -> Turn:
     return turn(tasks, look, cores, Pool(Predictor(now)), now, "ebb", frozenset(), notices)
 
