@@ -7,6 +7,7 @@ balloon, which only a running guest can fill) must fit into what is free, or the
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -97,6 +98,8 @@ async def admit_arrival(host: Host, vm: ManagedVM) -> None:
         committed = grown.smaller(vm.allocation().upper)
     await vm.record.store(phase=Phase.SETTLED, committed=Vector.of(committed), target=Vector.of(committed))
     vm.running, vm.paused = True, False
+    # It may have moved before it had all its memory.
+    vm.resizer.late.started(asyncio.get_running_loop().time())
     vm.start()
     vm.request_check()
     host.note(vm.name, DecisionKind.ADMIT, f"it has moved here and runs with {committed}", inputs)

@@ -136,7 +136,8 @@ class _Domain:
         if not obstacles:
             return Finding(mechanism, True, words, self._hint(mechanism), step)
         texts = dict.fromkeys(obstacle.fix for obstacle in obstacles if obstacle.fix)
-        return Finding(mechanism, False, "; ".join(o.why for o in obstacles), "\n\n".join(texts), step)
+        gives = mechanism in (Mechanism.VIRTIO_MEM, Mechanism.DIMM) and obstacles == self.agent
+        return Finding(mechanism, False, "; ".join(o.why for o in obstacles), "\n\n".join(texts), step, gives)
 
     # --- what the domain is ----------------------------------------------------------------------------------------
 

@@ -64,7 +64,8 @@ class Survey:
         online = len(guest.online) if guest is not None else None
         bound = self.reading.bound(online, intent.spec.nominal.vector())
         vcpus = max(self.reading.vcpus, math.ceil(intent.spec.nominal.cpu_cores))
-        return Present(bound, guest, intent.boot_mib, vcpus, Mechanisms.of(self.findings), Mechanisms.of(self.giving))
+        taking, giving = Mechanisms.of(self.findings), Mechanisms.to_give(self.giving)
+        return Present(bound, guest, intent.boot_mib, vcpus, taking, giving)
 
 
 async def survey(hypervisor: Hypervisor, vm: ManagedVM) -> Survey:

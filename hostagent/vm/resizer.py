@@ -18,7 +18,7 @@ from ebbtide.deflation.cascade.instructions import Mode, Outcome
 from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
 from ebbtide.deflation.cascade.ordinary import OrdinaryGuest
 from ebbtide.deflation.cascade.readiness import BootTimes
-from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, quota_of
+from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, lacks_memory, quota_of
 from ebbtide.deflation.cascade.reinflation import Reinflation, TellApplication
 from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ResourceVector
@@ -156,19 +156,29 @@ class Resizer:
     async def plug(self, repairs: bool) -> None:
         """Give the VM the memory that it was started without, as its size allows. Under its lock.
 
+        What its guest does not take is given again, ever more rarely.
+
         :param repairs: whether to give it also where it is not known who has taken it.
         :raises HypervisorError: it could not be given yet.
         """
         committed, late_mib = self.record.intent.committed.vector(), self.late.held_mib
-        has = (await self.host.hypervisor.sizes.read(self.domain)).bound(None).memory_mib
-        if has < committed.memory_mib - SLACK.memory_mib and (repairs or late_mib is not None):
-            outcome = await self._reach(committed, PLUG_DEADLINE_S, Mode.ASK)
-            await self.commit(outcome, committed, outcome.after.size.larger(committed), "start")
-            sentence = f"it has the memory that it was started without: {outcome.sentence}"
-            self.host.note(
-                self.record.intent.spec.name, DecisionKind.REINFLATE, sentence, {"held_mib": late_mib or has}
-            )
-        self.late.plugged()
+        has = (await self.host.hypervisor.sizes.read(self.domain)).bound(None)
+        if not (lacks_memory(has, committed.memory_mib) and (repairs or late_mib is not None)):
+            self.late.plugged()
+            return
+        outcome = await self._reach(committed, PLUG_DEADLINE_S, Mode.ASK)
+        await self.commit(outcome, committed, outcome.after.size.larger(committed), "start")
+        lacks = lacks_memory(outcome.after, committed.memory_mib)
+        if lacks and not (repairs and self.link.connected):
+            # Of one whose start this agent has not seen, it is still not known who has taken it.
+            held_mib = outcome.after.memory_mib if outcome.measured and late_mib is not None else None
+            self.late.fell_short(asyncio.get_running_loop().time(), held_mib)
+        else:
+            self.late.plugged()  # what one whose guest answers lacks is drift from now on
+        what = "it lacks memory" if lacks else "it has the memory"
+        what += " that it was started without" + (", and is given that again" if lacks else "")
+        inputs = {"held_mib": late_mib or has.memory_mib}
+        self.host.note(self.record.intent.spec.name, DecisionKind.REINFLATE, f"{what}: {outcome.sentence}", inputs)
 
     async def tell(self) -> None:
         """Tell the guest of the VM's size, where that could not be done when it was given. Under the VM's lock."""
@@ -198,7 +208,7 @@ class Resizer:
         self._unsure = True
         before, _ = await executor.measure()
         found = await self.host.hypervisor.sizes.findings(self.domain)
-        to_give = Mechanisms.of(self._without_silent_guest(found, NEED_THE_GUEST))
+        to_give = Mechanisms.to_give(self._without_silent_guest(found, NEED_THE_GUEST))
         if before.size.fits_in(target) and (self._gave or not target.fits_in(before.size)):
             return await self._run(await self._reinflation(before, target, deadline_s, to_give), executor)
         to_take = Mechanisms.of(self._without_silent_guest(found, NEED_THE_GUEST_TO_TAKE))

@@ -408,6 +408,16 @@ def test_findings_become_what_the_machines_take() -> None:
     assert Mechanisms.of(examine(without(VIRTIO_MEM), FACTS)).block_mib == 2
 
 
+def test_what_lacks_only_the_guest_agent_gives_memory_and_takes_none() -> None:
+    silent = HEALTHY.replace("state='connected'", "state='disconnected'")
+    for xml in (silent, without(CHANNEL)):
+        findings = examine(xml, FACTS)
+        to_take, to_give = Mechanisms.of(findings), Mechanisms.to_give(findings)
+        assert not any(map(to_take.has, (M.VIRTIO_MEM, M.DIMM)))
+        assert [m for m in M if to_give.has(m) and not to_take.has(m)] == [M.VIRTIO_MEM, M.DIMM]
+    assert not Mechanisms.to_give(examine(silent.replace(VIRTIO_MEM, ""), FACTS)).has(M.VIRTIO_MEM), "it has none"
+
+
 def test_a_finding_knows_its_layer() -> None:
     for found in examine(HEALTHY, FACTS):
         assert found.layer is LAYER_OF[found.mechanism]

@@ -67,6 +67,8 @@ class Finding:
     fix: str = ""
     #: The smallest amount that it moves, MiB; 0 where that is of no account.
     step_mib: float = 0.0
+    #: Whether it can give although it cannot take: a guest's kernel takes memory without the guest agent.
+    gives: bool = False
 
     @property
     def layer(self) -> Layer:
@@ -105,6 +107,11 @@ class Mechanisms:
         device = found.get(Mechanism.VIRTIO_MEM)
         blocked = {mechanism: finding.reason for mechanism, finding in found.items() if not finding.available}
         return cls(blocked, device.step_mib) if device is not None and device.step_mib else cls(blocked)
+
+    @classmethod
+    def to_give(cls, findings: Iterable[Finding]) -> Mechanisms:
+        """As `of`, where nothing is to be taken."""
+        return cls.of(replace(finding, available=finding.available or finding.gives) for finding in findings)
 
     def without(self, mechanisms: Iterable[Mechanism], why: str) -> Mechanisms:
         """A copy with some more blocked; what is blocked already keeps its reason."""

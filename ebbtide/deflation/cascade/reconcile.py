@@ -106,6 +106,11 @@ def held_below(minimum_cores: float, sight: Sight) -> float | None:
     return left if left < min(minimum_cores, float(cpus)) - SLACK.cpu_cores else None
 
 
+def lacks_memory(bound: Bound, memory_mib: float) -> bool:
+    """Whether a VM has less than that; where memory comes in whole DIMMs, less than one may be missing."""
+    return bound.memory_mib < memory_mib - max(SLACK.memory_mib, min(bound.dimms_mib, default=0.0) - 1.0)
+
+
 def repairs(
     committed: ResourceVector, nominal: ResourceVector, sight: Sight, shares: int | None = None
 ) -> tuple[Repair, ...]:
@@ -134,12 +139,10 @@ def repairs(
             has = "no limit" if limit is None else f"a limit of {limit:g}"
             found.append(repair(f"{component} has {has} instead of {committed[component]:g}", committed[component]))
     surplus = bound.memory_mib > committed.memory_mib + SLACK.memory_mib
-    # Where memory comes in whole DIMMs, less than one may be missing.
-    grain_mib = max(SLACK.memory_mib, min(bound.dimms_mib, default=0.0) - 1.0)
-    lacks_memory = bound.memory_mib < committed.memory_mib - grain_mib
     lacks_cpus = bound.cpus_online < committed.cpu_cores - SLACK.cpu_cores
     # Neither is done without the guest's word: memory is not taken from one that is silent (rule 5).
-    if (sight.online_known or sight.memory_known) and (surplus or ((lacks_memory or lacks_cpus) and not sight.young)):
+    lacks = lacks_cpus or lacks_memory(bound, committed.memory_mib)
+    if (sight.online_known or sight.memory_known) and (surplus or (lacks and not sight.young)):
         found.append(
             Resize(
                 f"the VM has {bound.cpus_online} CPUs on line and {bound.memory_mib:g} MiB; "

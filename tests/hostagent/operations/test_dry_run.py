@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from ebbtide.deflation.cascade.forecast import NOT_ASKED
+from ebbtide.deflation.cascade.mechanisms import Mechanism
 from ebbtide.messages.dry_runs import Forecast
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.control.test_pressure import press
+from tests.hostagent.doing import reclaim
 from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 
@@ -64,6 +66,22 @@ async def test_nothing_is_changed_called_or_remembered(
     assert picture(world, host) == before
     assert (host.journal.epoch, host.history.newest) == (journal, decisions)
     assert (await client.get("/v1/operations/dry")).status == 404
+
+
+@pytest.mark.usefixtures("two_vms")
+async def test_a_vm_whose_agent_has_died_gets_its_plugged_memory_back_and_a_dry_run_says_so(
+    client: Client, command: Command, host: Host, world: World
+) -> None:
+    await reclaim(command, memory_mib=400.0)
+    world.guests_answer = False
+    for vm in host.vms.values():
+        vm.link.connected = False
+    for domain in world.domains.values():
+        domain.findings = [[Mechanism.VIRTIO_MEM, False, "no guest agent has opened the channel", "", 2.0, True]]
+    told = await ask(client, "POST", "/v1/reinflations", {"request_id": "r"})
+    done = await command("POST", "/v1/reinflations", {"request_id": "r", "deadline_s": 20.0})
+    assert [forecast.expected.memory_mib for forecast in told.vms] == [1024, 1024]
+    assert [domain.bound_mib for domain in world.domains.values()] == [1024, 1024], done.sentence
 
 
 @pytest.mark.usefixtures("two_vms")

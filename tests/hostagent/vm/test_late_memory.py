@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from ebbtide.deflation.cascade.mechanisms import Mechanism
+from ebbtide.deflation.cascade.reconcile import RepairPace
 from hostagent.control import reconciler
+from hostagent.state.intents import Phase
 from hostagent.vm import late_memory
 from hostagent.vm.host import Host
 from hostagent.vm.late_memory import AFTER_HELLO_S, WITHOUT_AGENT_S, LateMemory
 from tests.hostagent.conftest import Command, low_vm
 from tests.hostagent.doing import reclaim
+from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -104,6 +108,56 @@ async def test_one_whose_agent_never_comes_has_its_memory_after_a_while(
     monkeypatch.setattr(late_memory, "WITHOUT_AGENT_S", 0.5)
     world.guests_answer = False
     domain = await made(command, world)
+    await until(lambda: domain.bound_mib == 1024)
+
+
+@pytest.mark.usefixtures("as_real_domains_do")
+async def test_one_whose_agent_never_opens_its_channel_has_its_memory_by_virtio_mem(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_memory, "WITHOUT_AGENT_S", 1.0)
+    world.guests_answer = False
+    domain = await made(command, world)
+    domain.findings = [[Mechanism.VIRTIO_MEM, False, "no guest agent has opened the channel", "", 2.0, True]]
+    await until(lambda: domain.bound_mib == 1024)
+    await until(lambda: not host.vms["low-1"].boots_small)
+
+
+@pytest.mark.usefixtures("as_real_domains_do")
+async def test_what_a_guest_does_not_take_is_given_again_and_the_history_says_so(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_memory, "WITHOUT_AGENT_S", 0.5)
+    monkeypatch.setattr(late_memory, "RepairPace", lambda: RepairPace(pause_s=0.3))
+    monkeypatch.setattr(RepairPace, "held", lambda pace: None)
+    set_plugged, refusals = FakeHypervisor.set_plugged, ["its kernel is still booting"] * 2
+
+    async def refusing(sizes: FakeHypervisor, domain: str, plugged_mib: float, limit_s: float) -> str:
+        return refusals.pop() if refusals else await set_plugged(sizes, domain, plugged_mib, limit_s)
+
+    monkeypatch.setattr(FakeHypervisor, "set_plugged", refusing)
+    world.guests_answer = False
+    domain = await made(command, world)
+    await until(lambda: domain.bound_mib == 1024 and not host.vms["low-1"].boots_small)
+    first, *_, last = [d.sentence for d in host.history.decisions("low-1") if d.kind == "reinflate"]
+    assert first.startswith("it lacks memory that it was started without, and is given that again: gave back nothing")
+    assert "its kernel is still booting" in first
+    assert last.startswith("it has the memory that it was started without: gave back 512 MiB of 512 MiB")
+
+
+@pytest.mark.usefixtures("as_real_domains_do")
+async def test_one_that_moves_here_before_it_has_all_its_memory_is_given_the_rest(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.guests_answer = False
+    domain = await made(command, world)
+    monkeypatch.setattr(late_memory, "WITHOUT_AGENT_S", 0.5)
+    vm = host.vms["low-1"]
+    # As the host that it moves to knows it.
+    vm.resizer.late.plugged()
+    async with vm.lock:
+        await vm.record.store(phase=Phase.ARRIVING)
+    vm.request_check()
     await until(lambda: domain.bound_mib == 1024)
 
 
