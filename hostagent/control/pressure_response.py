@@ -33,7 +33,8 @@ async def respond_to_pressure_of(host: Host, vm: ManagedVM, neighbours: Neighbou
 
     :raises HypervisorError: a size could not be read or stored.
     """
-    if vm.pressure.wants.is_zero():
+    # One that moves or goes can be given nothing: its neighbours keep what they have.
+    if vm.pressure.wants.is_zero() or not vm.resizable or vm.resizer.terminating:
         return
     await host.sample()
     others = [other for other in host.resizable() if other is not vm]

@@ -11,11 +11,14 @@ import pytest
 
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing import pressure_response
+from ebbtide.deflation.sharing.pressure_response import Neighbours
 from ebbtide.messages.guest import GuestStatus, RequestNotice
 from ebbtide.messages.vms import VMState
 from hostagent.control import reconciler
+from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.operations import mode_commands
 from hostagent.operations.size_commands import SizeCommands
+from hostagent.state.intents import Phase
 from hostagent.vm.host import Host
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm
@@ -163,6 +166,24 @@ async def test_a_guests_own_request_takes_nothing_from_its_neighbours(
 ) -> None:
     host.vms["low-1"].pressure.heard(RequestNotice(memory_mib=400.0, reason="I want it"))
     await until(lambda: host.vms["low-1"].status().asks.memory_mib == 400)
+    assert [domain.bound_mib for domain in full_host] == [524, 524]
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["it is being stopped", "it moves to another host"])
+async def test_no_neighbour_gives_for_one_that_cannot_be_given_anything(
+    full_host: list[Domain], host: Host, impatient: None, moves: bool
+) -> None:
+    vm, neighbours = host.vms["low-1"], Neighbours()
+    async with vm.lock:
+        if moves:
+            await vm.record.store(phase=Phase.LEAVING)
+        else:
+            vm.resizer.mark_terminating("it is being stopped")
+    press(full_host[0])
+    vm.pressure.observe(await _status(host))
+    assert vm.pressure.wants.memory_mib == 500
+    neighbours.observe(asyncio.get_running_loop().time(), host.vms, [vm.name])
+    await respond_to_pressure_of(host, vm, neighbours)
     assert [domain.bound_mib for domain in full_host] == [524, 524]
 
 
