@@ -34,6 +34,8 @@ from hostagent.vm.managed_vm import MOVING, ManagedVM
 
 #: How often all domains are surveyed, in seconds.
 SURVEY_S: Final = 2.0
+#: From one survey to the next it takes at least this, whoever asks for it, in seconds.
+LEAST_PAUSE_S: Final = 0.25
 #: How often a VM is checked closely although nothing seems to have changed, in seconds; half as often one from which
 #: nothing is taken, since there is little that could be lifted.
 CHECK_S: Final = 15.0
@@ -107,11 +109,14 @@ class Reconciler:
     async def run(self) -> None:
         """Reconcile until cancelled. A round that fails is logged, and the next one is tried."""
         self._checks[_LIMITS] = asyncio.create_task(self._watch_limits(), name=_LIMITS)
+        loop, next_at = asyncio.get_running_loop(), 0.0
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._pause_s()):
                         await self._host.check_requested.wait()
+                await asyncio.sleep(next_at - loop.time())
+                next_at = loop.time() + min(LEAST_PAUSE_S, SURVEY_S)
                 self._host.check_requested.clear()
                 try:
                     await self._round()

@@ -44,6 +44,9 @@ STATES = {
 }
 #: For telling a guest that it is not preempted any more, seconds.
 TOLD_LIMIT_S = 5.0
+#: So often at the most one is looked at because its guest says what it wants, in seconds: it is not given more any
+#: sooner (reconciler, PRESSURE_PAUSE_S).
+NOTICE_PAUSE_S = 1.0
 #: Phases in which a VM is on its way between two hosts.
 MOVING = (Phase.LEAVING, Phase.ARRIVING)
 #: Kinds of commands after which a VM may be off.
@@ -88,6 +91,8 @@ class ManagedVM:
         self._row: tuple[tuple[Allocation, float | None], Allocation] | None = None
         self._hello = asyncio.Event()
         self._readiness = Readiness()
+        #: Until when what its guest says has it looked at no more (monotonic seconds).
+        self._noticed_until = -math.inf
         self._telling: asyncio.Task[None] | None = None
         self._link_task: asyncio.Task[None] | None = None
 
@@ -410,8 +415,9 @@ class ManagedVM:
     def _on_notice(self, notice: Notice) -> None:
         """The guest reports something without having been asked."""
         self.pressure.heard(notice)
-        if self.pressure.sentence:
-            self.request_check()
+        if not self.pressure.wants.is_zero() and _now() >= self._noticed_until:
+            self._noticed_until = _now() + NOTICE_PAUSE_S
+            self.host.request_check()
 
     def _on_pressure(self, sentence: str) -> None:
         """Pressure has begun: a deflation is stopped; what can be spared is given when the reconciler has seen it."""

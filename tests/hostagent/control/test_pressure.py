@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing import pressure_response
 from ebbtide.deflation.sharing.pressure_response import Neighbours
-from ebbtide.messages.guest import GuestStatus, RequestNotice
+from ebbtide.messages.guest import GuestStatus, PressureNotice, RequestNotice
 from ebbtide.messages.vms import VMState
 from hostagent.control import reconciler
 from hostagent.control.pressure_response import respond_to_pressure_of
@@ -185,6 +186,41 @@ async def test_no_neighbour_gives_for_one_that_cannot_be_given_anything(
     neighbours.observe(asyncio.get_running_loop().time(), host.vms, [vm.name])
     await respond_to_pressure_of(host, vm, neighbours)
     assert [domain.bound_mib for domain in full_host] == [524, 524]
+
+
+@pytest.mark.parametrize("deflated", [False, True], ids=["it wants nothing", "it wants its memory back"])
+async def test_a_guest_that_says_its_pressure_again_and_again_is_looked_at_no_more_often_for_it(
+    command: Command, two_vms: list[Domain], host: Host, deflated: bool
+) -> None:
+    if deflated:
+        await reclaim(command, memory_mib=800.0)
+    vm, asked = host.vms["low-1"], []
+    vm.host = replace(vm.host, request_check=lambda: asked.append("check"))
+    press(two_vms[0])
+    notice = PressureNotice.model_validate((await _status(host)).model_dump())
+    vm.link._on_notice(notice)
+    assert asked, "pressure has begun"
+    now = asyncio.get_running_loop().time()
+    vm.drift_repair.pace.tried(now)
+    for _ in range(20):
+        vm.link._on_notice(notice)
+    assert len(asked) == (2 if deflated else 1)
+    assert not vm.drift_repair.pace.due(now), "a repair that does not hold is not hurried either"
+
+
+async def test_between_two_surveys_is_a_least_pause_however_often_one_is_asked_for(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[float] = []
+
+    async def begun(one: reconciler.Reconciler) -> None:
+        rounds.append(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(reconciler.Reconciler, "_round", begun)
+    while len(rounds) < 4:
+        host.check_requested.set()
+        await asyncio.sleep(0.01)
+    assert min(later - earlier for earlier, later in pairwise(rounds)) > 0.1
 
 
 async def test_what_comes_free_is_kept_for_the_vm_under_pressure_before_its_idle_neighbour(
