@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -230,16 +229,9 @@ class LibvirtHypervisor:
             vcpus = int(vcpu.get("current") or vcpu.text or 1) if vcpu is not None else 1
             quota, cap = quota_of(size.cpu_cores, vcpus), cap_of(size.cpu_cores, vcpus)
             limit_cpu(d, quota, cap, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
-            device = plugged.Plugged.of(root).device
-            requested = device.find("target/requested") if device is not None else None
-            if device is None or requested is None:
-                return
             boot_mib = sum(kib(cell, "memory") for cell in root.findall("./cpu/numa/cell")) / 1024
-            block_mib = kib(device.find("target/block")) / 1024 or 2.0
-            plugged_mib = max(math.floor((size.memory_mib - boot_mib) / block_mib) * block_mib, 0.0)
-            requested.set("unit", "KiB")
-            requested.text = str(round(plugged_mib * 1024))
-            d.updateDeviceFlags(ElementTree.tostring(device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+            dimms_mib = sum(plugged.Plugged.of(root).dimms_mib)
+            plugged.request_at_start(d, root, size.memory_mib - boot_mib - dimms_mib)
 
         await self._connection.change(domain, prepare)
 

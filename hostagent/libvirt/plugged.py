@@ -198,14 +198,22 @@ async def request(connection: LibvirtConnection, domain: str, size_mib: float) -
     )
 
 
-def _ask_for(domain: Any, held: Plugged, size_mib: float) -> None:
+def request_at_start(domain: Any, definition: Element, goal_mib: float) -> None:
+    """Have a domain's definition ask for this size of its virtio-mem device, as far as there is one. Blocks."""
+    held = Plugged.of(definition)
+    if held.device is not None:
+        goal = min(max(held.whole_blocks(goal_mib), 0.0), size_mib(held.device))
+        _ask_for(domain, held, goal, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+
+def _ask_for(domain: Any, held: Plugged, size_mib: float, flag: int = libvirt.VIR_DOMAIN_AFFECT_LIVE) -> None:
     """Ask the guest for this size of its virtio-mem device. Blocks."""
     requested = held.device.find("target/requested") if held.device is not None else None
     if held.device is None or requested is None:
         raise HypervisorError("the domain has no virtio-mem device")
     requested.set("unit", "KiB")
     requested.text = str(round(size_mib * 1024))
-    domain.updateDeviceFlags(ElementTree.tostring(held.device, encoding="unicode"), libvirt.VIR_DOMAIN_AFFECT_LIVE)
+    domain.updateDeviceFlags(ElementTree.tostring(held.device, encoding="unicode"), flag)
 
 
 def request_no_more(domain: Any) -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import libvirt
 import pytest
 
+from ebbtide.deflation.resources import ResourceVector
 from hostagent.libvirt.adopted import _CONFIG, _LIVE, _cap_alone, _examine, _give_back, _why_not
 from hostagent.libvirt.hypervisor import HostSideReading
+from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.libvirt_readings import limit_cores
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.sizes import LibvirtSizes
 from hostagent.limits.footprints import EMULATOR_MIB
 from hostagent.state.intents import Before, CpuLimits
 from tests.hostagent.libvirt.one_domain import OneDomain
+from tests.hostagent.libvirt_stand_in import StandIn, StandInDomain
 
 VIRTIO = "<memory model='virtio-mem'/>"
 
@@ -158,6 +161,38 @@ def test_what_an_owner_set_for_the_running_domain_only_stays_out_of_its_definiti
     earlier = Before.model_validate({"cpu_shares": 500, "quota_per_cpu": 0.5})  # of an agent that told no difference
     _give_back(domain, "web", earlier)
     assert limit_cores(domain.scheduler[_CONFIG], "vcpu") == 0.5
+
+
+class Plugged(Released):
+    """A domain whose definition has 1024 MiB at boot, a virtio-mem device of 512 and a DIMM of 512."""
+
+    requested_mib = 0
+
+    def XMLDesc(self, flags: int = 0) -> str:
+        sizes = {"size": 512, "block": 2, "requested": self.requested_mib}
+        target = "".join(f"<{what} unit='KiB'>{mib * 1024}</{what}>" for what, mib in sizes.items())
+        dimm = "<memory model='dimm'><target><size unit='KiB'>524288</size></target></memory>"
+        return f"""<domain type='kvm'><vcpu>2</vcpu><cpu><numa><cell memory='1048576' unit='KiB'/></numa></cpu>
+            <devices><memory model='virtio-mem'><target>{target}</target></memory>{dimm}</devices></domain>"""
+
+    def updateDeviceFlags(self, xml: str, flags: int) -> None:
+        assert flags == _CONFIG
+        requested_mib = int(ElementTree.fromstring(xml).findtext("target/requested", "")) // 1024
+        assert requested_mib in range(0, 513, 2), "libvirt refuses what is no whole block or beyond the device"
+        self.requested_mib = requested_mib
+
+
+@pytest.mark.parametrize(("size_mib", "requested_mib"), [(1400, 0), (1536, 0), (1801, 264), (2048, 512), (4096, 512)])
+async def test_a_definition_asks_of_virtio_mem_what_boot_memory_and_dimms_leave_of_a_size(
+    tmp_path: Path, size_mib: float, requested_mib: int
+) -> None:
+    domain, connection = Plugged(), StandIn(tmp_path)
+    connection._domains["web"] = cast(StandInDomain, domain)
+    settings = LibvirtSettings("a", "stand-in", "kvm", tmp_path, tmp_path)
+    hypervisor = LibvirtHypervisor(settings, lambda uri: connection)
+    await hypervisor.prepare_start("web", ResourceVector(cpu_cores=2.0, memory_mib=size_mib))
+    await hypervisor.close()
+    assert domain.requested_mib == requested_mib
 
 
 def _domain(devices: str) -> ElementTree.Element:
