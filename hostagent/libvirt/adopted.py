@@ -22,6 +22,7 @@ import structlog
 from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Candidate, HostSideReading, domain_name
 from hostagent.libvirt.libvirt_readings import limit_cores, limit_cpu, reading_of, state_of
+from hostagent.libvirt.plugged import Plugged, request_at_start
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.limits import burst
 from hostagent.state import intents
@@ -172,6 +173,8 @@ def _examine(connection: Any, name: str) -> Candidate:
     root = ElementTree.fromstring(domain.XMLDesc())
     reading, _ = reading_of(domain)
     defined = domain.schedulerParametersFlags(_CONFIG)
+    defined_as = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    plugged = Plugged.of(defined_as)
     before = Before(
         cpu_shares=reading.cpu_shares,
         quota_per_cpu=reading.quota_per_cpu,
@@ -182,9 +185,9 @@ def _examine(connection: Any, name: str) -> Candidate:
             quota_per_cpu=limit_cores(defined, "vcpu"),
             cap_cores=limit_cores(defined, "global"),
         ),
+        requested_mib=plugged.requested_mib if plugged.device is not None else None,
     )
     memory_mib = reading.balloon_mib + reading.plugged_mib
-    defined_as = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
     why = _why_not(root, reading.vcpus, memory_mib) or _limited(root, defined_as) or _cap_alone(reading)
     return Candidate(reading.vcpus, reading.balloon_mib, memory_mib, before, why)
 
@@ -250,7 +253,7 @@ def _take_over(connection: Any, name: str, intent: Intent) -> None:
 
 
 def _give_back(connection: Any, name: str, before: Before) -> None:
-    """Shares, quota and statistics as they were, and our metadata out, now and in the definition. Blocks.
+    """Shares, quota, memory at the start and statistics as they were, and our metadata out. Blocks.
 
     An owner may have limited the running domain only, or its definition only.
     """
@@ -265,6 +268,10 @@ def _give_back(connection: Any, name: str, before: Before) -> None:
         # A definition without shares has none of ours either: they cannot be taken out again, so those of now stand.
         if (shares := was.cpu_shares or before.cpu_shares) is not None:
             domain.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
+    if before.requested_mib is not None:
+        # Each size that it had was written there.
+        definition = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+        request_at_start(domain, definition, before.requested_mib)
     if before.stats_period_s is not None and domain.isActive():
         domain.setMemoryStatsPeriod(before.stats_period_s, _LIVE)
     try:

@@ -274,7 +274,7 @@ class Adoption(Protocol):
         """Write the intent into a domain of another owner and remember it as adopted."""
 
     async def give_back(self, domain: str, before: Before) -> None:
-        """Put an adopted domain's shares and quota back, take our metadata out of it and forget it."""
+        """Put back what an adopted domain and its definition had, take our metadata out of it and forget it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,8 @@ class Before(CpuLimits):
     size: Vector | None = None
     #: How often its balloon driver was asked for statistics, seconds, 0: never; None: it has none, or as for size.
     stats_period_s: int | None = None
+    #: What its definition asked of a virtio-mem device, MiB; None: it had none, or as for size.
+    requested_mib: float | None = None
 
 
 class Intent(Body):

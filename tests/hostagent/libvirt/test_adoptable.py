@@ -163,16 +163,19 @@ def test_what_an_owner_set_for_the_running_domain_only_stays_out_of_its_definiti
     assert limit_cores(domain.scheduler[_CONFIG], "vcpu") == 0.5
 
 
-class Plugged(Released):
+class Plugged(Released, Running):
     """A domain whose definition has 1024 MiB at boot, a virtio-mem device of 512 and a DIMM of 512."""
 
     requested_mib = 0
+
+    def __init__(self) -> None:
+        Released.__init__(self)
 
     def XMLDesc(self, flags: int = 0) -> str:
         sizes = {"size": 512, "block": 2, "requested": self.requested_mib}
         target = "".join(f"<{what} unit='KiB'>{mib * 1024}</{what}>" for what, mib in sizes.items())
         dimm = "<memory model='dimm'><target><size unit='KiB'>524288</size></target></memory>"
-        return f"""<domain type='kvm'><vcpu>2</vcpu><cpu><numa><cell memory='1048576' unit='KiB'/></numa></cpu>
+        return f"""<domain type='kvm'><vcpu>2</vcpu><memory>1048576</memory><cpu><numa><cell memory='1048576' unit='KiB'/></numa></cpu>
             <devices><memory model='virtio-mem'><target>{target}</target></memory>{dimm}</devices></domain>"""
 
     def updateDeviceFlags(self, xml: str, flags: int) -> None:
@@ -193,6 +196,20 @@ async def test_a_definition_asks_of_virtio_mem_what_boot_memory_and_dimms_leave_
     await hypervisor.prepare_start("web", ResourceVector(cpu_cores=2.0, memory_mib=size_mib))
     await hypervisor.close()
     assert domain.requested_mib == requested_mib
+
+
+@pytest.mark.parametrize(("owner_mib", "earlier", "after_mib"), [(0, False, 0), (128, False, 128), (128, True, 512)])
+def test_a_definition_that_is_given_back_asks_of_virtio_mem_what_its_owner_has_it_ask(
+    owner_mib: int, earlier: bool, after_mib: int
+) -> None:
+    domain = Plugged()
+    domain.requested_mib = owner_mib
+    before = _examine(domain, "web").before
+    if earlier:
+        before = Before.model_validate(before.model_dump(exclude={"requested_mib"}))
+    domain.requested_mib = 512
+    _give_back(domain, "web", before)
+    assert domain.requested_mib == after_mib
 
 
 def _domain(devices: str) -> ElementTree.Element:
