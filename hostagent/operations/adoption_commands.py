@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -51,6 +52,8 @@ class AdoptionCommands:
         #: For how long a domain is measured that may be adopted.
         self.window_s = window_s
         self._requests = requests
+        #: How often the owner of a domain asks for its statistics, once for each measurement of it under way.
+        self._periods_s: dict[str, list[int]] = {}
 
     def resumed(self) -> dict[str, Resume]:
         """How each kind is resumed after a kill."""
@@ -84,19 +87,29 @@ class AdoptionCommands:
         )
 
     async def _found(self, domain: str) -> Candidate:
+        """What a domain is; while it is measured, with the period of its statistics that it had before."""
+        periods_s = list(self._periods_s.get(domain, ()))
         try:
-            return await self._host.hypervisor.adoption.examine(domain)
+            found = await self._host.hypervisor.adoption.examine(domain)
         except DomainGone as error:
             raise RequestRefused(404, f"there is no domain {domain} on this host", "domain") from error
+        # A measurement may have begun or ended meanwhile.
+        periods_s += self._periods_s.get(domain, ())
+        if not periods_s:
+            return found
+        return replace(found, before=found.before.model_copy(update={"stats_period_s": periods_s[0]}))
 
     async def _measured(self, domain: str, found: Candidate) -> Use:
         """What a domain uses over a few seconds; its statistics are asked for as often before and after."""
         sizes, period_s = self._host.hypervisor.sizes, found.before.stats_period_s
+        period_s = None if period_s == STATS_PERIOD_S else period_s
         first = last = await sizes.read(domain)
         began_s = await sizes.cpu_seconds(domain)
         usable_mib: list[float] = []
+        if period_s is not None:
+            self._periods_s.setdefault(domain, []).append(period_s)
         try:
-            if period_s is not None and period_s != STATS_PERIOD_S:
+            if period_s is not None:
                 await sizes.ask_statistics(domain, STATS_PERIOD_S)
             until = asyncio.get_running_loop().time() + self.window_s
             while asyncio.get_running_loop().time() < until:
@@ -107,14 +120,23 @@ class AdoptionCommands:
                 if said is not None and said.said_at >= int(first.read_at) and is_fresh(said, last.read_at):
                     usable_mib.append(said.usable_mib)
         finally:
-            # Who adopts it meanwhile needs them.
-            adopted = any(vm.domain == domain for vm in self._host.vms.values())
-            if period_s is not None and period_s != STATS_PERIOD_S and not adopted:
-                with contextlib.suppress(HypervisorError):
-                    await sizes.ask_statistics(domain, period_s)
+            if period_s is not None:
+                await self._put_back(domain, period_s)
         cpu_s = await sizes.cpu_seconds(domain) - began_s
         size_mib = last.balloon_mib + last.plugged_mib
         return use_of(size_mib, min(usable_mib, default=None), cpu_s, last.read_at - first.read_at)
+
+    async def _put_back(self, domain: str, period_s: int) -> None:
+        """End one measurement's asking for statistics; who adopts it meanwhile, or still measures it, needs them."""
+        periods_s = self._periods_s[domain]
+        try:
+            if len(periods_s) == 1 and all(vm.domain != domain for vm in self._host.vms.values()):
+                with contextlib.suppress(HypervisorError):
+                    await self._host.hypervisor.sizes.ask_statistics(domain, period_s)
+        finally:
+            periods_s.pop()
+            if not periods_s:
+                del self._periods_s[domain]
 
     async def adopt(self, command: AdoptCommand) -> Operation:
         """Look after a running domain of another owner at the size that it has.

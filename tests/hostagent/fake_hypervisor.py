@@ -133,9 +133,8 @@ class FakeHypervisor:
         await self._call("write_intent", domain=domain, intent=intent.model_dump_json())
 
     async def give_back(self, domain: str, before: Before) -> None:
-        await self._call(
-            "give_back", domain=domain, shares=before.cpu_shares, quota=before.quota_per_cpu, cap=before.cap_cores
-        )
+        was = {"shares": before.cpu_shares, "quota": before.quota_per_cpu, "cap": before.cap_cores}
+        await self._call("give_back", domain=domain, period_s=before.stats_period_s, **was)
 
     async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
         nominal = intent.spec.nominal

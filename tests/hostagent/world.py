@@ -283,9 +283,11 @@ class World:
         if self.domains[domain].stats_period_s is not None:
             self.domains[domain].stats_period_s = period_s
 
-    async def _do_give_back(self, domain: str, shares: int | None, quota: float | None, cap: float | None) -> None:
+    async def _do_give_back(
+        self, domain: str, shares: int | None, quota: float | None, cap: float | None, period_s: int | None
+    ) -> None:
         d = self.domains[domain]
-        d.shares, d.quota, d.cap, d.intent = shares or d.shares, quota, cap, ""
+        d.shares, d.quota, d.cap, d.stats_period_s, d.intent = shares or d.shares, quota, cap, period_s, ""
 
     async def _do_destroy(self, domain: str) -> None:
         self.left.discard(domain)

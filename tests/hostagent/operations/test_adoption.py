@@ -401,6 +401,30 @@ async def test_a_domain_that_is_adopted_while_it_is_measured_keeps_its_statistic
     assert again.why_not == "old-web is adopted already"
 
 
+async def test_a_domain_that_is_adopted_while_it_is_measured_gets_its_owners_statistics_back(
+    client: Client, command: Command, agent: Agent, host: Host, world: World
+) -> None:
+    agent.adoptions.window_s = 60.0
+    await world.create("old-web", "")
+    domain = world.domains["old-web"]
+    domain.state, domain.stats_period_s = "running", 5
+    long = asyncio.create_task(agent.adoptions.adoptable("old-web"))
+    await until(lambda: world.calls.count(("read", "old-web")) == 2)
+    agent.adoptions.window_s = 0.1
+    assert (await client.get("/v1/adoptions?domain=old-web")).status == 200
+    assert domain.stats_period_s == 1, "another measurement goes on"
+    await command("POST", "/v1/adoptions", {"request_id": "adopt", "domain": "old-web", "name": "web"})
+    adopted = host.vms["web"].intent.adopted
+    assert adopted is not None
+    assert adopted.stats_period_s == 5
+    long.cancel()
+    await asyncio.gather(long, return_exceptions=True)
+    assert domain.stats_period_s == 1
+    assert (await release(command)).state == "done"
+    assert (await client.get("/v1/adoptions?domain=old-web")).status == 200
+    assert domain.stats_period_s == 5, "nothing of the earlier measurements is left"
+
+
 async def test_the_next_agent_tells_of_no_start_that_there_was_not(
     command: Command, agent: Agent, world: World, tmp_path: Path
 ) -> None:
