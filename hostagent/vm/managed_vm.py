@@ -354,14 +354,16 @@ class ManagedVM:
         Under the VM's lock. One that is being sold something else stays charged until that has ended.
 
         :returns: whether it counts as off now.
-        :raises HostAgentError: it could not be written; the VM stays charged, and is found off again.
+        :raises HostAgentError: it could not be read or written; the VM stays charged, and is found off again.
         """
         if self.intent.was is not None:
             self.running = False
             return False
+        # Another program may have saved it: then it goes on where it was, as what it was sold.
+        saved_mib = await self.host.hypervisor.saved_mib(self.domain)
         size = self.allocation().current
         await self.host.record_change(self.name, size, ZERO, "stopped from outside")
-        await self.record.store(phase=Phase.STOPPED, target=self.intent.committed, given_up=False, saved_mib=None)
+        await self.record.store(phase=Phase.STOPPED, target=self.intent.committed, given_up=False, saved_mib=saved_mib)
         self.running = self.paused = False
         self.host.note(
             self.name, DecisionKind.STOPPED, f"{self.name} is off ({why}): {size} came free; it keeps its disk", {}

@@ -78,6 +78,29 @@ async def test_what_the_domain_has_no_room_for_is_there_after_the_next_start(
     assert host.vms["low-1"].intent.redefine is False
 
 
+async def test_what_waits_for_the_next_start_outlives_a_save_by_another_program(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command, "low-2", "stop-2")
+    await command("PUT", "/v1/vms/low-1/spec", spec(nominal={"cpu_cores": 4.0, "memory_mib": 1400.0}))
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+    world.failures["saved_mib"] = "the monitor does not answer"
+    domain.state, domain.saved_mib = "stopped", 300.0
+    await until(lambda: ("saved_mib", vm.domain) in world.calls)
+    assert (vm.intent.phase, vm.allocation().charge.is_zero()) == (Phase.SETTLED, False), "an error is no answer"
+    world.failures.clear()
+    await until(lambda: vm.intent.phase is Phase.STOPPED)
+    assert (await report(client)).vms[0].saved_mib == 300.0
+    larger = {**spec(nominal={"cpu_cores": 2.0, "memory_mib": 768.0}), "request_id": "other"}
+    assert "resize it when it runs" in (await command("PUT", "/v1/vms/low-1/spec", larger)).sentence
+    assert (await start(command)).state == "done"
+    assert (domain.vcpus, vm.intent.spec.nominal.memory_mib, vm.intent.saved_mib) == (3, 1024.0, None)
+    assert (vm.intent.at_next_start is not None, vm.allocation().current.memory_mib) == (True, 1024.0)
+    await stop(command, request_id="stop-3")
+    assert (await start(command, request_id="start-2")).state == "done"
+    assert (domain.vcpus, domain.bound_mib, vm.intent.redefine) == (4, 1400.0, False)
+
+
 async def test_fixed_counts_only_once_it_has_its_nominal_size(
     command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:
