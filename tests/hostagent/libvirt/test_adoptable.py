@@ -135,7 +135,7 @@ class Released:
     def __init__(self) -> None:
         self.scheduler: dict[int, dict[str, int]] = {_LIVE: {}, _CONFIG: {}}
 
-    def lookupByName(self, name: str) -> Released:
+    def lookupByName(self, name: str) -> Any:
         return self
 
     def isActive(self) -> bool:
@@ -175,7 +175,8 @@ class Plugged(Released, Running):
         sizes = {"size": 512, "block": 2, "requested": self.requested_mib}
         target = "".join(f"<{what} unit='KiB'>{mib * 1024}</{what}>" for what, mib in sizes.items())
         dimm = "<memory model='dimm'><target><size unit='KiB'>524288</size></target></memory>"
-        return f"""<domain type='kvm'><vcpu>2</vcpu><memory>1048576</memory><cpu><numa><cell memory='1048576' unit='KiB'/></numa></cpu>
+        return f"""<domain type='kvm'><vcpu>2</vcpu><memory>1048576</memory>
+            <cpu><numa><cell memory='1048576' unit='KiB'/></numa></cpu>
             <devices><memory model='virtio-mem'><target>{target}</target></memory>{dimm}</devices></domain>"""
 
     def updateDeviceFlags(self, xml: str, flags: int) -> None:
