@@ -176,6 +176,7 @@ class Agent:
             try:
                 self._serve(channel)
             except OSError as error:
+                self._greeted = False
                 log(f"port lost: {error}", "warning")
                 self._pause(PORT_RETRY_S)
             finally:

@@ -135,13 +135,16 @@ class Channel:
         os.close(self._fd)
 
     def lines(self) -> list[bytes | None] | None:
-        """Complete lines that have arrived (None in the list: one that was too long); None when the host is gone."""
+        """Complete lines that have arrived (None in the list: one that was too long); None when the host is gone.
+
+        Raises: OSError where the port is gone.
+        """
         try:
             data = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
             return []
         except OSError as error:
-            if error.errno in (errno.EIO, errno.ECONNRESET, errno.ENODEV):
+            if error.errno in (errno.EIO, errno.ECONNRESET):  # not ENODEV: the port itself is gone, for ever
                 return None
             raise
         return self._reader.feed(data) if data else None
@@ -165,7 +168,7 @@ class Channel:
         return self._limit.delay_s() if self._lines else None
 
     def flush(self) -> None:
-        """Write as much as the port takes now."""
+        """Write as much as the port takes now. Raises: OSError where the port is gone."""
         while self.wait_s() == 0.0:
             if not self._sending:
                 line = self._lines.popleft()
@@ -178,7 +181,7 @@ class Channel:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                if error.errno not in (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENODEV):
+                if error.errno not in (errno.EPIPE, errno.EIO, errno.ECONNRESET):
                     raise
                 self.forget()
                 return

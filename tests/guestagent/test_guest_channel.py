@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guestagent import agent
 from guestagent.channel import LINE_BYTES, Channel, LineReader, PortNotFound, RateLimit, find_port
+from tests.guestagent.harness import bench
 
 
 class Clock:
@@ -154,6 +160,44 @@ def test_a_closed_host_is_told_apart_from_a_silent_one(ends: tuple[Channel, sock
     assert channel.lines() == []
     peer.close()
     assert channel.lines() is None
+
+
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_a_port_that_is_unplugged_is_looked_for_again_and_served_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    opened: list[int] = []
+    gone: set[int] = set()
+    usual = getattr(os, call)
+
+    class Port(Channel):
+        """Counts as a device, whose descriptor stays while hosts come and go."""
+
+        def __init__(self, path: str) -> None:
+            if gone:
+                raise PortNotFound("it is unplugged")
+            super().__init__(path)
+            self.is_socket = False
+            opened.append(self.fileno())
+
+    def of_kernel(fd: int, given: Any) -> Any:
+        if fd in gone:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return usual(fd, given)
+
+    monkeypatch.setattr(agent, "Channel", Port)
+    monkeypatch.setattr(os, call, of_kernel)
+    with bench(tmp_path) as guest:
+        host = guest.host()
+        host.hello()
+        gone.add(opened[0])
+        host.ask("status")
+        end = time.monotonic() + 10
+        while guest.agent._sentence() != "its host has not said hello":
+            assert time.monotonic() < end, "the agent takes its host for connected"
+            time.sleep(0.02)
+        gone.clear()
+        assert guest.host().hello()["nonce"] == "n1"
 
 
 def test_a_port_is_found_by_name_without_udev(tmp_path: Path) -> None:
