@@ -22,12 +22,15 @@ from guestagent.rpc import (
     parse_request,
     sentence_param,
 )
+from guestagent.telling import log
 
 SOCKET_NAME = "request.sock"
 REASON_LENGTH = 200
 LINE_BYTES = 4096
 # Connections are served one after another; none may hold up the next for longer.
 CONNECTION_LIMIT_S = 1.0
+# Before the next attempt where no connection can be taken: descriptors or memory have run out.
+AGAIN_S = 0.5
 CPU_CORES_LIMIT = 4096.0
 MEMORY_MIB_LIMIT = 1e9
 
@@ -64,6 +67,7 @@ class RequestSocket:
     ) -> None:
         self._pass_on = pass_on
         self._status = status
+        self._closed = threading.Event()
         self._path = os.path.join(run_dir, SOCKET_NAME)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -84,6 +88,7 @@ class RequestSocket:
 
     def close(self) -> None:
         """Stop listening and remove the socket."""
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join(2 * CONNECTION_LIMIT_S)
         self._listener.close()
@@ -91,11 +96,18 @@ class RequestSocket:
             os.unlink(self._path)
 
     def _serve(self) -> None:
+        complaint = ""
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if not self._closed.is_set() and str(error) != complaint:
+                    complaint = str(error)
+                    log("local requests wait: " + complaint, "warning")
+                if self._closed.wait(AGAIN_S):
+                    return
+                continue
+            complaint = ""
             with connection:
                 try:
                     connection.sendall(self._answer(_read_line(connection)) + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -213,6 +214,26 @@ def test_a_socket_that_a_killed_agent_left_is_replaced(tmp_path: Path) -> None:
     requests.ask_for_more(str(tmp_path), 5, 0, "")
     made.close()
     assert [notice.memory_mib for notice in passed_on] == [5]
+
+
+def test_a_guest_that_is_out_of_descriptors_for_a_moment_is_asked_through_the_same_socket_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = socket.socket.accept
+    fails = iter([True, True])
+
+    def accept(listener: socket.socket) -> Any:
+        if next(fails, False):
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        return usual(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    passed_on: list[Any] = []
+    made = requests.RequestSocket(str(tmp_path), -1, passed_on.append, dict)
+    requests.ask_for_more(str(tmp_path), 5, 0, "")
+    made.close()
+    assert [notice.memory_mib for notice in passed_on] == [5]
+    assert capsys.readouterr().err.count("Too many open files in system") == 1
 
 
 def command(run_dir: Path, *options: str) -> subprocess.CompletedProcess[str]:
