@@ -126,20 +126,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.example_config:
         print(example(build_parser()), end="")
         return 0
+    group_id, no_group = -1, ""
+    try:
+        group_id = _group_id(options.request_group)
+    except KeyError:
+        where = options.origins.get("request_group", "--request-group")
+        no_group = f"{where}: there is no group {options.request_group!r}"
     if options.check_config:
+        if no_group:
+            print(f"ebb-guestagent: {no_group}", file=sys.stderr)
+            return 2
         print("the guest agent can start with these options")
         return 0
     if options.command == "request":
         return _request(options)
     if options.command == "status":
         return _status(options)
-    try:
-        group_id = _group_id(options.request_group)
-    except KeyError:
-        where = options.origins.get("request_group", "--request-group")
-        print(f"ebb-guestagent: {where}: there is no group {options.request_group!r}", file=sys.stderr)
-        return 2
     configure(options.log_level, options.log_json)
+    if no_group:  # the host needs this agent more than that group does
+        log(f"only root may ask the host for more: {no_group}", "warning")
     for problem in spare_this_process(options.procfs):
         log(f"under memory pressure this agent may be killed or slow: {problem}", "warning")
     memory = Memory(options.procfs, options.reserve_mib)

@@ -91,6 +91,15 @@ def test_options_that_can_be_are_said_so_without_a_start(file: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("the guest agent can")
 
 
+def test_a_group_that_is_not_there_is_told_by_a_check_of_the_options(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text('request_group = "no-such-group"\n')
+    assert main(["--config", str(file), "--check-config"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"ebb-guestagent: {file}:1: request_group: there is no group 'no-such-group'\n")
+
+
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _LINES = st.one_of(
     st.tuples(st.sampled_from([*named(build_parser()), '"port"', "x.y"]), _TEXTS).map(lambda p: f"{p[0]} = {p[1]}"),

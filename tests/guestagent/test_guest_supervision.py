@@ -81,6 +81,15 @@ def test_the_agent_is_ready_gives_signs_of_life_while_its_loop_turns_and_says_th
         agent.end()
 
 
+def test_an_agent_whose_request_group_is_gone_says_so_and_serves_its_host(tmp_path: Path) -> None:
+    agent = Running(tmp_path, "--request-group", "no-such-group")
+    try:
+        assert "level=warning" in agent.line("there is no group 'no-such-group'")
+        assert agent.told()["READY"] == "1"
+    finally:
+        agent.end()
+
+
 def test_without_systemd_nothing_is_sent_and_the_loop_waits_for_as_long_as_it_likes() -> None:
     assert Supervision({}).period_s is None
     assert Supervision({"NOTIFY_SOCKET": "/nowhere"}).period_s == PERIOD_S
