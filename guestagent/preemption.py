@@ -29,6 +29,8 @@ LOOK_S = 0.1
 #: The kind that programs and applications are told when a notice is over, and how long programs then have, in seconds.
 WITHDRAWN = "withdrawn"
 WITHDRAWN_S = 30.0
+#: Becomes the program in its arguments, which the kernel is to kill no later than others: it inherits the agent's -900.
+START = ("/bin/sh", "-c", 'echo 0 >/proc/self/oom_score_adj; exec "$0" "$@"')
 #: What becomes of the VM, for people.
 SAID = {"stop": "it powers off", "suspend": "it is suspended", "delete": "it is deleted"}
 
@@ -220,7 +222,7 @@ class Preemption:
         for path in paths:
             try:
                 program = subprocess.Popen(
-                    [path, kind, f"{seconds:g}", reason],
+                    [*START, path, kind, f"{seconds:g}", reason],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ import pytest
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline
 from app_adapters.errors import ApplicationError
 from app_adapters.server import HookServer
+from guestagent import preemption
 from guestagent.people import write_to_terminals
 from guestagent.preemption import PROGRAMS, read_programs
 from tests.guestagent.harness import Bench, Host, bench
@@ -45,6 +46,24 @@ def test_a_program_is_told_kind_seconds_and_reason_and_runs_once(guest: Bench, h
     assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
     assert until_ended(host, **{**NOTICE, "seconds_left": 12.0}) == {"programs": 1, "running": 0}
     assert record.read_text() == "stop 20 shortfall\n"
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_a_program_is_no_more_spared_by_the_kernel_than_what_it_is_to_save(
+    guest: Bench, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_write: bool
+) -> None:
+    own, record = Path("/proc/self/oom_score_adj"), tmp_path / "record"
+    program(guest, "10-save", f"cat {own} > {record}")
+    if not may_write:
+        start = tuple(word.replace("/proc/self", "/proc/none") for word in preemption.START)
+        monkeypatch.setattr(preemption, "START", start)
+    before = own.read_text()
+    own.write_text("1")  # any but 0: -900 is for root alone
+    try:
+        assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
+    finally:
+        own.write_text(before)
+    assert record.read_text() == ("0\n" if may_write else "1\n")
 
 
 def test_programs_that_poll_find_the_notice_in_a_file(guest: Bench, host: Host) -> None:
