@@ -160,12 +160,13 @@ class Group(Adapter):
         """What came free in all, when all have ended or the deadline has. A newer attempt calls off what still runs."""
         path = f"{TARGETS}/{quote(request_id, safe='')}"
         told: dict[str, Reply] = {}
-        while not deadline.wait(LOOK_S):
-            told.update(self._everywhere({pid: None for pid in pids if pid not in told or _runs(told[pid])}, path, 2.0))
-            if not any(_runs(reply) for reply in told.values()):
-                break
-        ended = {pid: answer for pid, (status, answer) in told.items() if status == 200 and not _runs(told[pid])}
-        reasons = [f"{pid}: {_words(ended.get(pid) or {'error': 'has not ended'})}" for pid in pids]
+        running = pids
+        while running and not deadline.wait(LOOK_S):
+            told.update(dict.fromkeys(running, (404, {"error": "has gone"})))
+            told.update(self._everywhere(dict.fromkeys(running), path, 2.0))
+            running = [pid for pid in running if _runs(told[pid])]
+        ended = {pid: answer for pid, (status, answer) in told.items() if status == 200 and pid not in running}
+        reasons = [f"{pid}: {'has not ended' if pid in running else _words(told[pid][1])}" for pid in pids]
         measured_by = " and ".join(dict.fromkeys(answer["measured_by"] for answer in ended.values()))
         complete = complete and all(pid in ended and ended[pid]["state"] == "released" for pid in pids)
         released = _added(answer["released"] for answer in ended.values())
@@ -257,7 +258,8 @@ def _added(vectors: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def _runs(reply: Reply) -> bool:
-    return reply[0] == 200 and reply[1].get("state") == "running"
+    """Also for one that did not answer: its work may go on."""
+    return reply[0] == 0 or (reply[0] == 200 and reply[1].get("state") == "running")
 
 
 def _words(answer: dict[str, Any]) -> str:
