@@ -12,7 +12,17 @@ from typing import Any, Callable, Collection
 
 from guestagent.budgets import Share, application_budget_mib, believable, cores, guest_target_mib, split
 from guestagent.errors import BadParams, HookError, HookTimeout
-from guestagent.hooks import CALL_LIMIT_S, REASON_LENGTH, Hook, Told, amounts, in_parallel, read_drop_ins
+from guestagent.hooks import (
+    AMOUNT_LIMIT,
+    CALL_LIMIT_S,
+    CORES_LIMIT,
+    REASON_LENGTH,
+    Hook,
+    Told,
+    amounts,
+    in_parallel,
+    read_drop_ins,
+)
 from guestagent.memory import Memory
 from guestagent.messages import (
     AdapterCapabilities,
@@ -451,4 +461,5 @@ def _amounts(target: dict[str, float]) -> str:
 
 def _add(sums: dict[str, float], more: dict[str, float]) -> None:
     for name, amount in more.items():
-        sums[name] = sums.get(name, 0.0) + amount
+        limit = CORES_LIMIT if name == "cpu_cores" else AMOUNT_LIMIT
+        sums[name] = min(sums.get(name, 0.0) + amount, limit)

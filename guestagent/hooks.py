@@ -26,6 +26,8 @@ REASON_LENGTH = 500
 VERSION_LENGTH = 100
 #: Larger amounts are no amounts: a petabyte, in MiB. Sums of them stay finite.
 AMOUNT_LIMIT = 1e9
+#: The host takes no answer with more than these: a day, and cores of all applications together.
+SECONDS_LIMIT, CORES_LIMIT = 86_400.0, 4096.0
 TOKEN_FILE = "token"
 TOKEN_COPIES = "tokens"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -210,7 +212,7 @@ class Hook:
             name=self.name,
             version=str(body.get("version", ""))[:VERSION_LENGTH],
             resources=ranges,
-            expected_s=_amount(body, "expected_s"),
+            expected_s=_seconds(body, "expected_s"),
             reversible=bool(body.get("reversible")),
             modes=[mode for mode in MODES if mode in modes] if isinstance(modes, list) else [],
         )
@@ -231,8 +233,8 @@ class Hook:
         return Told(
             promised=state == "promised",
             amounts=amounts(answer, "promised"),
-            expected_s=_amount(answer, "expected_s"),
-            retry_after_s=_amount(answer, "retry_after_s") or None,
+            expected_s=_seconds(answer, "expected_s"),
+            retry_after_s=_seconds(answer, "retry_after_s") or None,
             reason=str(answer.get("reason") or "")[:REASON_LENGTH],
         )
 
@@ -301,9 +303,9 @@ def _require_id(answer: dict[str, Any], request_id: str) -> None:
         raise HookError(f"answered for another request: {str(answer.get('request_id'))[:100]}")
 
 
-def _amount(body: dict[str, Any], field: str) -> float:
+def _seconds(body: dict[str, Any], field: str) -> float:
     value = body.get(field)
-    return min(float(value), AMOUNT_LIMIT) if value is not None and is_amount(value) else 0.0
+    return min(float(value), SECONDS_LIMIT) if value is not None and is_amount(value) else 0.0
 
 
 def _excerpt(body: dict[str, Any]) -> str:

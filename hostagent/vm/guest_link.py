@@ -269,4 +269,6 @@ def _checked(answer: type[Answer], result: Any) -> Answer:
     try:
         return answer.model_validate(result)
     except ValidationError as error:
-        raise GuestUnreachable(f"the guest's answer is no {answer.__name__}: {error.errors()[0]['msg']}") from error
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise GuestUnreachable(f"the guest's answer is no {answer.__name__}: {where}: {first['msg']}") from error

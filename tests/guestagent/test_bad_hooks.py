@@ -24,6 +24,7 @@ from ebbtide.deflation.cascade.instructions import (
 )
 from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease
 from guestagent import hooks
 from tests.guestagent.bad_hooks import (
     HONEST_MIB,
@@ -182,8 +183,31 @@ def test_who_refuses_for_ever_is_refused_with_a_number(host: Host, register: Reg
     register(BadHook(target=lambda id_: (409, refusal(id_, 1e300))))
     answer = ask(host)
     assert (answer["state"], answer["reason"]) == ("refused", "bad: never")
-    assert answer["retry_after_s"] == hooks.AMOUNT_LIMIT  # the host grants no more than five minutes of it
+    assert answer["retry_after_s"] == hooks.SECONDS_LIMIT  # the host grants no more than five minutes of it
     deflated(host)
+
+
+def test_what_is_too_much_for_the_host_is_cut_so_that_it_takes_the_answer(
+    guest: Bench, host: Host, register: Register
+) -> None:
+    most, vector = hooks.AMOUNT_LIMIT, {"memory_mib": 1e9, "cpu_cores": 1e9}
+    sizes = {"current": most, "minimum": 0, "maximum": most, "step": 1}
+    bad = BadHook(
+        capabilities=lambda: (200, {**offer(), "resources": {"cpu_cores": sizes}, "expected_s": most}),
+        target=lambda id_: (202, {**promise(id_), "promised": vector, "expected_s": most}),
+        progress=lambda id_: (200, {**report(id_), "released": vector}),
+    )
+    register(bad)
+    guest.register("bad-2", bad.port)
+    asked = {"deadline_s": 10, "mode": "ask", "target": {"cpu_cores": 1}, "bound_mib": BOUND_MIB}
+    told = ApplicationPromise(**host.result("application.deflate", request_id="r", **asked))
+    assert (told.promised.cpu_cores, told.expected_s) == (4096, 86_400)
+    # Of the second one no record is left, so that nothing bounds what is said.
+    for request_id in ("r", "forgotten"):
+        released = ApplicationRelease(**host.result("application.status", request_id=request_id))
+        assert released.released.cpu_cores == 4096
+    bad.target = lambda id_: (409, refusal(id_, most))
+    assert ApplicationPromise(**host.result("application.deflate", request_id="r2", **asked)).retry_after_s == 86_400
 
 
 def test_words_of_a_hook_can_be_told_and_shown(host: Host, register: Register) -> None:

@@ -156,6 +156,13 @@ async def test_an_answer_that_does_not_fit_its_schema_is_none(guest: Guest, link
         await link.call("cpus.set", {}, CpusSet, 2.0)
 
 
+async def test_a_field_that_does_not_fit_is_named(guest: Guest, link: GuestLink) -> None:
+    guest.answer = lambda request: [reply(request, {"online": [0], "failed": [{"cpu": 5000, "reason": ""}]})]
+    await until(lambda: link.connected)
+    with pytest.raises(GuestUnreachable, match=r"is no CpusSet: failed\.0\.cpu: Input should be less"):
+        await link.call("cpus.set", {}, CpusSet, 2.0)
+
+
 async def test_nan_in_a_guests_figures_is_refused(guest: Guest, link: GuestLink) -> None:
     def lie(request: dict[str, Any]) -> list[bytes]:
         memory = {"total_mib": 1e6, "available_mib": float("nan"), "reserve_mib": 1.0, "floor_mib": 0.0}
