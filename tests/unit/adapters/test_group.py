@@ -73,7 +73,7 @@ def gathered(
 def test_a_process_that_goes_in_the_middle_of_its_part_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    progress = {"a": [RUNNING, NotListening("it has ended")], "b": [RUNNING, RUNNING, RELEASED]}
+    progress: dict[str, list[Any]] = {"a": [RUNNING, NotListening("it has ended")], "b": [RUNNING, RUNNING, RELEASED]}
     deadline = Deadline(10.0)
     found = gathered(monkeypatch, tmp_path, progress, deadline)
     assert found == ({"memory_mib": 10.0}, "a: has gone; b: done", False)
@@ -83,7 +83,7 @@ def test_a_process_that_goes_in_the_middle_of_its_part_is_not_waited_for(
 def test_a_process_that_does_not_answer_for_a_moment_is_asked_again_for_what_came_free(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    progress = {"a": [NoAnswer("busy"), RUNNING, NoAnswer("busy"), RELEASED], "b": [RELEASED]}
+    progress: dict[str, list[Any]] = {"a": [NoAnswer("busy"), RUNNING, NoAnswer("busy"), RELEASED], "b": [RELEASED]}
     found = gathered(monkeypatch, tmp_path, progress, Deadline(10.0))
     assert found == ({"memory_mib": 20.0}, "a: done; b: done", True)
 
