@@ -268,8 +268,7 @@ def test_what_does_not_begin_is_taken_back_unless_it_begins_after_all() -> None:
     assert (begun.phase, begun.stop, steps) == (TaskPhase.RUNNING, "", ())
     ended, _ = look_at(after, Seen(AttemptState.GONE, "n1", Claim.BEGUN, 6.0, exit_code=0))
     assert ended.phase is TaskPhase.DONE
-    # The clock was set back.
-    early, _ = look_at(RELEASED, released, 1.0)
+    early, _ = look_at(RELEASED, released, 1.0)  # the clock was set back
     assert look_at(early, released, 2.0 + BEGIN_LIMIT_S)[0].stop == "again"
 
 
