@@ -56,8 +56,8 @@ from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMState
 Preparing = Callable[[], Awaitable[Plan]]
 #: Changes of a VM that are looked at for what may have come of them.
 CHANGES: Final = 50
-#: Fields of a migration that came later than its request.
-YOUNGER: Final = ("live", "copy_storage", "bandwidth_mib_s")
+#: Fields of a migration and a resize that came later than their requests.
+YOUNGER: Final = ("live", "copy_storage", "bandwidth_mib_s", "on_preemption", "preemption_notice_s", "steady")
 
 
 class Lifecycle:

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from cluster_manager.defaults import GONE_S
-from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.errors import LostLeadership, RequestError, StoreError
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.execution.plan_spans import of_plan, of_step, tell, traced, with_follow_ups
 from cluster_manager.execution.plan_totals import PlanTotals
@@ -158,6 +158,7 @@ class Operations:
         """Record and run the plan that ``prepare`` makes, unless this request is known already.
 
         :raises RequestError: as ``prepare`` does; 409 where the request id is another's.
+        :raises LostLeadership: this manager ends, or its term has.
         """
         intake = self._hosts.intake
         intake.begin(request_id)
@@ -573,7 +574,7 @@ class Operations:
     async def _known(self, request_id: str, fingerprint: str) -> Operation | None:
         """The same request again gets the same operation; the same id for another request is refused."""
         if self._stopping:
-            raise RequestError(503, "the manager is shutting down, or leads no more")
+            raise LostLeadership("the manager is shutting down, or leads no more")
         plan = await self._store.plan(request_id)
         if plan is None:
             return None

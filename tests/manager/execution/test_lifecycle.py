@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster_manager.api.vms import check_admin
+from cluster_manager.errors import LostLeadership
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
@@ -184,6 +185,28 @@ async def test_a_stop_by_its_owner_is_no_shrink_of_the_machine(cluster: Cluster)
 
 
 # --- resize ----------------------------------------------------------------------------------------------------------
+
+
+@each_store
+async def test_a_resize_that_is_sent_again_to_a_later_version_is_the_same_request(cluster: Cluster) -> None:
+    await ask(cluster, "low-1", "resize", request_id="grow", nominal={"cpu_cores": 4.0})
+    assert cluster.manager is not None
+    stored = await cluster.manager.store.plan("grow")
+    assert stored is not None
+    # As earlier versions had it.
+    assert not [name for name in ("on_preemption", "preemption_notice_s", "steady") if name in stored.fingerprint]
+
+
+@each_store
+async def test_a_request_that_has_waited_until_its_manager_ends_is_one_for_the_next(cluster: Cluster) -> None:
+    assert cluster.manager is not None
+    operations = cluster.manager.operations
+    async with operations.admission:
+        waiting = asyncio.create_task(operations.begin("late", "stop", pytest.fail), name="a request that waits")
+        await asyncio.sleep(0)
+        await operations.stop()
+    with pytest.raises(LostLeadership):
+        await waiting
 
 
 @each_store
