@@ -58,7 +58,7 @@ class _Record:
     params: dict[str, Any]
     done: threading.Event = field(default_factory=threading.Event)
     result: DeflateResult | None = None
-    #: What each of those that promised can have released at most: it may say anything.
+    #: What each of those that promised, or may yet, can have released at most: it may say anything.
     asked: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
@@ -167,7 +167,7 @@ class Applications:
             record = self._records.get(request_id)
         if record is not None and not record.done.is_set():
             return ApplicationStatusResult(request_id, "running", {}, "", "the applications are being asked")
-        if record is not None and record.result is not None and record.result.state != "promised":
+        if record is not None and record.result is not None and not record.asked:
             return ApplicationStatusResult(
                 request_id, "failed", {}, "", f"{record.result.state}: {record.result.reason}"
             )
@@ -329,7 +329,8 @@ class Applications:
         guest_mib: float,
         owed: _Owed | None = None,
     ) -> tuple[DeflateResult, dict[str, dict[str, float]], set[str]]:
-        """The answer, what each that promised was asked for, and those that may take it on when they are asked again.
+        """The answer, what each that promised, or may yet, was asked for, and those that may take it on when they are
+        asked again.
 
         :param guest_mib: the guest's target memory.
         :param owed: who is asked; the others keep what they were told.
@@ -359,15 +360,18 @@ class Applications:
             return _refused(request_id, "something else was asked since"), {}, set(owed.names)
         promised: dict[str, float] = {}
         asked: dict[str, dict[str, float]] = {}
+        late: dict[str, dict[str, float]] = {}
         retries_s: list[float] = []
         expected_s = 0.0
         for name, told in in_parallel(calls, _limit_s(TARGET_LIMITS_S, params.deadline_s)).items():
+            limits = {component: offers[name].resources[component].current for component in targets[name]}
             if isinstance(told, HookError):
                 reasons.append(f"{name}: {told}")
                 missed.add(name)
+                if isinstance(told, HookTimeout) and direction == "deflate":
+                    late[name] = limits  # it may give all the same
                 continue
             if told.promised:
-                limits = {component: offers[name].resources[component].current for component in targets[name]}
                 # Nothing comes free by growing.
                 asked[name] = limits if direction == "deflate" else dict.fromkeys(limits, 0.0)
                 _add(promised, _at_most(told.amounts, asked[name]))
@@ -379,8 +383,9 @@ class Applications:
                 reasons.append(f"{name}: {told.reason}")
         missed = missed if owed is None else missed.intersection(owed.names)
         if not asked:
-            return _refused(request_id, _words(reasons), max(retries_s) if retries_s else None), {}, missed
-        return DeflateResult(request_id, "promised", promised, expected_s, _words(reasons), None), asked, missed
+            return _refused(request_id, _words(reasons), max(retries_s) if retries_s else None), late, missed
+        result = DeflateResult(request_id, "promised", promised, expected_s, _words(reasons), None)
+        return result, {**asked, **late}, missed
 
     def _targets(
         self, offers: dict[str, AdapterCapabilities], params: DeflateParams | ReinflateParams, guest_mib: float

@@ -118,8 +118,8 @@ class Executor:
         self.taking = False
         #: The application's refusal, where there was one.
         self.refusal: Refusal | None = None
-        #: Whether an application has promised something, and whether the guest has heard of what its VM was given.
-        self.promised = self.told = False
+        #: Whether an application may be giving something, and whether the guest has heard of what its VM was given.
+        self.may_give = self.told = False
 
     async def carry_out(self, instruction: Instruction) -> Event:
         """Do what is instructed and say what came of it; never raises for a failing guest or hypervisor."""
@@ -232,6 +232,8 @@ class Executor:
         target = {name: instruction.target[name] for name in instruction.components}
         params = self._application_params(target, instruction.bound_mib, instruction.deadline_s)
         params["mode"] = instruction.mode.value
+        # Also one whose promise comes too late for the answer, or is not heard of at all.
+        self.may_give = True
         try:
             answer = await self._link.call(
                 "application.deflate", params, ApplicationPromise, min(instruction.limit_s, 15.0)
@@ -239,8 +241,8 @@ class Executor:
         except (GuestUnreachable, GuestRefused) as error:
             return ApplicationAnswered(_now(), instruction.step, reason=str(error))
         if answer.state == "none":
+            self.may_give = False
             return ApplicationAnswered(_now(), instruction.step, reason="no application is registered in the guest")
-        self.promised = self.promised or answer.state == "promised"
         if answer.state == "refused":
             self.refusal = Refusal(_now(), answer.retry_after_s, instruction.mode)
         promised = _vector(answer.promised) if answer.state == "promised" else ResourceVector()

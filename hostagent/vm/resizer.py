@@ -257,8 +257,8 @@ class Resizer:
         finally:
             self._taking = executor.taking = False
         self._refusal = executor.refusal or self._refusal
-        self._gave = self._gave or executor.promised
-        if executor.promised:
+        self._gave = self._gave or executor.may_give
+        if executor.may_give:
             # It may be at that for as long: a word of another size would call it off.
             self._gives_until = began + deadline_s
         if not before.size.fits_in(down.after.size):

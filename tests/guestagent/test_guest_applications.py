@@ -218,6 +218,22 @@ def test_a_hung_hook_is_refused_in_the_end_and_holds_up_no_status(host: Host, se
     assert "hung: no answer within" in second["result"]["reason"]
 
 
+def test_an_application_that_promises_after_its_time_is_followed_all_the_same(host: Host, serve: Serve) -> None:
+    late = Elastic(200)
+    serve("late", late)
+    for request_id, state in (("alone", "refused"), ("both", "promised")):
+        late.hang = threading.Event()
+        late.go.clear()
+        assert deflate(host, request_id, 400)["state"] == state
+        late.hang.set()
+        time.sleep(0.5)
+        assert host.result("application.status", request_id=request_id)["state"] == "running"
+        late.go.set()
+        status = finished(host, request_id)
+        assert (status["state"], status["released"]["memory_mib"] > 0) == ("released", True), status
+        serve("quick", Elastic(100))
+
+
 def test_a_wrong_token_at_the_hook_is_a_refusal_that_says_so(guest: Bench, host: Host, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("another")
     server = HookServer(Elastic(300), port=0, token_file=str(tmp_path / "other")).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from ebbtide.deflation.cascade.instructions import (
     ApplicationReported,
+    AskApplication,
     ColdReclaimed,
     Measured,
+    Mode,
     PollApplication,
     ReclaimCold,
     Unplug,
@@ -19,7 +22,7 @@ from ebbtide.deflation.cascade.instructions import (
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, Cpus, GuestStatus, Memory
-from hostagent.errors import HypervisorError
+from hostagent.errors import GuestUnreachable, HypervisorError
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.vm import executor as module
 from hostagent.vm.executor import Executor
@@ -252,6 +255,24 @@ async def test_a_guest_is_told_the_cores_that_its_vm_has_at_full_size() -> None:
     assert isinstance(event, Told)
     assert event.reason == "gladly"
     assert [params["full_cores"] for params in link.params] == [1.5]
+
+
+@pytest.mark.parametrize("state", ["promised", "refused", "none", "silent", "called off"])
+async def test_an_application_that_was_asked_may_be_giving_whatever_the_host_hears(state: str) -> None:
+    class Asking:
+        async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> ApplicationPromise:
+            if state == "silent":
+                raise GuestUnreachable("no answer in time")
+            if state == "called off":
+                raise asyncio.CancelledError
+            return ApplicationPromise.model_validate({"request_id": "request", "state": state})
+
+    executor = Executor("domain", Statistics((500, 1)), Asking(), "request")  # type: ignore[arg-type]
+    with contextlib.suppress(asyncio.CancelledError):
+        await executor.carry_out(
+            AskApplication(1, 5.0, ResourceVector(1.0, 512.0), ("memory_mib",), 1024.0, 5.0, Mode.ASK)
+        )
+    assert executor.may_give == (state != "none")
 
 
 async def test_what_the_guest_is_giving_is_called_off_with_the_step() -> None:

@@ -39,12 +39,14 @@ async def test_a_guest_agent_that_was_started_again_just_then_is_told_after_its_
     await until(lambda: times_told(world) == len(two_vms))
 
 
+@pytest.mark.parametrize("application", ["hang", "refuse"])
 async def test_an_application_that_shrank_for_a_deflation_that_took_nothing_hears_that_it_is_undone(
-    command: Command, two_vms: list[Domain], world: World
+    command: Command, two_vms: list[Domain], world: World, application: str
 ) -> None:
     domain = two_vms[0]
-    # It promises and releases nothing, and the guest has nothing else to spare.
-    domain.application, domain.used_mib = "hang", domain.bound_mib - domain.cache_mib - 48.0
+    # It promises and releases nothing, or is said to refuse because it promises too late, and the guest has nothing
+    # else to spare.
+    domain.application, domain.used_mib = application, domain.bound_mib - domain.cache_mib - 48.0
     nominal = {"cpu_cores": 3.0, "memory_mib": 1024.0}
     for number, memory_mib, state in ((1, 900.0, "partial"), (2, 1024.0, "done")):
         body = {"request_id": f"t-{number}", "target": {**nominal, "memory_mib": memory_mib}, "deadline_s": 3.0}
