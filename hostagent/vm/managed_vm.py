@@ -408,6 +408,8 @@ class ManagedVM:
 
     def _on_hello(self, hello: Hello) -> None:
         """The guest agent has connected (again): after a reset all CPUs are on line, so its size is checked."""
+        # One that was started again has forgotten what it still had to tell its applications.
+        self.resizer.untold = self.resizer.untold or self._hello.is_set()
         self._hello.set()
         boot_s = self._readiness.heard(_now(), hello.boot_id)
         self.resizer.late.heard(_now())

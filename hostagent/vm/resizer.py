@@ -112,7 +112,7 @@ class Resizer:
         #: What the VM was started without.
         self.late = LateMemory()
         #: Whether an application may be smaller than it was, as an earlier agent may have left it, and whether the
-        #: guest could not be told what its VM was given.
+        #: guest could not be told what its VM was given, or may have forgotten it.
         self._gave, self.untold = self._unsure, False
         #: Until when an application may be giving what it has promised (monotonic seconds).
         self._gives_until = -math.inf

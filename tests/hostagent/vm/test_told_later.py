@@ -81,3 +81,19 @@ async def test_an_application_that_is_still_giving_is_not_told_of_an_earlier_gro
     resizer._gives_until = now
     await resizer.tell()
     assert times_told(world) == 1
+
+
+async def test_a_guest_agent_that_may_have_forgotten_a_growth_is_told_once_more_at_its_next_hello(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 900.0}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    operation = await command("POST", "/v1/reinflations", {"request_id": "back", "deadline_s": 30.0})
+    assert operation.state == "done", operation.sentence
+    vm, told = host.vms["low-1"], times_told(world)
+    assert not vm.resizer.untold, "the first hello was no later one"
+    vm.link.hang_up()
+    await until(lambda: times_told(world) == told + 1)
+    await until(lambda: not vm.resizer.untold)
+    await vm.drift_repair.check("")
+    assert times_told(world) == told + 1
