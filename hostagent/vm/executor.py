@@ -318,10 +318,10 @@ class Executor:
             finally:
                 self._cpus_until = 0.0
             reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
-            if instruction.unplug_vcpus:
-                # By what the kernel read back: a vCPU that stayed on line stays plugged.
+            # By what the kernel read back: a vCPU that stayed on line stays plugged. None is plugged by its word.
+            if instruction.unplug_vcpus and (count := max(answer.online) + 1) < self._vcpus:
                 left = max(until - _now(), 0.0)
-                reasons.append(await self._sizes.set_vcpus(self._domain, max(answer.online) + 1, left))
+                reasons.append(await self._sizes.set_vcpus(self._domain, count, left))
         if instruction.plugged_mib is not None and not await self._given(instruction, instruction.plugged_mib, until):
             left = max(until - _now(), 0.0)
             reasons.append(await self._sizes.set_plugged(self._domain, instruction.plugged_mib, left))

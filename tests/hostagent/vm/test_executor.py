@@ -21,7 +21,7 @@ from ebbtide.deflation.cascade.instructions import (
 )
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, Cpus, GuestStatus, Memory
+from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, Cpus, CpusSet, GuestStatus, Memory
 from hostagent.errors import GuestUnreachable, HypervisorError
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.vm import executor as module
@@ -117,6 +117,38 @@ async def test_a_quota_is_never_spread_over_vcpus_as_they_were_before_more_were_
     await executor.enforce_cpu(2.0, 4)
     assert sizes.quota is not None
     assert sizes.quota == pytest.approx((0.5, 2.06))
+
+
+async def test_no_guest_can_have_a_vcpu_plugged_by_a_step_that_unplugs() -> None:
+    class Unplugging(Statistics):
+        def __init__(self) -> None:
+            super().__init__((500, 1))
+            self.counts: list[int] = []
+
+        async def read(self, domain: str) -> HostSideReading:
+            return replace(await super().read(domain), vcpus=4)
+
+        async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
+            self.counts.append(count)
+            return ""
+
+    class Mapping(Link):
+        online = (0, 7)
+
+        async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool = True) -> Any:
+            if method == "cpus.set":
+                return CpusSet(online=list(self.online))
+            return await super().call(method, params, answer, limit_s, breaks)
+
+    sizes, link = Unplugging(), Mapping(500)
+    executor = Executor("domain", sizes, link, "request")  # type: ignore[arg-type]
+    await executor.measure()
+    unplug = Unplug(1, 5.0, (0,), None, unplug_vcpus=True)
+    await executor.carry_out(unplug)
+    assert sizes.counts == []
+    link.online = (0, 1)
+    await executor.carry_out(unplug)
+    assert sizes.counts == [2]
 
 
 class Reclaiming:
