@@ -237,8 +237,15 @@ def fill() -> Iterator[str]:
         kills, goodput = TABLE_6_2[1.8]
         if abs(all_days(sweep, base, case) - kills) <= CLOSE_KILLS:
             off = sweep.points(base, "goodput", **case)[0] - goodput
-            close.append(f"{full:g} ({'and' if abs(off) <= CLOSE_GOODPUT else 'not'} its goodput)")
-    yield from ("", f"At Zipf 1.8 these give the thesis' kills, from empty machines on: {', '.join(close) or 'none'}.")
+            near = "and" if abs(off) <= CLOSE_GOODPUT else "not"
+            base, case = ({"policy": who, "exponent": 1.5, "stable_fill": full} for who in ("first-fit", "ias"))
+            other = sweep.points(base, "goodput", **case)[0] - TABLE_6_2[1.5][1]
+            close.append(f"{full:g} ({near} its goodput; at Zipf 1.5 that is off by {other:+.1f} points then)")
+    yield from (
+        "",
+        "At Zipf 1.8 these give the thesis' kills, from empty machines on:",
+        f"{', '.join(close) or 'none'}.",
+    )
 
 
 def claims() -> Iterator[str]:
@@ -272,7 +279,8 @@ def claims() -> Iterator[str]:
             _by_mixes(words),
         )
     short = [mix.relative({"policy": f"{one}-first-fit"}, "kills_under_5_h", policy=f"{one}-h2") for one in MIXES]
-    words = [abs(found[0] - H2_SHORT) <= CLOSE_KILLS for found in short]
+    # It is less than twice what it may be off by, so it must be told apart from nothing, too.
+    words = [abs(found[0] - H2_SHORT) <= CLOSE_KILLS and abs(found[0]) > found[1] for found in short]
     cell = "; ".join(plus(found, 0) for found in short)
     yield row("§6.1.1, H2: kills of jobs under 5 h, %", f"{H2_SHORT:+.1f}", cell, _by_mixes(words))
     rates = [100 * mix.mean("failure_rate", policy=f"{one}-ias-10") for one in MIXES]
@@ -435,7 +443,12 @@ def grids() -> Iterator[str]:
 def borg() -> Iterator[str]:
     sweep = Sweep("intervals-borg")
     yield from ("## A week of Borg beside variableResources", "", command(sweep), "")
-    yield from ("Per cent of all capacity; theirs are figures of one walk, ours means over walks.", "")
+    yield from (
+        "Per cent of all capacity; theirs are figures of one walk, ours means over walks. H1 and H3, and IAS with",
+        "them, have their thresholds from the trace of the run itself, so from jobs still to come; what is judged",
+        "does not.",
+        "",
+    )
     yield from head("policy", "goodput", "wasted", "kills")
     for name, (goodput, waste) in PUBLISHED.items():
         yield row(f"variableResources: {name}", f"{goodput}", f"{waste}", "")
@@ -468,7 +481,7 @@ def borg() -> Iterator[str]:
     word = "met" if gains[0][0] > gain else "missed"
     yield row("the same against first fit on the same walk, points", f"+{gain:.1f}", f"{plus(gains[0])} ({best})", word)
     found = [100 * sweep.mean(metric, policy=frugal) for metric in ("wasted_share", "goodput")]
-    word = "met" if found[1] > theirs[0] else "missed"
+    word = "met against our first fit" if found[0] <= 3.3 and found[1] > ours[0] else "missed"
     yield row("half of BP1's waste", "3.3", f"{found[0]:.1f}, goodput {found[1]:.1f} ({frugal})", word)
 
 

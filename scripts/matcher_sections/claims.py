@@ -129,9 +129,9 @@ def claims() -> Iterator[str]:
         {"policy": name, "most_task_s": 3600} for name in ("spot", "spot-4", "regular", "harvest", "harvest-live")
     )
     to_spot, to_four, to_regular = (paid.against(other, "cost_total", **plain) for other in (spot, four, regular))
-    word = ", ".join(
-        "met" if one[0] <= aim else "missed" for one, aim in ((to_spot, -40), (to_four, -40), (to_regular, -75))
-    )
+    word = ", ".join("met" if one[0] <= -40 else "missed" for one in (to_spot, to_four))
+    # The price of harvest VMs was chosen so that it is a quarter.
+    word += ", not shown: by the choice of price"
     found = ", ".join(map(change, (to_spot, to_four, to_regular)))
     yield row("Fig. 17: cost against Spot, one on a server, and up to four; regular", "-40, -40, -75 %", found, word)
     saved = [paid.against(plain | at, "cost_total", **(both | at)) for at in ({}, {"most_task_s": 1200})]
@@ -207,13 +207,17 @@ def _workloads() -> Iterator[str]:
     shapes = Sweep("runtimes")
     by_policy = {
         policy: [
-            shapes.against({"policy": "capacity-random", "shape": shape}, MEAN, policy=policy, shape=shape)[0]
+            shapes.against({"policy": "capacity-random", "shape": shape}, MEAN, policy=policy, shape=shape)
             for shape in ("uniform", "gaussian", "pareto")
         ]
         for policy in ("paper-heartbeat", "live")
     }
-    found = "; ".join(", ".join(f"{one:+.0f}" for one in gains) for gains in by_policy.values())
-    always = "met" if max(map(max, by_policy.values())) < 0 else "missed"
+    found = "; ".join(", ".join(f"{one:+.0f}" for one, _ in gains) for gains in by_policy.values())
+    every = [one for gains in by_policy.values() for one in gains]
+    unsure = sum(one + half >= 0 for one, half in every)
+    always = "met" if not unsure else f"met but for {unsure} of {len(every)}, not told apart from nothing"
+    if any(one - half > 0 for one, half in every):
+        always = "missed"
     more = all(max(gains[0], gains[2]) < gains[1] for gains in by_policy.values())
     word = f"it gains: {always}; more with much variance: {'met' if more else 'missed by Pareto'}"
     claim = "Fig. 11: mean JCT, uniform, Gaussian, Pareto runtimes (Algorithm 3; `live`)"

@@ -15,6 +15,7 @@ def aim(sweep: Sweep, base: dict[str, Any], live: dict[str, Any], best: dict[str
     """Shares of the Oracle's gain over the same order, and whether the aim is met.
 
     75 % of the mean gain and 60 % of the p90's where the Oracle gains at least 15 % of the mean; nowhere 2 % worse.
+    Met by the mean: an interval reaches below.
     """
     gain = -sweep.against(base, MEAN, **best)[0]
     worse = sweep.against(base, MEAN, **live)[0]
@@ -23,8 +24,10 @@ def aim(sweep: Sweep, base: dict[str, Any], live: dict[str, Any], best: dict[str
     told = [part(one) for one in shares] or ["-", "-"]
     if gain < 15.0:
         return told, "missed" if worse > 2.0 else f"not asked (Oracle gains {abs(gain):.0f} %)"
-    met = shares[0][0] >= 0.75 and shares[1][0] >= 0.60
-    return told, "met" if met else "missed"
+    aims = list(zip(shares, (0.75, 0.60), strict=True))
+    if not all(found >= least for (found, _), least in aims):
+        return told, "missed"
+    return told, "met" if all(found - half >= least for (found, half), least in aims) else "met by the mean"
 
 
 def compared(sweep: Sweep, base: dict[str, Any], metrics: Sequence[str] = (MEAN, P90), **case: Any) -> str:

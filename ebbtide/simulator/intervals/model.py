@@ -249,7 +249,9 @@ def _jobs(case: Case, seed: int, which: int) -> Iterable[JobBatch]:
 
 
 def _options(case: Case, seed: int, load: float) -> Options:
-    """The policy's thresholds, learned from other jobs and other intervals than those of the run."""
+    """The policy's thresholds, learned from other jobs and other intervals than those of the run; from a trace of jobs
+    from the run's own, so that H1 and H3 know how long jobs are that are still to come.
+    """
     stable = int(case.least * case.machines.count + 1e-9) if isinstance(case.platform, Walk) else 0
     core_s, runtime_s = _seen(_jobs(case, seed, _PAST_JOBS), case.machines.cpu_cores)
     past = []
