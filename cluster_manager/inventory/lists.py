@@ -111,12 +111,15 @@ class Lists:
             return None, ()
         rows = changes.since("VM", since)
         names = set(rows)
-        for host_id in changes.since("host's VMs", since):
+        changed = changes.since("host's VMs", since)
+        for host_id in changed:
             if (host := self._hosts.get(host_id)) is not None:
                 names.update(vm.name for vm in host.report.vms)
-        # Silence is no report: of these hosts' VMs one knows less from one moment to the next.
-        if quiet := [host_id for host_id in self._hosts.ids() if not self._hosts.is_ready(host_id)]:
-            names.update(row.name for row in await self._store.rows(queries.on_hosts(quiet)))
+        # Silence is no report: of these hosts' VMs one knows less from one moment to the next. And one that its host
+        # does not report has failed as soon as that host is heard again.
+        quiet = {host_id for host_id in self._hosts.ids() if not self._hosts.is_ready(host_id)}
+        if asked := changed | quiet:
+            names.update(row.name for row in await self._store.rows(queries.on_hosts(asked)))
         if len(names) > _MOST_CHANGED:
             return None, ()
         living = {row.name for row in await self._store.rows(queries.living(rows))} if rows else set()

@@ -139,6 +139,32 @@ async def test_vms_of_a_host_that_falls_silent_change_and_so_does_one_that_its_h
 
 
 @pytest.mark.asyncio
+async def test_a_vm_that_its_host_has_no_more_has_changed_when_that_host_is_heard_again(
+    each_store: None, tmp_path: Path
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=8.0, memory_mib=6000.0)
+    async with cluster_of(tmp_path, agent, silent_after_s=0.4) as cluster:
+        await cluster.create(vm("one", cpu_cores=1.0, memory_mib=400.0))
+        agent.vms.clear()
+        await cluster.ready()
+        assert cluster.server is not None
+        async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+            agent.trouble.mute = True
+            since = 0
+
+            async def says(state: str) -> bool:
+                nonlocal since
+                found = await client.changed_vms(since)
+                since = found.changes
+                return [row.state for row in found.rows] == [state]
+
+            await cluster.until(lambda: says("running"))
+            agent.trouble.mute = False
+            await agent.send_report()
+            assert await says("failed")
+
+
+@pytest.mark.asyncio
 async def test_what_is_gone_is_known_where_only_a_later_page_is_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = [
         {"hosts": [], "next": "more", "changes": 7, "changed_since": None, "gone": []},
