@@ -102,7 +102,7 @@ class HostRemoval:
             )
 
     async def _vms(self, host: str) -> list[StoredVM]:
-        query = queries.vms(None, None, host=host, phases=None, priority=None, prefix=None)
+        query = queries.vms(None, None, host=host, phases=None, prefix=None)
         return [stored_vm(row) for row in await self.store.rows(query)]
 
 

@@ -85,15 +85,20 @@ class Lists:
                 return None
             if state is not None and self._shown_state(VMPhase(row.phase), row.host, row.name) != state:
                 return None
+            if priority is not None:
+                # Its host's word counts where the answer to a change was lost.
+                reported = self._hosts.vm(row.host, row.name)
+                if priority not in (row.priority, reported.priority if reported is not None else None):
+                    return None
             vm = self._show_vm(stored_vm(row))
             return vm if priority is None or vm.priority is priority else None
 
         async def read(number: int, last: Any) -> Shown[ClusterVM | None]:
-            wanted = priority.value if priority is not None else None
-            query = queries.vms(number, last, host=host, phases=phases, priority=wanted, prefix=prefix, names=names)
+            query = queries.vms(number, last, host=host, phases=phases, prefix=prefix, names=names)
             return [(show(row), row.name) for row in await self._store.rows(query)]
 
-        number = limit + 1 if state is None and not selector else max(limit + 1, _SEARCH)
+        all_wanted = state is None and priority is None and not selector
+        number = limit + 1 if all_wanted else max(limit + 1, _SEARCH)
         rows, last = await _page(read, number, limit, key[0] if key else None)
         return VMPage(
             vms=tuple(rows),

@@ -20,7 +20,6 @@ def vms(
     *,
     host: str | None,
     phases: list[str] | None,
-    priority: str | None,
     prefix: str | None,
     names: Collection[str] | None = None,
 ) -> Select[Any]:
@@ -35,8 +34,6 @@ def vms(
         query = query.where(table.c.host == host)
     if phases is not None:
         query = query.where(table.c.phase.in_(phases))
-    if priority is not None:
-        query = query.where(table.c.priority == priority)
     if prefix:
         query = query.where(table.c.name.startswith(prefix, autoescape=True))
     return query

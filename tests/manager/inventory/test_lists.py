@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from cluster_manager.plans.plans import VMPhase
 from ebbtide.client import ManagerClient, connection
+from ebbtide.deflation.allocations import Priority
 from tests.manager import cluster as clusters
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.conftest import KINDS, stores_of
@@ -226,3 +227,17 @@ async def test_a_vm_that_its_host_reports_no_more_is_found_as_failed_and_not_as_
     await cluster.ready()
     assert names_of((await cluster.get("/v1/vms?state=failed"))["vms"]) == ["low-1", "too-big"]
     assert "low-1" not in names_of(await all_pages(cluster, "/v1/vms?state=running", "vms", 2))
+
+
+async def test_a_vm_whose_host_says_another_priority_than_its_row_is_listed_by_the_one_that_is_shown(
+    cluster: Cluster,
+) -> None:
+    owner = next(agent for agent in cluster.agents if "db-1" in agent.vms)
+    before = owner.vms["db-1"]
+    # As after a resize whose answer was lost.
+    owner.vms["db-1"] = before.model_copy(update={"priority": Priority.FIXED, "minimum": before.nominal})
+    await owner.send_report()
+    for limit in (1, 100):
+        fixed = await all_pages(cluster, "/v1/vms?priority=fixed", "vms", limit)
+        assert [(row["name"], row["priority"]) for row in fixed] == [("db-1", "fixed"), ("high-1", "fixed")]
+        assert "db-1" not in names_of(await all_pages(cluster, "/v1/vms?priority=deflatable", "vms", limit))

@@ -33,7 +33,7 @@ from tests.manager.plan_events import happen
 SIZE = Vector(cpu_cores=1.0, memory_mib=800.0)
 ANY_PLAN: dict[str, Any] = dict.fromkeys(("kind", "state", "vm", "host", "since"))
 ANY_EVENT: dict[str, Any] = dict.fromkeys(("kind", "vm", "host", "since", "since_id"))
-ANY_VM: dict[str, Any] = dict.fromkeys(("host", "phases", "priority", "prefix"))
+ANY_VM: dict[str, Any] = dict.fromkeys(("host", "phases", "prefix"))
 
 
 def _columns(connection: Connection, table: str) -> list[Any]:
@@ -213,7 +213,6 @@ async def test_what_lists_are_filtered_by_is_read_out_of_an_older_store(
         (queries.events(9, 7, **{**ANY_EVENT, "kind": "lost", "since": 1e9}), "events_kind"),
         (queries.events_after(7, 9, kind="lost"), "events_kind"),
         (queries.vms(9, None, **{**ANY_VM, "host": "host-a"}), "vms_host"),
-        (queries.vms(9, "a", **{**ANY_VM, "priority": "fixed"}), "vms_priority"),
         (queries.vms(9, None, **ANY_VM), "vms_living"),
     ],
 )
