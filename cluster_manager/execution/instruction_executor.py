@@ -82,6 +82,7 @@ from ebbtide.messages.commands import (
     TargetCommand,
     WithdrawCommand,
 )
+from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.vms import VMSpec
 
@@ -416,6 +417,11 @@ class InstructionExecutor:
             if resumed and operation is None and not harmless:
                 return Forgotten(elapsed_s(), lapse=False)
             for _ in range(REPEATS):
+                if operation is None and isinstance(instruction, SetTarget):
+                    try:
+                        instruction = await self._filled(instruction)
+                    except AgentError as error:
+                        return HostFailed(elapsed_s(), str(error), uncertain=resumed or taken_on)
                 async with sides.turn:
                     send, limit_s = self._sending(state, instruction, request_id)
                     operation = operation or await send()
@@ -439,6 +445,21 @@ class InstructionExecutor:
             never_sent = matters and not (error.sent or resumed or taken_on)
             return HostFailed(elapsed_s(), str(error), uncertain=not never_sent, reached=not never_sent)
         return HostFailed(elapsed_s(), f"{host} forgot the same command {REPEATS} times", uncertain=True)
+
+    async def _filled(self, instruction: SetTarget) -> SetTarget:
+        """A target with all components, as agents of 0.1 need it. What it leaves out is what the VM has now: the plan
+        that had the host before may have resized it.
+
+        :raises AgentError: the host cannot be read.
+        """
+        if None not in instruction.target.model_dump().values():
+            return instruction
+        await self._hosts.take(await self._agents.host(instruction.host))
+        reported = self._hosts.vm(instruction.host, instruction.vm)
+        if reported is None:
+            return instruction  # its host says so itself
+        size = Vector.of(instruction.target.size_of(reported.allocation()))
+        return instruction.model_copy(update={"target": PartialVector(**size.model_dump())})
 
     async def _follow(
         self, state: Plan, instruction: Commanding, operation: Operation, limit_s: float, sides: _Sides

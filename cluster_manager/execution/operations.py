@@ -224,7 +224,7 @@ class Operations:
                 raise RequestError(409, sentence, "generation", code=ProblemCode.SUPERSEDED)
             if why := self._hosts.why_not_ready(row.host):
                 raise RequestError(503, f"{row.host}, where {name} runs, {why}", code=ProblemCode.HOST_UNAVAILABLE)
-            return start_target(plan_id("target", name), command.request_id, name, row.host, command)
+            return start_target(plan_id("target", name), name, row.host, wanted, command.generation)
 
         return await self.begin(wanted.request_id, f"target {name} {wanted.fingerprint()}", prepare)
 
@@ -247,7 +247,7 @@ class Operations:
         return row
 
     def target_command(self, row: StoredVM, wanted: TargetRequest) -> TargetCommand:
-        """What a VM's host is asked for, with what the request leaves out. Raises InvalidField."""
+        """What a VM's host would be asked for now, with what the request leaves out. Raises InvalidField."""
         reported = self._hosts.vm(row.host, row.name)
         allocation = reported.allocation() if reported is not None else row.spec.allocation(ZERO)
         size = wanted.target.size_of(allocation)

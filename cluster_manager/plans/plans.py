@@ -34,7 +34,7 @@ from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
@@ -183,7 +183,8 @@ class SetTarget(Commanding):
     do: Literal["set-target"] = "set-target"
     vm: str
     generation: int
-    target: Vector
+    #: What it leaves out is filled in when it is sent.
+    target: PartialVector
     deadline_s: float
     mode: Mode
 

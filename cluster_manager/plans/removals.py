@@ -27,10 +27,10 @@ from cluster_manager.plans.plans import (
     unexpected,
 )
 from cluster_manager.plans.reclaim_steps import resize_notes
-from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.problem_codes import ReasonCode
+from ebbtide.messages.requests import TargetRequest
 
 
 class RemovalPlan(Plan):
@@ -183,18 +183,18 @@ def _not_removed(state: RemovalPlan, sentence: str, phase: VMPhase, owed: bool =
     )
 
 
-def start_target(plan_id: str, request_id: str, vm: str, host: str, command: TargetCommand) -> TargetPlan:
+def start_target(plan_id: str, vm: str, host: str, wanted: TargetRequest, generation: int) -> TargetPlan:
     """One VM to a size that the operator asks for."""
     instruction = SetTarget(
         host=host,
         step=0,
         vm=vm,
-        generation=command.generation,
-        target=command.target.onto(Vector()),
-        deadline_s=command.deadline_s,
-        mode=command.mode,
+        generation=generation,
+        target=wanted.target,
+        deadline_s=wanted.deadline_s,
+        mode=wanted.mode,
     )
-    return TargetPlan(id=plan_id, request_id=request_id, instruction=instruction, vm=vm, host=host)
+    return TargetPlan(id=plan_id, request_id=wanted.request_id, instruction=instruction, vm=vm, host=host)
 
 
 def advance_target(state: TargetPlan, event: Event) -> Step:

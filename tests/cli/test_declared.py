@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 from ebbtide.cli import main
 from ebbtide.cli.commands import wait
 from ebbtide.cli.commands.options import Asking
+from ebbtide.cli.commands.targets import Way, size_to_reach
 from ebbtide.cli.declared import change_to, specs_of
 from ebbtide.cli.main import app
 from ebbtide.cli.schemas import schema_of
 from ebbtide.client import ManagerUnreachable
 from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.vms import ClusterVM, OnPreemption, VMSpec
 from tests.manager.with_agent import Lab, lab_of
 
@@ -170,6 +171,11 @@ async def test_shrink_and_grow_go_one_way_only_and_grow_ends_at_nominal(lab: Lab
         assert lab.agent.host.vms["web"].intent.committed.cpu_cores == cores
     down = await ebb(lab, "vm", "grow", "web", "--cpu-cores", "0.5")
     assert "so 0.5 is for `ebb vm shrink web`" in str(down.exception)
+
+
+@pytest.mark.parametrize("way", Way)
+def test_a_target_names_nothing_that_its_user_has_not_named(way: Way) -> None:
+    assert size_to_reach(there(VMSpec.model_validate(WEB)), {"cpu_cores": 1.0}, way) == PartialVector(cpu_cores=1.0)
 
 
 async def test_wait_ends_when_it_is_so_and_says_when_it_is_not(lab: Lab) -> None:

@@ -12,7 +12,7 @@ from ebbtide.cli.commands.options import Asking, DeadlineS, VMName
 from ebbtide.cli.commands.vms import DryRun, Version, carry_out, print_forecast
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.errors import EbbError
-from ebbtide.messages.common import Vector, problem_of
+from ebbtide.messages.common import PartialVector, problem_of
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
@@ -110,8 +110,8 @@ def _named(
     return wanted
 
 
-def size_to_reach(vm: ClusterVM, wanted: dict[str, float] | None, way: Way) -> Vector:
-    """The size that is asked of a VM.
+def size_to_reach(vm: ClusterVM, wanted: dict[str, float] | None, way: Way) -> PartialVector:
+    """The size that is asked of a VM; what is not named keeps its size, whatever that is by then.
 
     :param wanted: by component; None: nominal, or what it has where that is more.
     :raises EbbError: it is no size, or not the way that is to be gone; names the component.
@@ -126,7 +126,7 @@ def size_to_reach(vm: ClusterVM, wanted: dict[str, float] | None, way: Way) -> V
                 f"target.{component}: {vm.name} has {now[component]:g}, so {value:g} is for `ebb vm {other} {vm.name}`"
             )
     try:
-        return Vector.model_validate(now | wanted)
+        return PartialVector.model_validate(wanted)
     except ValidationError as error:
         raise EbbError(f"target.{problem_of(error).detail}") from error
 

@@ -13,6 +13,7 @@ from cluster_manager.plans.lifecycle import start_stop
 from cluster_manager.plans.plans import SetVM, VMPhase, finish
 from cluster_manager.store.store import Store
 from ebbtide.messages.commands import CreateCommand
+from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMSpec
 from ebbtide.rest.credentials import command_token
@@ -243,3 +244,24 @@ async def test_what_a_plan_says_of_a_vm_that_is_another_ones_by_now_changes_no_d
 
 async def _is_gone(cluster: Cluster, name: str) -> bool:
     return (await cluster.call("GET", f"/v1/vms/{name}"))[0] == 404
+
+
+async def test_a_target_that_waits_for_its_host_leaves_alone_what_it_does_not_name(tmp_path: Path) -> None:
+    first, _ = pair()
+    async with cluster_of(tmp_path, first) as cluster:
+        assert cluster.manager is not None
+        await cluster.create(vm("low-1"))
+        low = first.vms["low-1"]
+        first.vms["low-1"] = low.model_copy(update={"current": Vector(cpu_cores=3.0, memory_mib=600.0)})
+        await cluster.ready()
+        locks = cluster.manager.hosts.locks
+        await locks.hold("another plan", first.id)
+        body = {"request_id": "t", "target": {"cpu_cores": 1.0}}
+        assert (await cluster.call("PUT", "/v1/vms/low-1/target", json=body))[0] == 202
+        # The plan before has it grow, and no report has told of that when the host is free.
+        first.vms["low-1"] = low
+        locks.release("another plan")
+        assert (await cluster.ended("t")).state is OperationState.DONE
+        assert (first.cores("low-1"), first.memory("low-1")) == (1.0, 1000.0)
+        sent = next(body for body in first.bodies if body["kind"] == "target")["target"]
+        assert None not in sent.values(), "agents of 0.1 know of nothing that is left out"

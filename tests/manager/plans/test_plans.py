@@ -46,9 +46,9 @@ from cluster_manager.plans.removals import start_reinflation, start_removal, sta
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import ProtocolViolation
-from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.requests import TargetRequest
 from ebbtide.messages.vms import OnPreemption, VMSpec, VMState
 from tests.manager.plan_events import chosen, ended, placement, read, report_of, spec_of, status_of
 
@@ -419,8 +419,8 @@ def test_a_deletion_that_did_not_happen_says_so(trouble: Event, phase: VMPhase, 
 
 
 def test_a_target_ends_as_its_operation_does() -> None:
-    target = TargetCommand(request_id="r", generation=2, target=SHRUNK, deadline_s=5.0, mode=Mode.ASK)
-    start = start_target("plan", "request", "low-1", "a", target)
+    target = TargetRequest(request_id="request", target=SHRUNK, deadline_s=5.0, mode=Mode.ASK)
+    start = start_target("plan", "low-1", "a", target, 2)
     assert isinstance(start.instruction, SetTarget)
     _, state, _ = run(start, ended("target", OperationState.PARTIAL))
     assert isinstance(state.instruction, Finish)
