@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 OLDEST_SERVER: Final = 140_000
 #: How long a connection may take to come about, seconds.
 CONNECT_S: Final = 5.0
+#: How long one of several hosts may take to answer, seconds: the least that psycopg takes.
+ONE_HOST_S: Final = 2
 #: A dead peer is noticed by TCP within these; a dead manager's connection is the server's to notice.
 KEEPALIVES: Final = {"keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3, "tcp_user_timeout": 5000}
 #: A writer that hangs in its transaction would hold up the next leader: the server ends it before that one gives up.
 IN_TRANSACTION_MS: Final = 3000
 #: No statement of the manager takes so long; reading a whole store may.
 STATEMENT_MS: Final = 30_000
+#: Which of several hosts of a URL is asked first: the one that answered last, after a failure the one behind it.
+_FIRST: Final[dict[str, int]] = {}
 
 
 async def connect(database: PostgreSQL, name: str, idle_s: float = 0.0) -> AsyncConnection[Any]:
@@ -42,11 +46,21 @@ async def connect(database: PostgreSQL, name: str, idle_s: float = 0.0) -> Async
         given = conninfo_to_dict(database.url)
         # Of several hosts the one that can be written to.
         options: dict[str, Any] = {"target_session_attrs": "read-write", "application_name": name, **KEEPALIVES}
-        options.update(given)
+        first = _FIRST.get(database.url, 0)
+        if several := _rotated(given, first):
+            # A host that is silent must not use up the time of the others.
+            options["connect_timeout"] = ONE_HOST_S
+        options.update(given, **several)
         if database.password is not None:
             options["password"] = database.password
-        async with asyncio.timeout(CONNECT_S):
-            connection = await psycopg.AsyncConnection.connect(**options, autocommit=True)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                connection = await psycopg.AsyncConnection.connect(**options, autocommit=True)
+        except BaseException:
+            # Also where whoever asks gives it up.
+            _FIRST[database.url] = first + 1
+            raise
+        _FIRST[database.url] = first + _place_of(connection.info.host, connection.info.port, several)
     except (psycopg.Error, OSError) as error:
         raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
     except TimeoutError as error:
@@ -62,6 +76,26 @@ async def connect(database: PostgreSQL, name: str, idle_s: float = 0.0) -> Async
             raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
         raise
     return connection
+
+
+def _rotated(given: dict[str, Any], first: int) -> dict[str, str]:
+    """The lists of hosts, addresses and ports of a URL, begun at another place; empty where there is one host."""
+    lists = {name: str(given.get(name, "")).split(",") for name in ("host", "hostaddr", "port")}
+    return {
+        name: ",".join(words[first % len(words) :] + words[: first % len(words)])
+        for name, words in lists.items()
+        if len(words) > 1
+    }
+
+
+def _place_of(host: str, port: int, several: dict[str, str]) -> int:
+    """Where in these lists a host stands; 0 where it is not found."""
+    hosts = several.get("host", several.get("hostaddr", "")).split(",")
+    ports = several.get("port", "").split(",")
+    if len(ports) != len(hosts):
+        ports = [""] * len(hosts)
+    every = enumerate(zip(hosts, ports, strict=True))
+    return next((place for place, (name, said) in every if name == host and said in ("", str(port))), 0)
 
 
 def _session_settings(idle_s: float) -> str:

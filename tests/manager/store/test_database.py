@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
@@ -12,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster_manager.defaults import LeadershipTimes
 from cluster_manager.errors import SettingsError, StoreError
+from cluster_manager.leadership.locks import AdvisoryLock
 from cluster_manager.store.database import PostgreSQL, database_of
 from cluster_manager.store.store import Store
 from tests.adapters import postgres
@@ -103,6 +107,28 @@ async def test_libpqs_passfile_is_honoured(
     store = Store(replace(guarded, password=None), time.time)
     assert await store.open() >= 1
     await store.close()
+
+
+@pytest.mark.service
+async def test_hosts_that_are_silent_do_not_keep_the_lead_from_the_one_that_answers(guarded: PostgreSQL) -> None:
+    limit_s = LeadershipTimes().limit_s
+    with contextlib.ExitStack() as stack:
+        # They take connections, and answer nothing.
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(2)]
+        for count in (1, 2):
+            dead = "".join(f"127.0.0.1:{port}," for port in silent[:count])
+            lock = AdvisoryLock(replace(guarded, url=guarded.url.replace("@", f"@{dead}")), limit_s, 5.0)
+            for _ in range(count - 1):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(limit_s):
+                        await lock.hold()
+            async with asyncio.timeout(limit_s):
+                await lock.hold()
+            await lock.release()
+            # The one that has answered is asked first from now on.
+            async with asyncio.timeout(1.5):
+                await lock.hold()
+            await lock.release()
 
 
 async def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
