@@ -293,8 +293,10 @@ def _options_text(
     # What was set for this host: its templates, its reserve.
     left = {name: value for name, value in old.items() if name not in options}
     dropped = sorted(_OF_CLUSTER & left.keys()) if given.force else []
-    if dropped:
-        print(f"not kept of the options before: {', '.join(dropped)}")
+    before = old.get("manager", [])
+    gone = [f"manager {url}" for url in ([before] if isinstance(before, str) else before) if url not in managers]
+    if said := dropped + (gone if given.force else []):
+        print(f"not kept of the options before: {', '.join(said)}")
     options |= {name: value for name, value in left.items() if name not in dropped}
     # A string of JSON is one of TOML, and so are numbers, truth values and arrays.
     lines = [f"{name} = {json.dumps(value)}" for name, value in options.items()]

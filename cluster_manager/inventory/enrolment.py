@@ -34,6 +34,7 @@ from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.rates import Buckets, Rate
+from ebbtide.rest.settings import is_loopback
 
 log = structlog.get_logger()
 
@@ -79,6 +80,8 @@ class Enrolments:
         self._told = Buckets()
         #: Where managers were reached that have led.
         self._leaders: frozenset[str] = frozenset()
+        #: Where hosts report: to this one, or to one of those.
+        self._managers: tuple[str, ...] = ()
         #: What each host's certificate was last, by its SHA-256, and whether the CA that is to follow has signed it.
         self._shown: dict[str, tuple[bytes, bool]] = {}
         #: What is read is written before anyone else reads it.
@@ -86,8 +89,11 @@ class Enrolments:
 
     async def recall(self) -> None:
         """What was invited and revoked before this term. Raises StoreError."""
-        urls = [urlsplit(url).hostname for url in await self._store.leaders()]
-        self._leaders = frozenset(plain_address(host) for host in urls if host)
+        urls = await self._store.leaders()
+        self._leaders = frozenset(plain_address(host) for url in urls if (host := urlsplit(url).hostname))
+        if self._url is not None:
+            others = sorted(url for url in urls - {self._url} if _kind_of(url) == _kind_of(self._url))
+            self._managers = (self._url, *others)
         self._known = read_enrolled(await self._store.knowledge(NAME))
 
     @property
@@ -170,7 +176,7 @@ class Enrolments:
             host=request.host,
             command_token=command_token(self._hosts_key, request.host),
             report_token=report_token(self._hosts_key, request.host),
-            managers=(self._url,) if self._url is not None else (),
+            managers=self._managers,
             certificate=certificate,
             ca=self.authority.pem if secure else None,
         )
@@ -287,6 +293,12 @@ class Enrolments:
     async def _save(self, known: Enrolled) -> None:
         await self._store.save_knowledge(NAME, known.model_dump_json())
         self._known = known
+
+
+def _kind_of(url: str) -> tuple[str, bool]:
+    """Whether by TLS, and whether from the same machine only: one of before the cluster grew helps no host."""
+    parts = urlsplit(url)
+    return parts.scheme, is_loopback(parts.hostname or "")
 
 
 def _is_same(remote: str | None, address: str) -> bool:

@@ -161,6 +161,14 @@ def asking(token: str, host: str, address: str = "192.0.2.11") -> EnrolmentReque
     return EnrolmentRequest(token=token, host=host, address=address, csr=request(host))
 
 
+async def test_a_host_is_told_every_manager_that_has_led_and_that_it_could_reach(parts: Parts) -> None:
+    for url in ("https://192.0.2.9:7100", "http://192.0.2.8:7100", "https://127.0.0.1:7100"):
+        await parts.term(url)
+    manager = await parts.term()
+    token = (await manager.invite(InvitationRequest())).token
+    assert (await manager.enrol(asking(token, "host-b"))).managers == (URL, "https://192.0.2.9:7100")
+
+
 async def test_a_host_gets_no_certificate_for_a_managers_address(parts: Parts) -> None:
     """Else it could answer people, who know the manager by its address, and would have their tokens."""
     await (await parts.term("https://192.0.2.9:7100"))._store.close()

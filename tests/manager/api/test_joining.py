@@ -98,6 +98,16 @@ async def test_a_host_that_joins_again_by_force_keeps_what_was_set_for_it(
     assert "not kept of the options before: url\n" in capsys.readouterr().out
 
 
+async def test_a_host_that_joins_by_force_is_told_which_managers_it_leaves(
+    inviting: Inviting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inviting.config.parent.mkdir()
+    inviting.config.write_text(f'id = "host-b"\nmanager = ["{inviting.url}", "https://192.0.2.7:7100"]\n')
+    await inviting.join("--force")
+    assert "https://192.0.2.7:7100" not in inviting.options["manager"]
+    assert "not kept of the options before: manager https://192.0.2.7:7100\n" in capsys.readouterr().out
+
+
 async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
     inviting: Inviting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
