@@ -41,6 +41,7 @@ from cluster_manager.leadership.locks import lock_of
 from cluster_manager.plans.lifecycle import sold_as
 from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.settings import Settings
+from cluster_manager.store.backup import remove_left
 from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.rows import StoredChange, StoredVM
 from cluster_manager.store.store import Store
@@ -191,6 +192,8 @@ class Manager:
             self._put_together()
         self._used = True
         self.epoch = await self.store.open(self.settings.url)
+        if not self.backing_up.locked():
+            await asyncio.to_thread(remove_left, self.settings.database)
         with _loading(self._freezes_memory):
             await self.hosts.load()
         # No cookies: what one host sets would go along to others of its domain.

@@ -23,7 +23,7 @@ from cluster_manager.errors import StoreError
 from cluster_manager.leadership.locks import Taken, lock_of
 from cluster_manager.privileges import acting_as
 from cluster_manager.store import schema
-from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, run
+from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, prefix_of, run
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled
 from cluster_manager.store.postgresql import sentence_of
@@ -153,7 +153,7 @@ def _owner(database: Path) -> tuple[int, int]:
 
 def _restore_file(database: Path, file: Path, source: BinaryIO, now: float, called_off: Event) -> Restored:
     try:
-        descriptor, name = tempfile.mkstemp(dir=database.parent, prefix=f".{database.name}.restored.")
+        descriptor, name = tempfile.mkstemp(dir=database.parent, prefix=prefix_of(database, "restored"))
         copy = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as target:

@@ -13,7 +13,7 @@ from aiohttp import ClientConnectionResetError, hdrs, web
 
 from cluster_manager.api.forms import MANAGER
 from cluster_manager.errors import RequestError, StoreError
-from cluster_manager.store.backup import back_up
+from cluster_manager.store.backup import back_up, prefix_of
 from cluster_manager.store.database import Database
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.access import PRINCIPAL
@@ -70,8 +70,10 @@ def _made(database: Database) -> tuple[Any, int]:
     """An open file without a name that holds a backup, and its size: nothing is left of it when it is closed."""
     try:
         # Beside a file, where there is room for one like it, and nobody else looks.
-        directory = database.resolve().parent if isinstance(database, Path) else None
-        descriptor, name = tempfile.mkstemp(dir=directory, prefix=".backup.")
+        directory, prefix = None, ".backup."
+        if isinstance(database, Path):
+            directory, prefix = database.resolve().parent, prefix_of(database.resolve(), "backup")
+        descriptor, name = tempfile.mkstemp(dir=directory, prefix=prefix)
         os.close(descriptor)
         try:
             back_up(database, Path(name))

@@ -10,9 +10,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from cluster_manager.errors import StoreError
 from cluster_manager.store import schema
 from cluster_manager.store.database import Database, PostgreSQL
+
+log = structlog.get_logger()
 
 #: How the files of both kinds begin.
 SQLITE: Final = b"SQLite format 3\x00"
@@ -35,6 +39,25 @@ def back_up(database: Database, target: Path) -> None:
         _copy(database, target)
     with target.open("rb") as written:
         os.fsync(written.fileno())
+
+
+def prefix_of(database: Path, what: str) -> str:
+    """How the name of a file begins that is being made beside a store: others may be in the same directory."""
+    return f".{database.name}.{what}."
+
+
+def remove_left(database: Database) -> None:
+    """Remove what a backup or a restore that was killed has left beside a store. Its lock is held, and none runs."""
+    if isinstance(database, PostgreSQL):
+        return
+    database = database.resolve()
+    begins = prefix_of(database, "backup"), prefix_of(database, "restored")
+    try:
+        for path in database.parent.iterdir():
+            if path.name.startswith(begins):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("what a backup has left cannot be removed", why=error.strerror, file=error.filename)
 
 
 def client(database: PostgreSQL, program: str, *arguments: str, stdout: Any = subprocess.PIPE) -> bytes:

@@ -303,7 +303,31 @@ async def test_a_backup_is_for_admins_and_one_is_made_at_a_time(tmp_path: Path, 
             with pytest.raises(ManagerRefused, match="another backup is under way"):
                 await backup_of(cluster, tmp_path / "b")
         assert await backup_of(cluster, tmp_path / "b") > 0
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".backup.")]
+    assert not [name for name in os.listdir(tmp_path) if ".backup." in name]
+
+
+async def test_what_a_killed_backup_or_restore_has_left_beside_a_store_is_gone_with_the_next_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "database_in", lambda directory: directory / "manager.sqlite")
+    async with cluster_of(tmp_path) as cluster:
+        assert cluster.manager is not None
+        await cluster.stop_manager()
+        names = (".manager.sqlite.backup.k1", ".manager.sqlite.backup.k1-journal", ".manager.sqlite.restored.k2")
+        # Of another store's manager, which may be at work on it.
+        other = tmp_path / ".other.sqlite.backup.k3"
+        for name in (*names, other.name):
+            (tmp_path / name).write_bytes(b"x")
+        await cluster.start_manager()
+        assert not [name for name in names if (tmp_path / name).exists()]
+        assert other.exists()
+        # One that is being sent while a term ends and the next begins.
+        assert cluster.manager is not None
+        await cluster.manager.end_term()
+        async with cluster.manager.backing_up:
+            (tmp_path / names[0]).write_bytes(b"x")
+            await cluster.manager.begin_term()
+            assert (tmp_path / names[0]).exists()
 
 
 @pytest.mark.service
