@@ -83,6 +83,10 @@ async def test_a_task_on_a_vm_that_stands_still_where_it_has_just_moved_is_not_g
         here, there = first.vms["low-1"], second.vms["low-1"]
         first.vms["low-1"] = here.model_copy(update={"state": VMState.STOPPED, "current": Vector()})
         second.vms["low-1"] = there.model_copy(update={"state": VMState.PAUSED})
+        # Long before its silence is too long.
+        await second.send_report()
+        await first.send_report()
+        await looked_since(cluster, engine)
         (attempt,) = engine.attempts.values()
         attempt.seen = replace(attempt.seen, silent_s=SILENCE_LIMIT_S + 60.0)
         await looked_since(cluster, engine)
