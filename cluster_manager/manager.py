@@ -131,7 +131,7 @@ class Manager:
         save, failed = self.hosts.save_seen, "when hosts were last seen was not saved"
         self._seen = Periodic("saves when hosts were last seen", save, SEEN_S, failed, SEEN_S, at_end=save)
         self.operations = Operations(self.store, self.hosts, settings.policy, clock, settings.gone_s)
-        self.host_removal = HostRemoval(self.operations, self.store, self.hosts, self._lost)
+        self.host_removal = HostRemoval(self.operations, self.store, self.hosts, self.enrolments, self._lost)
         self.lists = Lists(self.store, self.hosts, self._managed, self._shown_state, self.operations.view)
         self.feed = EventFeed(self.store)
         self.lifecycle = Lifecycle(self.operations, self.store, self.hosts, settings.policy, settings.gone_s)

@@ -11,6 +11,7 @@ import structlog
 from cluster_manager.errors import RequestError
 from cluster_manager.execution.operations import BUSY, Operations
 from cluster_manager.execution.running_plans import clears, is_stranded
+from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.live_migrations import LiveMigrationPlan
 from cluster_manager.plans.migration_cleanup import has_arrived
@@ -35,6 +36,7 @@ class HostRemoval:
     operations: Operations
     store: Store
     hosts: Hosts
+    enrolments: Enrolments
     #: Is told of core changes that no host reports: of the VMs that are gone with theirs.
     lost: Callable[[str, list[StoredChange]], None]
 
@@ -74,6 +76,8 @@ class HostRemoval:
             done, failed = OperationState.DONE, OperationState.FAILED
             ends = [finish(state, failed if state in stranded else done, sentence).state for state in plans]
             rests = [state.left_there() for state in stranded]
+            # First: a host that is still there without its invitation is as any other.
+            await self.enrolments.forget(host)
             # Before the record: none of them may write its own next step behind it.
             await self.operations.drop(host, plans)
             known = self.hosts.get(host)

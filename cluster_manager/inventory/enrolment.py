@@ -237,6 +237,14 @@ class Enrolments:
         sentence = f"{host} is revoked: nothing that it says counts any more, and it is told nothing"
         return Revocation(host=host, sentence=sentence)
 
+    async def forget(self, host: str) -> None:
+        """A host that does not come back is not on its way either: its invitation is over. Raises StoreError."""
+        async with self._turn:
+            self._shown.pop(host, None)
+            left = tuple(one for one in self._known.invitations if one.used_by != host)
+            if left != self._known.invitations:
+                await self._save(self._known.model_copy(update={"invitations": left}))
+
     def _is_on_its_way(self, one: Invited) -> bool:
         return one.used_by is not None and not self._is_known(one.used_by)
 

@@ -11,6 +11,7 @@ import shlex
 import socket
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -106,6 +107,37 @@ async def test_an_invitation_enrols_one_host_with_one_key_also_after_a_restart(t
             status, problem = await enrol(cluster, token, host)
             assert (status, problem["field"]) == (403, "token")
             assert "was used by host-b already" in problem["detail"]
+
+
+@pytest.mark.service
+@each_store
+async def test_a_host_that_was_forgotten_is_not_waited_for_by_a_ca_that_is_to_follow_and_its_id_is_free(
+    tmp_path: Path,
+) -> None:
+    for name in ("ca", "next"):
+        Pki(tmp_path / name)
+    present, following = (
+        CertificateAuthority.load(tmp_path / name / "ca.pem", tmp_path / name / "ca.key") for name in ("ca", "next")
+    )
+    agent = FakeAgent("host-b")
+    authority = replace(present, following=following)
+    async with cluster_of(tmp_path, agent, url="http://127.0.0.1:7100", authority=authority) as cluster:
+        token = await invite(cluster, host="host-b")
+        assert (await enrol(cluster, token))[0] == 200
+        assert (await cluster.get("/v1/ca/rollover"))["hosts"] == ["host-b"]
+        await agent.die()
+
+        async def forgotten() -> bool:
+            return (await cluster.call("DELETE", "/v1/hosts/host-b"))[0] == 200
+
+        await cluster.until(forgotten)
+        for _ in range(2):
+            assert (await cluster.get("/v1/ca/rollover"))["hosts"] == []
+            await cluster.stop_manager()
+            await cluster.start_manager()
+        status, problem = await enrol(cluster, token)
+        assert (status, problem["field"]) == (403, "token"), "another host may have the id by now"
+        assert (await enrol(cluster, await invite(cluster)))[0] == 200
 
 
 @pytest.mark.service
