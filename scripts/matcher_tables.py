@@ -7,9 +7,11 @@ the values by seed of what is compared, and the means of all else.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 from kept_results import ROOT, begin, placed, rewrite, sections
 from matcher_sections.claims import claims
+from matcher_sections.filling import filling
 from matcher_sections.orders import drawn, heartbeats, loads, nine, orders, rivals
 from matcher_sections.pools import acquirer, allocations, bounds, calm, costs, equal, mixed, others, persistent, wind
 from matcher_sections.predictions import calibration, estimated, foresight, known, runtimes
@@ -44,9 +46,16 @@ SECTIONS = {
 }
 
 
+def first() -> Iterator[str]:
+    """What is made of several results."""
+    yield from claims()
+    yield ""
+    yield from filling()
+
+
 def written(page: str) -> str:
     """The page with the tables in their place."""
-    return placed(page, BEGIN, sections(claims, SECTIONS))
+    return placed(page, BEGIN, sections(first, SECTIONS))
 
 
 if __name__ == "__main__":

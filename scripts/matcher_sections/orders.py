@@ -78,6 +78,7 @@ def heartbeats() -> Iterator[str]:
 
 
 RIVALS = {
+    "capacity-filling": "CapacityScheduler, filling of the node that reports (YARN's default)",
     "checkpoint-1-min": "CapacityScheduler, checkpoints of 1 min every 10 (Fig. 20)",
     "checkpoint-2-min": "CapacityScheduler, checkpoints of 2 min every 10 (Fig. 20)",
     "replicas-3": "CapacityScheduler, three replicas (Fig. 21)",
@@ -112,31 +113,6 @@ def loads() -> Iterator[str]:
 def nine() -> Iterator[str]:
     yield from ("## Nine pools (Fig. 9)", "")
     yield from gains("matching", ("packing", "least_lifetime_s"), "pool, VMs of at least")
-    sweep = Sweep("matching")
-    yield from (
-        "",
-        "Filling of the node that reports is what YARN does by default; the Oracle fills, too. Mean, p90, per cent:",
-        "filling against a random node, then `live` and the Oracle against filling.",
-        "",
-    )
-    yield from head("pool, VMs of at least", "filling", "`live` against it", "Oracle against it")
-    for packing in sweep.values("packing"):
-        for life in sweep.values("least_lifetime_s"):
-            at = {"packing": packing, "least_lifetime_s": life}
-            pairs = (
-                ("capacity-random", "capacity-filling"),
-                ("capacity-filling", "live"),
-                ("capacity-filling", "oracle-no-kill"),
-            )
-            yield row(
-                f"{packing}, {life / 60:.0f} min",
-                *(
-                    ", ".join(
-                        change(sweep.against({"policy": base, **at}, one, policy=who, **at)) for one in (MEAN, P90)
-                    )
-                    for base, who in pairs
-                ),
-            )
 
 
 def drawn() -> Iterator[str]:

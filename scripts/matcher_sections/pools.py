@@ -57,13 +57,15 @@ def persistent() -> Iterator[str]:
         if least is not None:
             word = "met" if all(least <= value <= most for value in found) else "missed by one or both"
         yield row(text, paper, *(f"{value:.2f}" if value < 2 else f"{value:.0f}" for value in found), word)
-    yield from ("", "Completion times there, mean and p90 against the same order without prediction, per cent:", "")
+    yield from ("", "Completion times there, mean and p90 against a random node in the same order, per cent:", "")
     yield from head("scheme", *titles)
     shown = (
+        ("yarn-filling", "yarn", "YARN's order: filling, YARN's default"),
         ("yarn-algorithm-3", "yarn", "YARN's order: Algorithm 3, threshold .7"),
         ("yarn-live", "yarn", "YARN's order: `live`"),
         ("yarn-oracle", "yarn", "YARN's order: the paper's Oracle"),
         ("random", "yarn", "a manager's order alone, against YARN's"),
+        ("filling", "random", "a manager's order: filling"),
         ("live", "random", "a manager's order: `live`"),
         ("oracle", "random", "a manager's order: Oracle, no shrink that kills"),
     )
@@ -93,7 +95,8 @@ def mixed() -> Iterator[str]:
     titles = [_which(life) for life in lives]
     columns = [f"{title}, {kind}" for title in titles for kind in ("interruptible", "uninterruptible", "waste, %")]
     yield from head("scheme", *columns)
-    for policy, text in (("paper-heartbeat", "Algorithm 3, threshold .7"), ("live", "`live`")):
+    shown = (("capacity-filling", "filling"), ("paper-heartbeat", "Algorithm 3, threshold .7"), ("live", "`live`"))
+    for policy, text in shown:
         cells = []
         for life in lives:
             base = {"policy": "capacity-random", "least_lifetime_s": life}
@@ -118,6 +121,7 @@ def acquirer() -> Iterator[str]:
     yield from replaced(
         sweep,
         ("none", "nothing is replaced"),
+        ("filling", "filling of the node that reports instead of a random one"),
         ("recent", "acquirer alone: the most recently changed (Algorithm 2)"),
         ("stability", "acquirer alone: the least stable"),
         ("matcher", "matcher alone (`live`)"),
@@ -159,6 +163,8 @@ COSTS = {
     "spot": "Spot, CapacityScheduler",
     "spot-4": "Spot, up to four on a server, CapacityScheduler",
     "harvest": "harvest, CapacityScheduler",
+    "harvest-filling": "harvest, filling",
+    "harvest-filling-recent": "harvest, filling and acquirer (Algorithm 2)",
     "harvest-live": "harvest, `live` and acquirer (Algorithm 2)",
     "harvest-live-stability": "harvest, `live` and acquirer (by stability)",
     "lossless": "harvest, CapacityScheduler, but a kill costs no work, and its task goes ahead of all",
@@ -166,7 +172,10 @@ COSTS = {
 }
 
 #: Of pools so small that a tenth of their machines is none: Algorithm 2 only says which is given back.
-SMALL = COSTS | {"harvest-live": "harvest, `live`; when there are too many the most recently changed goes"}
+SMALL = COSTS | {
+    "harvest-filling-recent": "harvest, filling; when there are too many the most recently changed goes",
+    "harvest-live": "harvest, `live`; when there are too many the most recently changed goes",
+}
 
 
 def _none_replaced(sweep: Sweep) -> str:
@@ -207,10 +216,10 @@ def costs() -> Iterator[str]:
         _none_replaced(sweep),
         "",
     )
-    cells = ("cost, against Spot", "against regular", "against harvest alone", "nJCT against Spot", "waste, %")
-    yield from head("tasks up to", "pool", *cells, "utilisation, %", "cores paid")
+    against = {"spot": "Spot", "regular": "regular", "harvest": "harvest alone", "harvest-filling": "it, filling"}
+    yield from head("tasks up to", "pool", *_titles(against))
     for longest in sweep.values("most_task_s"):
-        yield from _paid(sweep, f"{longest / 60:.0f} min", SMALL, ("spot", "regular", "harvest"), most_task_s=longest)
+        yield from _paid(sweep, f"{longest / 60:.0f} min", SMALL, tuple(against), most_task_s=longest)
 
 
 def others() -> Iterator[str]:
@@ -224,11 +233,18 @@ def others() -> Iterator[str]:
         _none_replaced(sweep),
         "",
     )
-    cells = ("cost, against Spot", "against harvest alone", "nJCT against Spot", "waste, %")
-    yield from head("others want", "pool", *cells, "utilisation, %", "cores paid")
+    against = {"spot": "Spot", "harvest": "harvest alone", "harvest-filling": "it, filling"}
+    yield from head("others want", "pool", *_titles(against))
     shown = {name: text for name, text in SMALL.items() if name in sweep.values("policy")}
     for share in sweep.values("others_share"):
-        yield from _paid(sweep, f"{100 * share:.0f} %", shown, ("spot", "harvest"), others_share=share)
+        yield from _paid(sweep, f"{100 * share:.0f} %", shown, tuple(against), others_share=share)
+
+
+def _titles(against: dict[str, str]) -> Iterator[str]:
+    """Of the columns of `_paid`."""
+    for number, text in enumerate(against.values()):
+        yield f"against {text}" if number else f"cost, against {text}"
+    yield from (f"nJCT against {next(iter(against.values()))}", "waste, %", "utilisation, %", "cores paid")
 
 
 def _paid(sweep: Sweep, at: str, pools: dict[str, str], against: tuple[str, ...], **case: float) -> Iterator[str]:
@@ -297,8 +313,13 @@ def allocations() -> Iterator[str]:
         "(last column: random node)."
     )
     yield ""
-    schemes = ("capacity-random", "landmark", "live")
-    titles = [f"{name}{text}" for name in ("random node", "landmarks", "`live`") for text in ("", ", and the acquirer")]
+    schemes = {
+        "capacity-random": "random node",
+        "capacity-filling": "filling",
+        "landmark": "landmarks",
+        "live": "`live`",
+    }
+    titles = [f"{name}{text}" for name in schemes.values() for text in ("", ", and the acquirer")]
     yield from head("allocation", *titles, "cores paid without, with the acquirer")
     for allocation in sweep.values("allocation"):
         base = {"allocation": allocation, "policy": "capacity-random", "replaced_share": 0.0}
