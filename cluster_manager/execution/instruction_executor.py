@@ -256,7 +256,8 @@ class InstructionExecutor:
             return HostFailed(elapsed_s(), str(error), not isinstance(error, AgentRefused))
         await self._hosts.take(report)
         recorded = await self._store.recorded(host)
-        found = HostRead(elapsed_s(), report, recorded, at=time.time(), queue=self._queue(state, host))
+        proven = self._agents.proven(report)
+        found = HostRead(elapsed_s(), proven, recorded, at=time.time(), queue=self._queue(state, host))
         if not isinstance(state, PlacementPlan) or not (state.purpose == "preempt" or not_yet(report)):
             return found
         sold, rooms = await self._store.sold(host), self._rooms(state, host)
@@ -303,7 +304,7 @@ class InstructionExecutor:
 
         def takes(other: str) -> bool:
             known = self._hosts.get(other)
-            return other != host and known is not None and not cannot_take(known.report)
+            return other != host and known is not None and not cannot_take(self._agents.proven(known.report))
 
         return self._hosts.availability.rooms(takes)
 

@@ -126,6 +126,10 @@ class Agents:
         # An answer registers no address: a report does.
         return report.model_copy(update={"url": self._url_of(host) or report.url})
 
+    def proven(self, report: HostReport) -> HostReport:
+        """A report with the address where its host's agent was proved to listen, if it was: VMs are sent there."""
+        return report.model_copy(update={"url": self._proven.get(report.id, report.url)})
+
     async def command(self, host: str, method: str, path: str, command: Command) -> Operation:
         """Send a command with a body.
 

@@ -22,12 +22,14 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import MOST, Vector
 from ebbtide.messages.hosts import HostReport, ReportReply
+from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMStatus
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.rates import Rate
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
+from tests.manager.lifecycle import ask
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -117,6 +119,22 @@ async def test_an_address_counts_when_it_has_proved_to_be_that_hosts(pair: Pair)
             assert where.mode is HostMode.PAUSED
     finally:
         await moved.close()
+
+
+async def test_a_vm_is_sent_to_no_address_that_its_next_host_only_reports(pair: Pair) -> None:
+    pair.honest.peers = {"host-a": pair.rogue}
+    elsewhere = MigrationAddress(
+        uri="qemu+tls://127.0.0.9/system", listen="127.0.0.9", disk_dir="/disks", image_dir="/images"
+    )
+    # Where it is called, it has proved to be.
+    await pair.cluster.get("/v1/hosts/host-a/templates")
+    pair.rogue.says = {"url": "http://127.0.0.9:7101", "migration": elsewhere}
+    await pair.cluster.ready()
+    stays = await ask(pair.cluster, "low-b", "migrate", host="host-a", live=True, copy_storage=True)
+    assert stays.sentence == (
+        "low-b stays on host-b: host-a is at 127.0.0.1, and wants VMs to be sent to 127.0.0.9 and 127.0.0.9"
+    )
+    assert pair.rogue.done == []
 
 
 async def test_a_core_change_of_another_hosts_vm_is_dropped(pair: Pair) -> None:

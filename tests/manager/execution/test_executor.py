@@ -22,6 +22,8 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.commands import Command
 from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.requests import MigrateRequest
 from tests.manager.outcomes import outcome_of
@@ -59,6 +61,21 @@ async def test_a_vm_that_runs_goes_where_all_of_it_fits_not_only_what_it_could_s
     assert isinstance(state.instruction, ChooseHosts)
     chosen, seen = executor.choices(state, state.instruction)
     assert (chosen.hosts, len(seen)) == (("e",), 1)
+
+
+async def test_a_host_that_reports_an_address_it_has_not_proved_has_no_room_for_vms_that_move(
+    hosts: Hosts, store: Store
+) -> None:
+    here = MigrationAddress(uri="qemu+tls://127.0.0.1/system", listen="127.0.0.1", disk_dir="/d", image_dir="/i")
+    there = here.model_copy(update={"uri": "qemu+tls://127.0.0.9/system", "listen": "127.0.0.9"})
+    await hosts.take(report_of("b").model_copy(update={"migration": here}))
+    await hosts.take(report_of("c").model_copy(update={"migration": there, "url": "http://127.0.0.9:1"}))
+    agents: Any = _Agents()
+    executor = InstructionExecutor(agents, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
+    executor.move_first = "shared"
+    rooms = executor._rooms(placement(spec_of("high-1")).having(purpose="preempt"), "a")
+    assert rooms is not None
+    assert list(rooms.hosts) == ["b"]
 
 
 async def test_of_a_vm_that_is_not_on_record_only_counts_that_a_call_failed(executor: InstructionExecutor) -> None:
@@ -102,6 +119,9 @@ class _Agents:
     def __init__(self) -> None:
         self.sent: list[str] = []
         self.holds, self.forgets = asyncio.Event(), asyncio.Event()
+
+    def proven(self, report: HostReport) -> HostReport:
+        return report.model_copy(update={"url": "http://127.0.0.1:1"})
 
     async def command(self, host: str, method: str, path: str, body: Command) -> Operation:
         self.sent.append(path)
