@@ -9,8 +9,8 @@ from typing import Final
 import structlog
 
 from cluster_manager.errors import RequestError
-from cluster_manager.execution.operations import BUSY, Operations
-from cluster_manager.execution.running_plans import clears, is_stranded
+from cluster_manager.execution.operations import Operations
+from cluster_manager.execution.running_plans import BUSY, clears, is_stranded
 from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.live_migrations import LiveMigrationPlan

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 
 from cluster_manager.defaults import RebalancingRules
 from cluster_manager.errors import InvalidBody, RequestError
-from cluster_manager.execution.operations import BUSY, Operations
-from cluster_manager.execution.running_plans import plan_id
+from cluster_manager.execution.operations import Operations
+from cluster_manager.execution.running_plans import check_free, plan_id
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.inventory.versions import ANY_VERSION, Precondition
 from cluster_manager.plans.lifecycle import (
@@ -311,17 +311,10 @@ class Lifecycle:
         """The row of a VM that no plan is at work on and that has the version which is asked for."""
         row = await self._operations.existing(name)
         precondition(row)
-        if row.phase in BUSY:
-            raise RequestError(
-                409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name", code=ProblemCode.BUSY
-            )
+        check_free(row, self._operations.changing(name))
         if row.owes_removal:
             raise RequestError(
                 409, f"{name} is removed as soon as {row.host} answers: {row.sentence}", "name", code=ProblemCode.BUSY
-            )
-        if (other := self._operations.changing(name)) is not None:
-            raise RequestError(
-                409, f"{name} is being changed: wait for operation {other}", "name", code=ProblemCode.BUSY
             )
         return row
 

@@ -22,6 +22,7 @@ from cluster_manager.execution.plan_totals import PlanTotals
 from cluster_manager.execution.running_plans import (
     acts,
     arrival_of,
+    check_free,
     check_readable,
     defect,
     is_at,
@@ -82,8 +83,6 @@ from ebbtide.messages.vms import VMSpec
 
 log = structlog.get_logger()
 
-#: Phases in which a plan is at work on a VM that nothing else may begin beside.
-BUSY: Final = (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
 #: Seconds between two tries of the manager's own plans (owed removals and reinflations) on one host.
 RETRY_S = 30.0
 #: Plans that one explanation tells of.
@@ -240,10 +239,8 @@ class Operations:
         """The row of a VM that may be deleted; one that is being adopted has a host. Raises as `delete`."""
         row = await self.existing(name)
         precondition(row)
-        if row.phase in BUSY and not (row.phase is VMPhase.PLACING and row.host is None):
-            raise RequestError(
-                409, f"{name} is {row.phase}: wait for operation {row.request_id}", "name", code=ProblemCode.BUSY
-            )
+        if row.phase is not VMPhase.PLACING or row.host is not None:
+            check_free(row, self.changing(name))
         return row
 
     def target_command(self, row: StoredVM, wanted: TargetRequest) -> TargetCommand:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeGuard
+from typing import Final, Literal, TypeGuard
 
 from cluster_manager.errors import RequestError
 from cluster_manager.execution.plan_spans import place_of
@@ -38,12 +38,26 @@ from cluster_manager.plans.reclaim_steps import LifecyclePlan
 from cluster_manager.plans.removals import RemovalPlan
 from cluster_manager.plans.returns import ReturnPlan
 from cluster_manager.plans.victims import notices_of
-from cluster_manager.store.rows import StoredPlan
+from cluster_manager.store.rows import StoredPlan, StoredVM
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import MOST_VMS, Vector
 from ebbtide.messages.operations import Operation, OperationState, Reason
 from ebbtide.messages.problem_codes import ProblemCode, ReasonCode
+
+#: Phases in which a plan is at work on a VM that nothing else may begin beside.
+BUSY: Final = (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
+
+
+def check_free(row: StoredVM, changing: str | None) -> None:
+    """:raises RequestError: 409, a plan is at work on a VM.
+
+    :param changing: the request whose plan changes it without a phase of its own (`Operations.changing`).
+    """
+    by = row.request_id if row.phase in BUSY else changing
+    if by is not None:
+        doing = row.phase if row.phase in BUSY else "being changed"
+        raise RequestError(409, f"{row.name} is {doing}: wait for operation {by}", "name", code=ProblemCode.BUSY)
 
 
 def check_readable(plan: StoredPlan | None) -> None:

@@ -255,9 +255,11 @@ class HarvestMachines:
 
 
 def _if_ours(row: StoredVM) -> None:
-    """:raises RequestError: the name is another VM's by now."""
+    """:raises RequestError: it is another's by now: the name, or the VM since it was resized to another priority."""
     if not row.acquired:
         raise RequestError(412, f"{row.name} was not opened by this manager's acquirer", "name")
+    if row.spec.priority is not Priority.HARVEST:
+        raise RequestError(412, f"{row.name} is its owner's: it is {row.spec.priority}", "name")
 
 
 def _is_deletion(request_id: str) -> bool:

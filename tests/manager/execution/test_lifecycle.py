@@ -439,6 +439,9 @@ async def test_nothing_begins_beside_a_resize_or_a_release(cluster: Cluster, ver
         body = {"priority": "fixed"} if other == "resize" else {}
         status, problem = await send(cluster, name, other, request_id=f"second-{other}", **body)
         assert (status, problem["detail"]) == (409, f"{name} is being changed: wait for operation {verb}-{name}")
+    for more in ("request_id=second-delete", "request_id=dry&dry_run=true"):
+        status, problem = await cluster.call("DELETE", f"/v1/vms/{name}?{more}")
+        assert (status, problem["detail"]) == (409, f"{name} is being changed: wait for operation {verb}-{name}")
     agent.trouble.never_ends = False
     agent.end_pending()
     assert (await cluster.ended(f"{verb}-{name}")).state is OperationState.DONE

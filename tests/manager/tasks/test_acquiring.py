@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from cluster_manager.errors import RequestError
+from cluster_manager.tasks.harvest_machines import HarvestMachines
 from ebbtide.matcher.acquire.settings import AcquirerSettings
+from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -386,3 +389,31 @@ async def test_a_machine_that_was_leaving_leaves_after_a_kill_too_and_the_next_o
         await cluster.ready()
         found = await holds(cluster, "harvest-1")
         assert "was there when this manager began to look" in found["machines"][0]["sentence"]
+
+
+@each_store
+async def test_a_machine_that_an_operator_is_claiming_is_not_deleted(tmp_path: Path) -> None:
+    agent, _ = hosts()
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert cluster.manager is not None
+        manager = cluster.manager
+        machines = HarvestMachines(acquirer(), manager.operations, manager.store, manager.epoch)
+        await machines.request(1)
+
+        async def is_there() -> bool:
+            return bool((await cluster.get("/v1/vms/harvest-1"))["state"] == "running")
+
+        await cluster.until(is_there)
+        agent.trouble.pend = ("resize",)
+        agent.polled.clear()
+        claim = {"request_id": "claim", "priority": "deflatable", "on_preemption": "stop"}
+        assert (await cluster.call("PATCH", "/v1/vms/harvest-1", json=claim))[0] == 202
+        await agent.polled.wait()
+        with pytest.raises(RequestError, match="harvest-1 is being changed: wait for operation claim"):
+            await machines.deallocate("harvest-1")
+        agent.end_pending()
+        assert (await cluster.ended("claim")).state is OperationState.DONE
+        await machines.deallocate("harvest-1")
+        assert (await cluster.get("/v1/vms/harvest-1"))["priority"] == "deflatable"
+        assert await is_there()
+        assert ("delete", "harvest-1") not in agent.done

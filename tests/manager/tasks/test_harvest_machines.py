@@ -267,6 +267,17 @@ async def test_a_name_that_was_given_to_somebody_elses_vm_in_the_last_moment_is_
     assert world.deleted == []
 
 
+async def test_a_machine_that_was_resized_to_another_priority_in_the_last_moment_is_not_deleted() -> None:
+    world = World()
+    machines = provider(world)
+    await machines.request(1)
+    world.placed("harvest-1")
+    world.meanwhile = lambda: world.put("harvest-1", VMPhase.RUNNING, priority=Priority.DEFLATABLE)
+    with pytest.raises(RequestError, match="harvest-1 is its owner's: it is deflatable"):
+        await machines.deallocate("harvest-1")
+    assert world.deleted == []
+
+
 async def test_no_machine_is_called_as_one_that_somebody_else_uses() -> None:
     world = World()
     given: Any = world
