@@ -185,7 +185,10 @@ class InstructionExecutor:
                     if self._hosts.is_ready(host):
                         return HostBack(elapsed_s())
                     if until_s is not None and elapsed_s() >= until_s:
-                        return HostFailed(elapsed_s(), f"{host} does not report", uncertain=True)
+                        # After a start all hosts are silent.
+                        await self._hosts.settle()
+                        if not self._hosts.is_ready(host):
+                            return HostFailed(elapsed_s(), f"{host} does not report", uncertain=True)
             case AwaitGuests(host=host, vms=vms, until_s=until_s):
                 before = known = self._hosts.get(host)
                 while before is not None and known is not None and elapsed_s() < until_s:

@@ -13,7 +13,15 @@ import pytest
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.live_migrations import start_live_migration
-from cluster_manager.plans.plans import ChooseHosts, Preempt, PreemptTogether, Reclaim
+from cluster_manager.plans.plans import (
+    AwaitHost,
+    ChooseHosts,
+    HostBack,
+    HostFailed,
+    Preempt,
+    PreemptTogether,
+    Reclaim,
+)
 from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.database import Database
@@ -76,6 +84,26 @@ async def test_a_host_that_reports_an_address_it_has_not_proved_has_no_room_for_
     rooms = executor._rooms(placement(spec_of("high-1")).having(purpose="preempt"), "a")
     assert rooms is not None
     assert list(rooms.hosts) == ["b"]
+
+
+async def test_after_a_start_a_host_that_is_waited_for_has_the_time_to_report_before_it_is_given_up(
+    hosts: Hosts, store: Store
+) -> None:
+    await hosts.take(report_of("b"))
+    now_s = 100.0
+    again = Hosts(store, 10.0, lambda: 5.0, lambda: now_s)
+    await again.load()
+    unused: Any = None
+    executor = InstructionExecutor(unused, again, store, AgentLimits(retry_s=0.0), np.random.default_rng(0), 2)
+    state = placement(spec_of("high-1")).having(instruction=AwaitHost(host="b", until_s=60.0))
+    waits = asyncio.create_task(executor.perform(state, True, lambda: 70.0))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waits.done()
+    await again.take(report_of("b"))
+    assert isinstance(await waits, HostBack)
+    now_s = 111.0
+    assert isinstance(await executor.perform(state, True, lambda: 70.0), HostFailed)
 
 
 async def test_of_a_vm_that_is_not_on_record_only_counts_that_a_call_failed(executor: InstructionExecutor) -> None:
