@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -352,13 +352,13 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         host: str,
         changes: Sequence[CoreChange],
         after: int = LARGEST,
-        reported: Callable[[str], Collection[str]] = lambda host: (),
+        reported: Callable[[str], Mapping[str, bool]] = lambda host: {},
     ) -> tuple[int, list[StoredChange]]:
         """Core changes of a host, each sequence once, with what the store knows of their machines.
 
         Those of machines that are another host's are dropped (`_of_host`).
 
-        :param reported: the VMs of which a host tells.
+        :param reported: the VMs of which a host tells, and whether it has said lately that each is on there.
         :returns: the highest sequence of that host: what need not be sent again; and all of that host with a higher
             sequence than ``after``, in its order.
         """
@@ -370,7 +370,8 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 named = select(func.max(vms.c.id)).where(vms.c.name.in_({change.machine for change in changes}))
                 query = select(vms).where(vms.c.id.in_(named.group_by(vms.c.name)))
                 newest = {row.name: row for row in (await connection.execute(query)).all()}
-                at_home = {name for name, row in newest.items() if row.host is not None and name in reported(row.host)}
+                homes = {name: reported(row.host) for name, row in newest.items() if row.host is not None}
+                at_home = {name: told[name] for name, told in homes.items() if name in told}
                 own = await _of_host(
                     connection, host, {change.machine for change in changes}, newest, at_home, self._clock()
                 )
@@ -518,18 +519,21 @@ async def _of_host(
     host: str,
     machines: set[str],
     newest: Mapping[str, Any],
-    at_home: Collection[str],
+    at_home: Mapping[str, bool],
     now: float,
 ) -> set[str]:
     """The machines of which a host may tell: its own by the record, those that a plan is at work on there, and those
     of which it told last, so that the end of one that has moved away still comes in.
 
     :param newest: by name the newest row of a VM.
-    :param at_home: those of which their own host tells: no other one has a say, whatever the dates of its changes.
+    :param at_home: those of which their own host tells: no other one has a say, whatever the dates of its changes; nor
+        has one to which a plan may move them, as long as they are on there.
     """
     plans, table = schema.plans, schema.core_changes
     under_way = select(plans.c.vm).where(
-        plans.c.finished == schema.constant(0), plans.c.host == host, plans.c.vm.in_(machines)
+        plans.c.finished == schema.constant(0),
+        plans.c.host == host,
+        plans.c.vm.in_({name for name in machines if not at_home.get(name)}),
     )
     own = {name for name, row in newest.items() if row.host == host}
     own |= set((await connection.execute(under_way)).scalars())

@@ -39,6 +39,8 @@ log = structlog.get_logger()
 BATCH: Final = 1000
 #: Predictions of a decile from which on its error says something.
 ENOUGH: Final = 200
+#: States of a VM that may be on another host.
+_AWAY: Final = (VMState.STOPPED, VMState.MIGRATING)
 _VERSION: Final = 1
 #: By how much managers' clocks may differ, seconds: what was learned up to a later moment was written by a wrong one.
 _CLOCKS_S: Final = 60.0
@@ -170,10 +172,10 @@ class CoreChanges:
             self._acknowledged[host] = max(self.acknowledged(host), stored[-1].sequence)
             self._learn(host, stored)
 
-    def _reported(self, host: str) -> frozenset[str]:
-        """The VMs of which a host tells."""
-        known = self._hosts.get(host)
-        return frozenset(vm.name for vm in known.report.vms) if known is not None else frozenset()
+    def _reported(self, host: str) -> dict[str, bool]:
+        """The VMs of which a host tells, and whether it has said lately that each is on there, and is not moving."""
+        known, silent = self._hosts.get(host), self._hosts.is_silent(host)
+        return {vm.name: not silent and vm.state not in _AWAY for vm in known.report.vms} if known is not None else {}
 
     async def ranking(
         self, duration_s: float, name: str | None = None, *, most: int | None = None, after: Rank | None = None

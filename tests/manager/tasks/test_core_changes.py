@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.store.database import Database
+from cluster_manager.store.store import Store
+from cluster_manager.tasks.core_changes import CoreChanges
 from ebbtide.deflation.modes import HostMode
+from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMState
 from ebbtide.rest.credentials import report_token
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
+from tests.manager.plan_events import record, report_of
+from tests.manager.plans.test_live_migration_plans import HERE, SPEC, begun, read
 
 #: Once on each kind of store.
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -179,3 +187,33 @@ async def test_machines_that_are_gone_with_their_host_teach_no_more(tmp_path: Pa
             }
             await cluster.kill_manager()
             await cluster.start_manager()
+
+
+async def test_where_a_vm_is_to_move_nothing_is_said_of_it_as_long_as_its_host_says_that_it_runs(
+    database: Database,
+) -> None:
+    store, now_s = Store(database, time.time), 100.0
+    await store.open()
+    hosts = Hosts(store, 10.0, time.time, lambda: now_s)
+    changes = CoreChanges(store, hosts, time.time)
+    await record(store, SPEC.name, "home")
+    await store.add_plan(begun(), "")
+    await store.save_step(begun().next_step(read("home", HERE)).state, ())
+
+    async def taken(sequence: int) -> bool:
+        told = CoreChange(
+            sequence=sequence, machine=SPEC.name, host="away", at=time.time(), cores_before=3.0, cores_after=0.0,
+            cause="told",
+        )  # fmt: skip
+        await changes.take(report_of("away").model_copy(update={"core_changes": (told,)}))
+        return sequence in {change.sequence for change in await store.core_changes(SPEC.name, 10)}
+
+    for sequence, state in enumerate((VMState.RUNNING, VMState.PAUSED, VMState.MIGRATING, VMState.STOPPED), 1):
+        await hosts.take(report_of("home", HERE.model_copy(update={"state": state})))
+        assert await taken(sequence) == (state in (VMState.MIGRATING, VMState.STOPPED))
+    await hosts.take(report_of("home", HERE))
+    assert not await taken(5)
+    # It may have moved since its host was last heard.
+    now_s += 60.0
+    assert await taken(6)
+    await store.close()
