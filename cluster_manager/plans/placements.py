@@ -52,7 +52,7 @@ from cluster_manager.plans.preemption import (
     PreemptionReason,
     costs,
     evidence,
-    kept_for_notice,
+    least_s,
     why_preempted,
 )
 from cluster_manager.plans.reclaim_steps import (
@@ -78,7 +78,7 @@ from cluster_manager.plans.report_queries import (
     size_to_join,
 )
 from cluster_manager.plans.victims import Victim, going, outcome
-from cluster_manager.plans.waits import WaitingPlan, move_away, moved_away, wait_for_guests
+from cluster_manager.plans.waits import WaitingPlan, move_away, moved_away, time_left, time_to_reclaim, wait_for_guests
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement import placement_step
@@ -108,8 +108,6 @@ class PlacementPlan(WaitingPlan):
     policy: PlacementPolicy = PlacementPolicy.BEST_FIT
     #: Hosts that were acted on for the present purpose.
     tried: int = 0
-    #: Since when the deadline runs, as ``elapsed_s``.
-    clock_from_s: float = 0.0
     #: On the present host, when preempting: why, and the size that each VM should have reached.
     reason: PreemptionReason | None = None
     targets: dict[str, Vector] = Field(default_factory=dict)
@@ -249,7 +247,7 @@ def _next_host(state: PlacementPlan, elapsed_s: float) -> Step:
         return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.CALLED_OFF).also(
             end, Note("called-off", state.vm, None, sentence)
         )
-    late = bool(state.failures) and state.purpose != "preempt" and _time_left(state, elapsed_s) <= 0
+    late = bool(state.failures) and state.purpose != "preempt" and time_left(state, elapsed_s) <= 0
     if state.hosts_left and state.tried < MOST_HOSTS and not late:
         host, *rest = state.hosts_left
         return instruct(state, ReadHost(host=host), **_arrival(host), hosts_left=tuple(rest))
@@ -313,6 +311,9 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         return _on_reading_deflated(state, report, event.elapsed_s)
     missing, deflatable = missing_on(report, demand_of(spec, report)), deflatable_beside(report, state.left_out)
     need, preempting = reclaim_need(missing, deflatable), state.purpose == "preempt"
+    if preempting and not (state.tried or state.changed or state.sent_away or state.looked_again):
+        # The time is for deflating, and for those that have to go: it does not pass while others have the hosts.
+        state = state.having(clock_from_s=event.elapsed_s)
     figures = (tuple(missing), tuple(deflatable), tuple(need))
     verdict = placement_step.decide(*figures, preempting, bool(state.victims), may_reclaim(state))
     if verdict == placement_step.START:
@@ -323,29 +324,33 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         targets, reason, layer = reason_to_preempt(report, missing, state.left_out)
         state = state.having(reason=reason, targets=targets, failed_layer=state.failed_layer or layer)
     if verdict == placement_step.RECLAIM:
-        if (left := _time_to_reclaim(state, event)) > 0:
+        left = time_to_reclaim(state, event)
+        if left > 0 and not (preempting and left < least_s(state.deadline_s)):
             queue = () if state.alone else event.queue
             demand = demand_of(spec, report)
             return _reclaim(state, report.id, *need_together(report, demand, deflatable, left, queue, event.at))
         state = state.having(**{"failed_layer": state.failed_layer or "none: the deadline has passed"})
-        verdict = placement_step.decide(*figures, preempting, bool(state.victims), may_reclaim=False)
-    if verdict != placement_step.RECLAIM and (others := _ask_others(state, event, missing)) is not None:
+    elif (others := _ask_others(state, event, missing)) is not None:
         return others
-    if verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, need)):
+    elif verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, need, event.elapsed_s)):
         if event.elsewhere is not None and not state.victims and not state.looked_again:
             return _look_again(state, event.elsewhere, event.elapsed_s)
-        if (move := move_away(state, event, missing, _time_left(state, event.elapsed_s))) is not None:
+        if (move := move_away(state, event, missing, time_left(state, event.elapsed_s))) is not None:
             return move
         return _preempt(state, event, missing)
     return _leave(state, short(state, report.id, missing, deflatable), event.elapsed_s)
 
 
 def _ask_others(state: PlacementPlan, event: HostRead, missing: ResourceVector) -> Step | None:
-    """Have other VMs give what some did not, where they have that much; None: they have not, or it is too late."""
+    """Have other VMs give what some did not, where they have that much, or leave when it is too late; None: they have
+    not.
+    """
     gave_less, need = others_give(state, event.report, missing)
-    left = _time_to_reclaim(state, event)
-    if state.victims or need.is_zero() or left <= 0:
+    if state.victims or need.is_zero():
         return None
+    if (left := time_to_reclaim(state, event)) <= 0:
+        deflatable = deflatable_beside(event.report, state.left_out)
+        return _leave(state, short(state, event.report.id, missing, deflatable), event.elapsed_s)
     return _reclaim(state.having(gave_less=gave_less), event.report.id, need, left)
 
 
@@ -358,14 +363,14 @@ def _look_again(state: PlacementPlan, host: str, elapsed_s: float) -> Step:
     return _next_host(state.having(**{"host": None, "progress": (*state.progress, said)}), elapsed_s)
 
 
-def _may_preempt(state: PlacementPlan, need: ResourceVector) -> bool:
+def _may_preempt(state: PlacementPlan, need: ResourceVector, elapsed_s: float) -> bool:
     """Whether what is known of this host is a reason to stop a VM on it."""
     known = evidence(
         minimums_in_the_way=state.reason is PreemptionReason.MINIMUM,
         rounds=state.rounds,
         ended=state.reclaimed,
         calls_failed=bool(state.errors),
-        nothing_to_take=need.is_zero(),
+        nothing_to_take=need.is_zero() and time_left(state, elapsed_s) >= least_s(state.deadline_s),
     )
     return REASONS[known] is not None
 
@@ -405,7 +410,7 @@ def _on_reading_deflated(state: PlacementPlan, report: HostReport, elapsed_s: fl
     missing = missing_on(report, demand_of(spec, report, state.start_size.vector()))
     deflatable = deflatable_beside(report, state.left_out)
     need = reclaim_need(missing, deflatable)
-    left = _time_left(state, elapsed_s)
+    left = time_left(state, elapsed_s)
     if not need.is_zero() and may_reclaim(state) and left > 0:
         return _reclaim(state, report.id, need, left)
     # What the layers did not give it does without, as long as that is enough to start with.
@@ -490,7 +495,9 @@ def _preempt(state: PlacementPlan, event: HostRead, missing: ResourceVector) -> 
     if again := [name for name in names if name in state.withdrawn]:
         return _leave(state, f"{report.id}: the preemption of {again[0]} was called off already", elapsed_s)
     reason = state.reason or PreemptionReason.SHORTFALL
-    instruction = going(report, event.sold, names, reason, _time_left(state, elapsed_s), state.step)
+    # A deflation may have taken longer than it should, and the manager may have been away meanwhile.
+    left_s = max(time_left(state, elapsed_s), least_s(state.deadline_s))
+    instruction = going(report, event.sold, names, reason, left_s, state.step)
     why = why_preempted(reason, missing, state.failed_layer, state.vm)
     sentences = [
         f"preempting {one.vm} on {state.host} (reason {reason}): {why}; it has {one.notice_s:g} s to end its work"
@@ -579,19 +586,6 @@ def _after_undo(state: PlacementPlan, said: str, elapsed_s: float) -> Step:
         end = state.conclusion
         return finish(state, end.state, end.sentence, reason=end.reason).also(note)
     return _next_host(state.having(host=None), elapsed_s).also(note)
-
-
-# --- sentences and figures --------------------------------------------------------------------------------------------
-
-
-def _time_left(state: PlacementPlan, elapsed_s: float) -> float:
-    return state.clock_from_s + state.deadline_s - elapsed_s
-
-
-def _time_to_reclaim(state: PlacementPlan, event: HostRead) -> float:
-    """What of that a deflation may take."""
-    left = _time_left(state, event.elapsed_s)
-    return left - kept_for_notice(event.sold.values(), left) if state.purpose == "preempt" else left
 
 
 def _host(state: PlacementPlan) -> str:

@@ -57,15 +57,15 @@ def evidence(
     :param rounds: deflations there that have come to an end.
     :param ended: how the last one did.
     :param calls_failed: whether VMs are left out because calls failed.
-    :param nothing_to_take: whether the host's agent says that nothing can be deflated now.
+    :param nothing_to_take: whether the host's agent says, while there is time, that nothing can be deflated now.
     """
     if ended is OperationState.FAILED:
         return Evidence.RECLAIM_FAILED
+    if not (rounds or nothing_to_take):
+        return Evidence.UNTRIED
     if minimums_in_the_way:
         return Evidence.MINIMUMS
-    if calls_failed:
-        return Evidence.CALLS_FAILED
-    return Evidence.MEASURED if rounds or nothing_to_take else Evidence.UNTRIED
+    return Evidence.CALLS_FAILED if calls_failed else Evidence.MEASURED
 
 
 def is_deleted(sold: VMSpec | None, adopted: bool) -> bool:
@@ -76,6 +76,8 @@ def is_deleted(sold: VMSpec | None, adopted: bool) -> bool:
     return sold is not None and sold.on_preemption is OnPreemption.DELETE and not adopted
 
 
+#: See `least_s`.
+LEAST_S: Final = 5.0
 #: For a VM of which its host does not say since when it runs, seconds.
 UNKNOWN_S: Final = 1e9
 
@@ -110,6 +112,13 @@ def notice(sold: VMSpec | None, left_s: float) -> float:
     """
     wished_s = NOTICE_S if sold is None else sold.preemption_notice_s
     return round(min(wished_s, max(left_s, 0.0)), 3)
+
+
+def least_s(deadline_s: float) -> float:
+    """The least time that a deflation has to have had for its shortfall to be a reason, and that those have for their
+    end that are preempted then: of a short deadline a tenth.
+    """
+    return min(LEAST_S, deadline_s / 10)
 
 
 def kept_for_notice(sold: Iterable[VMSpec], left_s: float) -> float:

@@ -41,6 +41,8 @@ class WaitingPlan(RoomPlan):
     vm: str
     spec: VMSpec
     purpose: Purpose = "place"
+    #: Since when the deadline runs, as ``elapsed_s``.
+    clock_from_s: float = 0.0
     #: Hosts still to try, best first.
     hosts_left: tuple[str, ...] = ()
     #: On the present host: who was stopped.
@@ -53,6 +55,17 @@ class WaitingPlan(RoomPlan):
     #: On the present host: the VMs that were to move away, and those that did, with where they are.
     sent_away: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
+
+
+def time_left(state: WaitingPlan, elapsed_s: float) -> float:
+    """What is left of the deadline, in seconds."""
+    return state.clock_from_s + state.deadline_s - elapsed_s
+
+
+def time_to_reclaim(state: WaitingPlan, event: HostRead) -> float:
+    """What of that a deflation may take."""
+    left = time_left(state, event.elapsed_s)
+    return left - kept_for_notice(event.sold.values(), left) if state.purpose == "preempt" else left
 
 
 def wait_for_guests(

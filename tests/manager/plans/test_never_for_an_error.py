@@ -15,26 +15,31 @@ from cluster_manager.plans.plans import (
     Finish,
     Forgotten,
     HostFailed,
+    HostRead,
     Plan,
     Preempt,
     PreemptTogether,
     ReadHost,
     Reclaim,
+    Reinflate,
     Remove,
 )
-from cluster_manager.plans.preemption import REASONS, Evidence, PreemptionReason, evidence
+from cluster_manager.plans.preemption import LEAST_S, REASONS, Evidence, PreemptionReason, evidence
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport
 from ebbtide.messages.operations import OperationState, VMOutcome
 from ebbtide.messages.problem_codes import ReasonCode
-from ebbtide.messages.vms import VMState
+from ebbtide.messages.vms import VMSpec, VMState
 from hostagent.api import routes
 from tests.manager.outcomes import outcome_of
 from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
 
 LOW_1, LOW_2 = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
 HIGH = spec_of("high-1")
+#: The minimums of the others leave too little for it.
+HUGE = spec_of("high-1", cpu_cores=5.3)
+FLOOR = Vector(cpu_cores=0.5, memory_mib=300.0)
 FULL = read("a", status_of(LOW_1, "a"), status_of(LOW_2, "a"))
 BROKEN = "internal error: unable to write to 'cpu.max'"
 FAILED, PARTIAL = OperationState.FAILED, OperationState.PARTIAL
@@ -91,6 +96,7 @@ def test_no_error_is_evidence_whatever_it_comes_with(
         assert rounds or nothing
     elif found is PreemptionReason.MINIMUM:
         assert minimums
+        assert rounds or nothing, "what can be deflated is, so that no more have to go than need be"
 
 
 def test_a_verified_shortfall_preempts() -> None:
@@ -158,6 +164,7 @@ def test_a_failed_call_for_a_vm_that_is_not_on_record_preempts_no_other_vm_eithe
     assert alone.instruction.exclude == ("low-2",)
 
 
+@pytest.mark.parametrize("arriving", [HIGH, HUGE], ids=["minimums-allow-it", "minimums-do-not"])
 @pytest.mark.parametrize(
     "trouble",
     [
@@ -168,8 +175,8 @@ def test_a_failed_call_for_a_vm_that_is_not_on_record_preempts_no_other_vm_eithe
     ],
     ids=["failed", "forgotten", "unreachable", "refused"],
 )
-def test_a_deflation_that_was_not_carried_out_preempts_none(trouble: Event) -> None:
-    state = run()
+def test_a_deflation_that_was_not_carried_out_preempts_none(trouble: Event, arriving: VMSpec) -> None:
+    state = after(placement(arriving), chosen(), chosen("a"), FULL)
     for _ in range(20):
         if state.finished:
             break
@@ -182,6 +189,48 @@ def test_a_deflation_that_was_not_carried_out_preempts_none(trouble: Event) -> N
         state = after(state, answer)
     assert isinstance(state.instruction, Finish)
     assert state.instruction.state is FAILED
+
+
+def late(event: HostRead, at: float) -> HostRead:
+    return replace(event, elapsed_s=at, sold={LOW_1.name: LOW_1, LOW_2.name: LOW_2})
+
+
+@pytest.mark.parametrize("arriving", [HIGH, HUGE], ids=["minimums-allow-it", "minimums-do-not"])
+def test_the_time_to_deflate_does_not_pass_while_others_have_the_hosts(arriving: VMSpec) -> None:
+    for event in (chosen("a"), chosen("b", "a")):
+        state = after(placement(arriving), chosen(), event)
+        if state.host == "b":
+            state = after(state, HostFailed(60.0, "b is busy with another plan", uncertain=False))
+        state = after(state, late(FULL, 119.9))
+        assert isinstance(state.instruction, Reclaim)
+        assert state.instruction.deadline_s == 30.0, "as much is kept for the notice"
+
+
+@pytest.mark.parametrize("at", [55.1, 59.9, 90.0])
+@pytest.mark.parametrize("arriving", [HIGH, HUGE], ids=["minimums-allow-it", "minimums-do-not"])
+def test_a_host_that_comes_too_late_to_be_deflated_is_left_and_none_is_preempted(arriving: VMSpec, at: float) -> None:
+    broken = ended("reclaim", PARTIAL, at=1.0, vms=(outcome("low-1", BROKEN), outcome("low-2", BROKEN)))
+    state = after(placement(arriving), chosen(), chosen("a", "b"), FULL, broken, FULL, ended("reinflate"))
+    assert state.instruction == ReadHost(host="b")
+    deflated = read("b", status_of(LOW_1, "b", FLOOR), status_of(LOW_2, "b", FLOOR), cpu_cores=3.9)
+    for there in (read("b", status_of(LOW_1, "b"), status_of(LOW_2, "b")), deflated):
+        left = after(state, late(there, at))
+        assert isinstance(left.instruction, Finish)
+        assert left.instruction.state is FAILED
+
+
+def test_a_plan_that_goes_on_after_its_deadline_preempts_only_where_all_was_asked_and_with_notice() -> None:
+    forgotten = after(run(), Forgotten(600.0, lapse=False), late(FULL, 600.0))
+    assert isinstance(forgotten.instruction, Reinflate), "nobody knows what came of it"
+    fell_short = after(run(), ended("reclaim", PARTIAL, at=600.0, vms=(outcome("low-1"),)))
+    low_1, low_2 = Vector(cpu_cores=2.5, memory_mib=800.0), Vector(cpu_cores=1.5, memory_mib=650.0)
+    spared = read("a", status_of(LOW_1, "a", low_1), status_of(LOW_2, "a", low_2))
+    assert isinstance(after(fell_short, late(spared, 600.0)).instruction, Reinflate), (
+        "low-2 has what low-1 did not give"
+    )
+    measured = after(fell_short, late(read("a", status_of(LOW_1, "a"), status_of(LOW_2, "a", FLOOR)), 600.0))
+    assert isinstance(measured.instruction, Preempt)
+    assert measured.instruction.notice_s == LEAST_S
 
 
 @pytest.mark.parametrize(
@@ -202,7 +251,7 @@ def test_a_vm_whose_size_cannot_be_changed_gives_nothing_and_no_vm_is_preempted_
     state = after(placement(HIGH), chosen(), chosen("a"), there)
     assert isinstance(state.instruction, Reclaim)
     assert state.instruction.exclude == ("low-2",)
-    shrunk = read("a", status_of(LOW_1, "a", Vector(cpu_cores=0.5, memory_mib=300.0)), paused)
+    shrunk = read("a", status_of(LOW_1, "a", FLOOR), paused)
     state = after(state, ended("reclaim"), shrunk, ended("reinflate"))
     assert isinstance(state.instruction, Finish)
     assert f"low-2 could not be deflated (it {why})" in state.instruction.sentence

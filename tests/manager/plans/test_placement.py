@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -222,6 +223,28 @@ async def test_a_silent_host_gets_no_vm_and_keeps_its_own(tmp_path: Path) -> Non
         )
         assert status == 503
         assert "silent" in problem["detail"]
+
+
+async def test_where_the_first_host_stays_busy_the_next_one_is_deflated_before_one_is_preempted(tmp_path: Path) -> None:
+    first, second = host("host-a", memory_mib=4000.0), host("host-b", memory_mib=4000.0)
+    async with cluster_of(tmp_path, first, second) as cluster:
+        for name in ("low-1", "low-2", "low-3", "low-4"):
+            first.mode = HostMode.ACTIVE if name < "low-3" else HostMode.DRAINING
+            await first.send_report()
+            await cluster.create(vm(name, memory_mib=600.0), policy="first-fit")
+        first.mode = HostMode.ACTIVE
+        await first.send_report()
+        assert cluster.manager is not None
+        locks = cluster.manager.hosts.locks
+        assert await locks.hold("another plan", "host-a")
+        # The minimums of two leave too little of 6 cores, that of one leaves enough.
+        operation = await cluster.create(vm("high-1", "fixed", 5.3, 600.0), policy="first-fit", deadline_s=1.0)
+        locks.release("another plan")
+        assert (operation.state, operation.host) == (OperationState.DONE, "host-b"), operation
+        assert [kind for kind, _ in second.done if kind != "create"] == ["reclaim", "stop", "reinflate"]
+        (stop,) = [body for body in second.bodies if body["kind"] == "stop"]
+        assert stop["limit_s"] > 0
+        assert len(await cluster.events("preempted")) == 1
 
 
 async def test_a_target_is_passed_on_to_the_agent(tmp_path: Path) -> None:
