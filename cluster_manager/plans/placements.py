@@ -108,7 +108,7 @@ class PlacementPlan(WaitingPlan):
     policy: PlacementPolicy = PlacementPolicy.BEST_FIT
     #: Hosts that were acted on for the present purpose.
     tried: int = 0
-    #: On the present host, when preempting: why, and the size that each VM should have reached.
+    #: On the present host, when preempting: why by the last reading before, and the size each VM should have reached.
     reason: PreemptionReason | None = None
     targets: dict[str, Vector] = Field(default_factory=dict)
     #: Those that were told and stay, since their preemption was called off.
@@ -320,9 +320,11 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         return _start(state, report.id)
     if (wait := wait_for_guests(state, event, missing, deflatable)) is not None:
         return wait
-    if preempting and state.reclaims == 0 and not state.victims:
+    if preempting and not state.victims:
         targets, reason, layer = reason_to_preempt(report, missing, state.left_out)
-        state = state.having(reason=reason, targets=targets, failed_layer=state.failed_layer or layer)
+        # The sizes are those before anything changes, as long as that is for the same reason.
+        if state.reclaims == 0 or reason is not state.reason:
+            state = state.having(reason=reason, targets=targets, failed_layer=state.failed_layer or layer)
     if verdict == placement_step.RECLAIM:
         left = time_to_reclaim(state, event)
         if left > 0 and not (preempting and left < least_s(state.deadline_s)):

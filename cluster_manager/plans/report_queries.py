@@ -279,7 +279,7 @@ def has_template(report: HostReport, spec: VMSpec) -> bool:
 def reason_to_preempt(
     report: HostReport, missing: ResourceVector, left_out: Collection[str]
 ) -> tuple[dict[str, Vector], PreemptionReason, str | None]:
-    """Why a host would have to preempt, as it is before anything changes there.
+    """Why a host would have to preempt, as it is now.
 
     The reason is ``minimum`` only where the minimums stand in the way. Where a guest under pressure does, from which
     nothing is taken, it is a ``shortfall`` like that of any other layer.

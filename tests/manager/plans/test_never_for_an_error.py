@@ -191,6 +191,37 @@ def test_a_deflation_that_was_not_carried_out_preempts_none(trouble: Event, arri
     assert state.instruction.state is FAILED
 
 
+def test_minimums_that_stood_in_the_way_before_are_no_reason_when_a_call_failed_and_they_do_not_any_more() -> None:
+    """During the deflation room has come: what is missing now is what low-2, whose call failed, could give."""
+    rigid = spec_of("rigid", "deflatable", 3.0, 400.0).with_minimum(ResourceVector(3.0, 300.0))
+    small = Vector(cpu_cores=3.0, memory_mib=300.0)
+
+    def there(low_1: Vector, cpu_cores: float) -> HostRead:
+        vms = (status_of(LOW_1, "a", low_1), status_of(LOW_2, "a", small), status_of(rigid, "a", small))
+        return read("a", *vms, cpu_cores=cpu_cores, memory_mib=4000.0)
+
+    before = ResourceVector(3.0, 300.0)
+    failed = outcome_of("low-2", 2, before, before, FLOOR.vector()).model_copy(update={"errors": (BROKEN,)})
+    arriving = placement(spec_of("high-1", cpu_cores=5.5, memory_mib=300.0))
+    state = after(arriving, chosen(), chosen("a"), there(small, 9.0))
+    assert state.reason is PreemptionReason.MINIMUM
+    state = after(state, ended("reclaim", PARTIAL, vms=(failed,)))
+    state = after(state, there(FLOOR, 10.0), ended("reinflate"))
+    assert isinstance(state.instruction, Finish)
+    assert "for an error no VM is preempted" in state.instruction.sentence
+
+
+def test_what_fell_short_where_minimums_do_not_stand_in_the_way_any_more_is_no_minimum() -> None:
+    state = after(placement(HUGE), chosen(), chosen("a"), FULL)
+    assert state.reason is PreemptionReason.MINIMUM
+    stuck = ended("reclaim", PARTIAL, vms=(outcome("low-1"),))
+    more = read("a", status_of(LOW_1, "a"), status_of(LOW_2, "a", FLOOR), cpu_cores=7.0)
+    state = after(state, stuck, more)
+    assert isinstance(state.instruction, Preempt)
+    assert (state.instruction.vm, state.instruction.reason) == ("low-1", PreemptionReason.SHORTFALL)
+    assert state.targets["low-1"].cpu_cores >= LOW_1.minimum.cpu_cores
+
+
 def late(event: HostRead, at: float) -> HostRead:
     return replace(event, elapsed_s=at, sold={LOW_1.name: LOW_1, LOW_2.name: LOW_2})
 
