@@ -13,12 +13,13 @@ SAVE_DIR: Final = Path("/var/lib/libvirt/qemu/save")
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file durably in the place of an older one. Blocks.
+    """Write a file durably in the place of an older one, for its owner alone. Blocks.
 
     :raises OSError: it could not be written; the older one is there.
     """
     temporary = path.with_suffix(".new")
-    with temporary.open("w") as file:
+    # Not every program that writes here has a umask of its own.
+    with open(temporary, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

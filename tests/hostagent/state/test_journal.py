@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -223,3 +224,13 @@ def test_what_an_earlier_version_kept_among_deletions_has_failed(tmp_path: Path)
     again = Journal(tmp_path)
     assert [again.has_failed(kind, "one") for kind in ("stop", "delete")] == [True, False]
     assert [again.has_failed(kind, "other") for kind in ("stop", "delete")] == [True, True]
+
+
+def test_what_is_written_anew_is_for_its_owner_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        journal = Journal(tmp_path)
+        journal.forget_epoch()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "state.json").stat().st_mode & 0o777 == 0o600
