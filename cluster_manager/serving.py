@@ -18,7 +18,8 @@ from cluster_manager.manager import Manager
 from cluster_manager.options import ManagerOptions
 from cluster_manager.settings import Settings
 from ebbtide.rest.gate import Gate
-from ebbtide.rest.metrics.port import metrics_port
+from ebbtide.rest.listener import holding
+from ebbtide.rest.metrics.port import ADDRESS, metrics_port
 from ebbtide.rest.options import Given
 from ebbtide.rest.reload import reloading
 from ebbtide.rest.supervision import supervised
@@ -43,14 +44,14 @@ async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | N
     manager = Manager(settings, freezes_memory=True)
     app = make_app(manager, gate.access)
     serving = gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0)
-    alone = metrics_port(
-        given.options.metrics_port if given is not None else None,
-        "manager",
-        metrics.metrics,
-        {MANAGER: manager, metrics.LOOP: app[metrics.LOOP]},
-    )
-    tracing = given is not None and given.options.tracing
-    async with exporting(tracing, "ebb-manager"), serving as listener, alone, reloading(gate, given):
+    tracing, alone = (given.options.tracing, given.options.metrics_port) if given is not None else (False, None)
+    async with (
+        exporting(tracing, "ebb-manager"),
+        holding(ADDRESS, alone) as held,
+        serving as listener,
+        metrics_port(held, "manager", metrics.metrics, {MANAGER: manager, metrics.LOOP: app[metrics.LOOP]}),
+        reloading(gate, given),
+    ):
         await asyncio.to_thread(warn_of_end, settings.certificates(), datetime.datetime.now(datetime.UTC))
         log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
         async with app[metrics.LOOP].watching(), supervised(manager.sentence):

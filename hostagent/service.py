@@ -11,12 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
+from aiohttp import web
 
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.operations import OperationState
 from ebbtide.rest.gate import Gate
-from ebbtide.rest.metrics.port import metrics_port
+from ebbtide.rest.listener import holding
+from ebbtide.rest.metrics.port import ADDRESS, metrics_port
 from ebbtide.rest.options import Given
 from ebbtide.rest.reload import reloading
 from ebbtide.rest.settings import AccessSettings
@@ -53,21 +55,25 @@ async def serve(
     :param manager_name: with mutual TLS, the common name of all callers.
     :param given: options to be read again on SIGHUP.
     :raises AccessError: tokens or certificates that cannot be used.
+    :raises OSError: an address is taken; nothing was begun.
     """
     own_token = await asyncio.to_thread(manager_token, token_file, manager, manager_token_file)
     gate = await asyncio.to_thread(gate_of, access, token_file, manager_name)
-    await agent.start()
     reporting: asyncio.Task[None] | None = None
     renewing: asyncio.Task[None] | None = None
+    app = make_app(agent, gate.access)
+
+    async def start(_: web.Application) -> None:
+        await agent.start()
+
+    app.on_startup.append(start)
     try:
-        app = make_app(agent, gate.access)
-        alone = metrics_port(
-            given.options.metrics_port if given is not None else None,
-            "host agent",
-            metrics.metrics,
-            {AGENT: agent, metrics.LOOP: app[metrics.LOOP]},
-        )
-        async with gate.serve(app, address, port, shutdown_timeout_s=60.0), alone, reloading(gate, given):
+        async with (
+            holding(ADDRESS, given.options.metrics_port if given is not None else None) as alone,
+            gate.serve(app, address, port, shutdown_timeout_s=60.0),
+            metrics_port(alone, "host agent", metrics.metrics, {AGENT: agent, metrics.LOOP: app[metrics.LOOP]}),
+            reloading(gate, given),
+        ):
             try:
                 if manager is not None:
                     reporter = Reporter(agent.host, manager, own_token, gate.calls)

@@ -14,7 +14,7 @@ import resource
 import socket
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, cast
 
 import structlog
@@ -42,11 +42,15 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
     shutdown_timeout_s: float = 60.0,
+    held: Sequence[socket.socket] = (),
 ) -> AsyncIterator[Listener]:
     """Serve an application from here to the end of the block; the application starts and stops with it.
 
+    It starts once the address is held, and is listened for when it has.
+
     :param port: 0 takes a free one.
     :param shutdown_timeout_s: for requests that are under way at the end; 0 is no limit (aiohttp's rule).
+    :param held: the sockets of `holding`, where the caller has the address already.
     :raises OSError: the address cannot be had.
     """
     runner = web.AppRunner(
@@ -59,15 +63,49 @@ async def serving(
         lingering_time=limits.lingering_s,
     )
     listener = Listener(tls, limits)
+    async with holding(host, None if held else port) as own:
+        try:
+            await runner.setup()
+            assert runner.server is not None
+            listener.start(runner.server, held or own)
+            yield listener
+        finally:
+            await listener.stop()
+            await runner.cleanup()
+            await listener.close()
+
+
+@contextlib.asynccontextmanager
+async def holding(host: str, port: int | None) -> AsyncIterator[Sequence[socket.socket]]:
+    """Hold every address that ``host`` stands for to the end of the block, so that nothing is begun without them.
+
+    Nobody listens there yet: clients are refused, and do not wait.
+
+    :param port: 0 takes a free one; None: nothing is held.
+    :raises OSError: there is no such address, or it is taken.
+    """
+    found = []
+    if port is not None:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with contextlib.ExitStack() as stack:
+        held = []
+        for family, _, _, _, address in dict.fromkeys(found):
+            held.append(stack.enter_context(socket.socket(family, socket.SOCK_STREAM)))
+            _bind(held[-1], address)
+        yield held
+
+
+def _bind(place: socket.socket, address: Any) -> None:
+    """As `socket.create_server` does, which listens at once."""
+    place.setblocking(False)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if place.family == socket.AF_INET6:
+        place.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
-        await runner.setup()
-        assert runner.server is not None
-        await listener.start(runner.server, host, port)
-        yield listener
-    finally:
-        await listener.stop()
-        await runner.cleanup()
-        await listener.close()
+        place.bind(address)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} (while attempting to bind on address {address!r})") from None
 
 
 class Listener:
@@ -76,7 +114,7 @@ class Listener:
     def __init__(self, tls: ssl.SSLContext | None, limits: ConnectionLimits) -> None:
         self._tls = tls
         self._limits = limits
-        self._sockets: list[socket.socket] = []
+        self._sockets: Sequence[socket.socket] = ()
         self._accepting: list[asyncio.Task[None]] = []
         self._connections: set[asyncio.Task[None]] = set()
         self._by_address: Counter[str] = Counter()
@@ -88,19 +126,17 @@ class Listener:
         """How many there are, those in their handshake too."""
         return len(self._connections)
 
-    async def start(self, server: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> None:
-        """Listen on every address that ``host`` stands for.
+    def start(self, server: Callable[[], asyncio.BaseProtocol], held: Sequence[socket.socket]) -> None:
+        """Listen on the addresses that are held.
 
         :param server: makes the protocol of a connection.
-        :raises OSError: there is no such address, or it is taken.
+        :raises OSError: another process listens there since.
         """
         _allow_files(self._limits.in_all + _OTHER_FILES)
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in dict.fromkeys(found):
-            self._sockets.append(socket.create_server(address, family=family, backlog=_BACKLOG))
-            self._sockets[-1].setblocking(False)
-        self.port = self._sockets[0].getsockname()[1]
+        self._sockets = held
+        for listening in held:
+            listening.listen(_BACKLOG)
+        self.port = held[0].getsockname()[1]
         self._accepting = [
             asyncio.create_task(self._accept(listening, server), name=f"accept on port {self.port}")
             for listening in self._sockets

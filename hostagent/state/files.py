@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from hostagent.errors import HostAgentError
 
 #: Where ``ebb doctor --probe-acpi`` leaves its verdict and the agent reads it.
 ACPI_VERDICT: Final = Path("/var/cache/ebbtide/acpi-unplug.json")
@@ -24,6 +29,24 @@ def replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+@contextlib.contextmanager
+def alone_in(state_dir: Path) -> Iterator[None]:
+    """Have a state directory, made if it is not there, to oneself up to the end of the block; a kill gives it back.
+
+    :raises HostAgentError: another process has it.
+    :raises OSError: it cannot be used.
+    """
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with open(state_dir / "lock", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HostAgentError(
+                f"an agent runs with the state directory {state_dir} (--state-dir): stop it first"
+            ) from None
+        yield
 
 
 def make_parents(directory: Path, mode: int = 0o711) -> None:

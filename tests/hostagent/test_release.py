@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from ebbtide.rest.options import Given
 from ebbtide.rest.settings import AccessSettings
 from hostagent import running
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.options import HostAgentOptions
+from hostagent.state.files import alone_in
 from tests.hostagent.conftest import make_agent
 from tests.hostagent.world import World
 
@@ -66,3 +68,25 @@ async def test_beside_an_agent_that_runs_nothing_is_given_back(release: Any) -> 
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(HostAgentError, match=f"an agent runs at {listen}"):
             await release(listen)
+
+
+async def test_with_the_state_directory_of_an_agent_that_runs_nothing_is_given_back(
+    release: Any, world: World, tmp_path: Path
+) -> None:
+    with alone_in(tmp_path), pytest.raises(HostAgentError, match=f"an agent runs with the state directory {tmp_path}"):
+        await release("192.0.2.1:7101")
+    assert not world.calls
+    await release("192.0.2.1:7101")
+
+
+async def test_a_second_agent_with_the_same_state_directory_is_refused_before_it_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def agent(*_: object) -> Any:
+        raise AssertionError("it reads what the first one writes")
+
+    monkeypatch.setattr(running, "_agent", agent)
+    options = HostAgentOptions(id="host-a", capacity="cpu_cores=1", token_file=tmp_path / "token", state_dir=tmp_path)
+    with alone_in(tmp_path), pytest.raises(HostAgentError, match=f"an agent runs with the state directory {tmp_path}"):
+        await running._serve(Given(options), AccessSettings())
+    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600

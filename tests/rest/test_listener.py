@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -218,3 +219,30 @@ async def test_the_end_of_the_server_ends_what_is_connected(tmp_path: Path) -> N
             await until(lambda listener=listener: listener.open_connections == 1)  # type: ignore[misc]
         await closed(reader)
         writer.close()
+
+
+async def test_an_application_does_not_start_where_its_address_is_taken() -> None:
+    started = []
+
+    async def start(_: web.Application) -> None:
+        started.append(True)
+
+    app = an_app()
+    app.on_startup.append(start)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"Address already in use.*127\.0\.0\.1', {port}"):
+            async with serving(app, "127.0.0.1", port):
+                pass
+    assert not started
+
+
+async def test_clients_are_refused_and_do_not_wait_until_the_application_has_started(unused_tcp_port: int) -> None:
+    async def start(_: web.Application) -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", unused_tcp_port)
+
+    app = an_app()
+    app.on_startup.append(start)
+    async with serving(app, "127.0.0.1", unused_tcp_port) as listener, connected(listener) as streams:
+        assert await served(*streams)

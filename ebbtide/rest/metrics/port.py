@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
@@ -22,18 +23,18 @@ ADDRESS: Final = "127.0.0.1"
 
 @contextlib.asynccontextmanager
 async def metrics_port(
-    port: int | None,
+    held: Sequence[socket.socket],
     daemon: str,
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     parts: Mapping[web.AppKey[Any], Any],
 ) -> AsyncIterator[None]:
-    """Serve the metrics from here to the end of the block; no port: nothing.
+    """Serve the metrics from here to the end of the block; nothing is held: nothing.
 
+    :param held: by `rest.listener.holding` at `ADDRESS`, before anything of the daemon begins.
     :param handler: of ``GET /metrics``, as it is in the daemon's own application.
     :param parts: what it finds in its application.
-    :raises OSError: the port is taken.
     """
-    if port is None:
+    if not held:
         yield
         return
     app = web.Application(middlewares=[problem_middleware(daemon, _none_known), _from_here])
@@ -41,7 +42,7 @@ async def metrics_port(
         app[key] = part
     app.router.add_get(PATH, handler)
     app.on_response_prepare.append(put_headers)
-    async with serving(app, ADDRESS, port, shutdown_timeout_s=2.0) as listener:
+    async with serving(app, ADDRESS, 0, shutdown_timeout_s=2.0, held=held) as listener:
         log.info("metrics", url=f"http://{ADDRESS}:{listener.port}{PATH}")
         yield
 

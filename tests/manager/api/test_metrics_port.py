@@ -15,7 +15,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from ebbtide.lab.state import write_private
-from ebbtide.rest.metrics.port import metrics_port
+from ebbtide.rest.listener import holding
+from ebbtide.rest.metrics.port import ADDRESS, metrics_port
 from hostagent.api import metrics as of_agent
 from hostagent.api.forms import AGENT
 from tests.manager.manager_process import REPO
@@ -80,7 +81,8 @@ async def test_a_host_agent_answers_the_same_there_as_on_its_own_port(
         await lab.create("web")
         parts: dict[web.AppKey[Any], Any] = {AGENT: lab.agent, of_agent.LOOP: lab.agent_server.app[of_agent.LOOP]}
         async with (
-            metrics_port(unused_tcp_port, "host agent", of_agent.metrics, parts),
+            holding(ADDRESS, unused_tcp_port) as held,
+            metrics_port(held, "host agent", of_agent.metrics, parts),
             aiohttp.ClientSession() as session,
             session.get(f"http://127.0.0.1:{unused_tcp_port}/metrics") as answer,
         ):
