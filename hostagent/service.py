@@ -59,14 +59,17 @@ async def serve(
     """
     own_token = await asyncio.to_thread(manager_token, token_file, manager, manager_token_file)
     gate = await asyncio.to_thread(gate_of, access, token_file, manager_name)
-    reporting: asyncio.Task[None] | None = None
-    renewing: asyncio.Task[None] | None = None
+    own_tasks: list[asyncio.Task[None]] = []
     app = make_app(agent, gate.access)
 
     async def start(_: web.Application) -> None:
         await agent.start()
 
+    async def hang_up(_: web.Application) -> None:
+        agent.requests.operations.hang_up()
+
     app.on_startup.append(start)
+    app.on_shutdown.append(hang_up)
     try:
         async with (
             holding(ADDRESS, given.options.metrics_port if given is not None else None) as alone,
@@ -74,30 +77,27 @@ async def serve(
             metrics_port(alone, "host agent", metrics.metrics, {AGENT: agent, metrics.LOOP: app[metrics.LOOP]}),
             reloading(gate, given),
         ):
-            try:
-                if manager is not None:
-                    reporter = Reporter(agent.host, manager, own_token, gate.calls)
-                    reporting = asyncio.create_task(guarded(reporter.run), name="reporter")
-                    gate.on_change = reporter.reconnect
-                    if (
-                        looking := _renewing(agent, address, access, manager, own_token, gate, manager_name)
-                    ) is not None:
-                        renewing = asyncio.create_task(guarded(looking.run), name="renewal of the certificate")
-                # What is there now stays: it is not to be gone through with each full collection.
-                gc.collect()
-                gc.freeze()
-                log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
-                async with (
-                    app[metrics.LOOP].watching(),
-                    supervised(lambda: f"{agent.host.modes.sentence}; {len(agent.host.vms)} VMs"),
-                ):
-                    await stop.wait()
-            finally:
-                own_tasks = [task for task in (reporting, renewing) if task is not None]
-                for task in own_tasks:
-                    task.cancel()
-                await asyncio.gather(*own_tasks, return_exceptions=True)
+            if manager is not None:
+                reporter = Reporter(agent.host, manager, own_token, gate.calls)
+                own_tasks.append(asyncio.create_task(guarded(reporter.run), name="reporter"))
+                gate.on_change = reporter.reconnect
+                looking = _renewing(agent, address, access, manager, own_token, gate, manager_name)
+                if looking is not None:
+                    own_tasks.append(asyncio.create_task(guarded(looking.run), name="renewal of the certificate"))
+            # What is there now stays: it is not to be gone through with each full collection.
+            gc.collect()
+            gc.freeze()
+            log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
+            async with (
+                app[metrics.LOOP].watching(),
+                supervised(lambda: f"{agent.host.modes.sentence}; {len(agent.host.vms)} VMs"),
+            ):
+                await stop.wait()
     finally:
+        # Not before the server is down: while its last requests take their time the host is not silent.
+        for task in own_tasks:
+            task.cancel()
+        await asyncio.gather(*own_tasks, return_exceptions=True)
         await agent.close()
         log.info("stopped", host=agent.host.slice.host_id)
 

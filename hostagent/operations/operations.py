@@ -74,6 +74,9 @@ class Operations:
         self._failure_is_written = failure_is_written
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Of those who wait for an end.
+        self._limits: set[asyncio.Timeout] = set()
+        self._hung_up = False
         #: How long those took that have ended, by kind and state.
         self.durations: Distributions[tuple[str, str]] = Distributions(OPERATION_S)
 
@@ -131,16 +134,27 @@ class Operations:
         return operation
 
     async def get(self, request_id: str, wait_s: float = 0.0) -> Operation | None:
-        """An operation, as soon as it has ended or after ``wait_s``; None if it is not known."""
+        """An operation, as soon as it has ended, after ``wait_s`` or on `hang_up`; None if it is not known."""
         record = self._records.get(request_id)
         if record is None:
             return None
+        limit = asyncio.timeout(0.0 if self._hung_up else wait_s)
+        self._limits.add(limit)
         try:
-            async with asyncio.timeout(wait_s):
+            async with limit:
                 await record.ended.wait()
         except TimeoutError:
             pass
+        finally:
+            self._limits.discard(limit)
         return record.operation
+
+    def hang_up(self) -> None:
+        """Whoever waits in `get` is answered now, as it stands: the agent ends."""
+        self._hung_up = True
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(0.0)
 
     def under_way(self) -> Counter[str]:
         """How many of each kind have not ended."""

@@ -7,13 +7,21 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from ebbtide.lab.state import write_private
+from ebbtide.messages.operations import Operation
+from ebbtide.rest.access import Access
 from ebbtide.rest.options import Given
+from hostagent import service
+from hostagent.api import app as app_of
+from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions
 from hostagent.service import serve
 from tests.hostagent.conftest import make_agent
+from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 
 
@@ -38,3 +46,66 @@ async def test_an_agent_whose_port_is_taken_has_done_nothing(
         await serve(agent, "127.0.0.1", 0 if alone else taken, token, None, None, asyncio.Event(), given=Given(options))
     assert not world.calls
     assert not (tmp_path / "state.json").exists()
+
+
+async def test_an_agent_that_stops_answers_who_waits_for_an_operation_and_reports_until_its_server_is_down(
+    world: World, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    begun = asyncio.Event()
+
+    class Reporting:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def run(self) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("reports")
+
+        def reconnect(self) -> None:
+            pass
+
+    def make_app(agent: Agent, access: Access) -> web.Application:
+        async def down(_: web.Application) -> None:
+            ended.append("server")
+
+        app = app_of.make_app(agent, access)
+        app.on_cleanup.append(down)
+        return app
+
+    async def endless(operation: Operation) -> Operation:
+        await asyncio.Event().wait()
+        return operation
+
+    monkeypatch.setattr(service, "Reporter", Reporting)
+    monkeypatch.setattr(service, "make_app", make_app)
+    for name in ("token", "report-token"):
+        write_private(tmp_path / name, f"the-{name}")
+    agent, stop = make_agent(world, tmp_path), asyncio.Event()
+    serving = asyncio.create_task(
+        serve(
+            agent,
+            "127.0.0.1",
+            unused_tcp_port,
+            tmp_path / "token",
+            "http://127.0.0.1:1",
+            tmp_path / "report-token",
+            stop,
+        ),
+        name="agent",
+    )
+    await begun.wait()
+    operations = agent.requests.operations
+    operations.begin("slow", "target", {}, endless)
+    url = f"http://127.0.0.1:{unused_tcp_port}/v1/operations/slow?wait_s=30"
+    async with aiohttp.ClientSession(headers={"Authorization": "Bearer the-token"}) as session:
+        answer = asyncio.create_task(session.get(url), name="a manager that waits")
+        await until(lambda: bool(operations._limits))
+        stop.set()
+        async with asyncio.timeout(10):
+            assert (await (await answer).json())["state"] == "running"
+            await serving
+    assert ended == ["server", "reports"]
