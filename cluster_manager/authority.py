@@ -162,25 +162,6 @@ def _names_in(certificate: x509.Certificate) -> frozenset[str]:
     return frozenset(map(plain_address, names))
 
 
-def first_end(certificates: Iterable[bytes]) -> datetime.datetime | None:
-    """When the first of these ends to be valid; None where there is none, or nothing here can read them.
-
-    :param certificates: PEM; of several in one file the first counts.
-    """
-    texts = tuple(certificates)
-    if not texts:
-        return None
-    try:
-        from cryptography import x509
-    except ImportError:
-        return None
-    ends = []
-    for text in texts:
-        with suppress(ValueError):
-            ends.append(x509.load_pem_x509_certificate(text).not_valid_after_utc)
-    return min(ends, default=None)
-
-
 def plain_address(address: str) -> str:
     """The one way to write a name or an IP address."""
     try:

@@ -13,7 +13,6 @@ import structlog
 from cluster_manager.api import metrics
 from cluster_manager.api.app import make_app
 from cluster_manager.api.forms import MANAGER
-from cluster_manager.authority import first_end
 from cluster_manager.manager import Manager
 from cluster_manager.options import ManagerOptions
 from cluster_manager.settings import Settings
@@ -23,6 +22,7 @@ from ebbtide.rest.metrics.port import ADDRESS, metrics_port
 from ebbtide.rest.options import Given
 from ebbtide.rest.reload import reloading
 from ebbtide.rest.supervision import supervised
+from ebbtide.rest.tls import first_end
 from ebbtide.tracing.exporting import exporting
 
 log = structlog.get_logger()

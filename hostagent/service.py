@@ -60,6 +60,8 @@ async def serve(
     own_token = await asyncio.to_thread(manager_token, token_file, manager, manager_token_file)
     gate = await asyncio.to_thread(gate_of, access, token_file, manager_name)
     own_tasks: list[asyncio.Task[None]] = []
+    if access.own is not None:
+        agent.certificate = lambda: gate.certificates()[:1]
     app = make_app(agent, gate.access)
 
     async def start(_: web.Application) -> None:

@@ -16,7 +16,6 @@ from pydantic import Field, RootModel
 from cluster_manager.api.forms import MANAGER, answer
 from cluster_manager.api.metric_families import MANAGER as OF_MANAGER
 from cluster_manager.api.metric_families import OneHost, TermFacts, declared, put_hosts, put_term
-from cluster_manager.authority import first_end
 from cluster_manager.errors import DISK_FULL
 from cluster_manager.inventory.hosts import Host
 from cluster_manager.manager import Manager
@@ -26,6 +25,7 @@ from ebbtide.rest.descriptions import Parameter, describe
 from ebbtide.rest.metrics import sheet as sheets
 from ebbtide.rest.metrics.stalls import LoopWatch
 from ebbtide.rest.parameters import check_parameters
+from ebbtide.rest.tls import first_end
 
 LOOP: Final = web.AppKey("loop", LoopWatch)
 TARGETS: Final = "/v1/prometheus/targets"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,3 +157,22 @@ def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"{error.reason or error}".replace("_", " ").lower()
     return str(error.strerror or error)
+
+
+def first_end(certificates: Iterable[bytes]) -> datetime.datetime | None:
+    """When the first of these ends to be valid; None where there is none, or nothing here can read them.
+
+    :param certificates: PEM; of several in one file the first counts.
+    """
+    texts = tuple(certificates)
+    if not texts:
+        return None
+    try:
+        from cryptography import x509
+    except ImportError:
+        return None
+    ends = []
+    for text in texts:
+        with suppress(ValueError):
+            ends.append(x509.load_pem_x509_certificate(text).not_valid_after_utc)
+    return min(ends, default=None)

@@ -75,6 +75,9 @@ class _Host:
     reported_at: Metric = gauge("host_last_report_timestamp_seconds", "When the manager took a report last.")
     changes: Metric = gauge("host_core_changes_waiting", "Core changes that the manager has not acknowledged.")
     epoch: Metric = gauge("host_epoch", "The epoch of the manager that the agent follows.")
+    certificate_end: Metric = gauge(
+        "host_certificate_expiry_timestamp_seconds", "When the host's own certificate ends to be valid; with TLS."
+    )
     calls: Metric = counter("libvirt_calls", "Calls to libvirt; outcome: ok, error, timeout or gone.", "outcome")
     call: Metric = Metric(
         "ebbtide_libvirt_call_duration_seconds",
@@ -188,6 +191,7 @@ class HostFacts:
     #: What steady mode has taken and given back, MiB.
     trimmed_mib: float = 0.0
     given_back_mib: float = 0.0
+    certificate_end: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +235,7 @@ def sheet_of(facts: HostFacts) -> Sheet:
     sheet.put(HOST.reported_at, facts.reports.taken_at)
     sheet.put(HOST.changes, len(report.core_changes))
     sheet.put(HOST.epoch, facts.epoch)
+    sheet.put(HOST.certificate_end, facts.certificate_end)
     for outcome in ("ok", "error", "timeout", "gone"):
         sheet.put(HOST.calls, facts.calls.outcomes[outcome], outcome)
     sheet.put_spread(HOST.call, facts.calls.seconds)

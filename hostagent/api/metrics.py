@@ -15,6 +15,7 @@ from ebbtide.rest.descriptions import describe
 from ebbtide.rest.metrics import sheet as sheets
 from ebbtide.rest.metrics.stalls import LoopWatch
 from ebbtide.rest.parameters import check_parameters
+from ebbtide.rest.tls import first_end
 from hostagent.api.forms import AGENT
 from hostagent.api.metric_families import HostFacts, Machine, VMFacts, put_machine, sheet_of
 from hostagent.limits.footprints import host_swap
@@ -66,6 +67,7 @@ def facts_of(agent: Agent) -> HostFacts:
         host.available_mib,
         host.steady_taken_mib,
         host.steady_given_mib,
+        certificate_end=end.timestamp() if (end := first_end(agent.certificate())) is not None else None,
     )
 
 

@@ -98,7 +98,7 @@ class Renewing:
         while True:
             try:
                 await self.look()
-            except (AccessError, OSError) as error:
+            except (AccessError, OSError, ValueError) as error:
                 log.warning("the certificate was not renewed", certificate=str(self._own.certificate), why=str(error))
             await asyncio.sleep(EVERY_S)
 
@@ -106,6 +106,7 @@ class Renewing:
         """Renew the certificate if it is time, or another CA is to sign it; whether it was.
 
         :raises AccessError, OSError: it was time, and failed.
+        :raises ValueError: there is no certificate for such an address.
         """
         if self._pending:
             # By its file alone it would never be time again, until the one in use has expired.

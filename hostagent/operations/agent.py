@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -50,6 +50,8 @@ class Agent:
         self._resuming = Resuming(host, self.requests.operations, self.creations, kinds)
         self.mode_commands = ModeCommands(host, self.requests, self.sizes)
         self.dry_run = DryRun(host, self.sizes, self.harvest)
+        #: What gives its own certificate, PEM, as it is in force.
+        self.certificate: Callable[[], Sequence[bytes]] = tuple
         self._supervised: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -15,14 +15,18 @@ from ebbtide.lab.state import write_private
 from ebbtide.messages.operations import Operation
 from ebbtide.rest.access import Access
 from ebbtide.rest.options import Given
+from ebbtide.rest.settings import AccessSettings
 from hostagent import service
 from hostagent.api import app as app_of
+from hostagent.api.metrics import facts_of
+from hostagent.control.renewal import load
 from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions
 from hostagent.service import serve
 from tests.hostagent.conftest import make_agent
 from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.rest.pki import Pki
 
 
 @pytest.fixture
@@ -109,3 +113,18 @@ async def test_an_agent_that_stops_answers_who_waits_for_an_operation_and_report
             assert (await (await answer).json())["state"] == "running"
             await serving
     assert ended == ["server", "reports"]
+
+
+async def test_the_certificate_whose_end_the_metrics_tell_is_the_hosts_own(world: World, tmp_path: Path) -> None:
+    pki, stop = Pki(tmp_path / "tls"), asyncio.Event()
+    own = pki.pair("host-a")
+    write_private(tmp_path / "token", "of-the-manager")
+    agent, access = make_agent(world, tmp_path), AccessSettings(own=own, client_ca=pki.ca)
+    serving = asyncio.create_task(
+        serve(agent, "127.0.0.1", 0, tmp_path / "token", None, None, stop, access), name="agent"
+    )
+    await until(lambda: bool(agent.certificate()))
+    assert agent.certificate() == (own.certificate.read_bytes(),)
+    assert facts_of(agent).certificate_end == load(own.certificate).not_valid_after_utc.timestamp()
+    stop.set()
+    await serving

@@ -9,12 +9,12 @@ import pytest
 from cryptography import x509
 from structlog.testing import capture_logs
 
-from cluster_manager.authority import first_end
 from cluster_manager.configured import settings_of_all
 from cluster_manager.options import ManagerOptions
 from cluster_manager.serving import warn_of_end
 from ebbtide.lab.state import write_private
 from ebbtide.rest.gate import Gate
+from ebbtide.rest.tls import first_end
 from tests.manager.api.test_metrics import values_of
 from tests.manager.cluster import cluster_of
 from tests.rest.pki import Pki

@@ -10,12 +10,16 @@ import pytest
 from ebbtide.rest.metrics.sheet import MIB
 from hostagent.api.metric_families import declared
 from hostagent.api.metrics import facts_of
+from hostagent.control.renewal import load
 from hostagent.operations.agent import Agent
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain
 from tests.promtool import check_metrics
+from tests.rest.pki import Pki
+
+EXPIRY = "ebbtide_host_certificate_expiry_timestamp_seconds"
 
 
 async def values_of(client: Client) -> dict[str, float]:
@@ -43,6 +47,13 @@ async def test_an_agent_without_vms_has_metrics_of_its_host(client: Client, host
     )
     assert 'ebbtide_host_disk_free_bytes{directory="saved"}' not in found
     assert not [name for name in found if "_vm_" in name]
+
+
+async def test_the_metrics_say_when_the_hosts_certificate_ends(client: Client, agent: Agent, tmp_path: Path) -> None:
+    assert EXPIRY not in await values_of(client), "there is none"
+    own = Pki(tmp_path / "tls").pair("host-a").certificate
+    agent.certificate = lambda: (own.read_bytes(),)
+    assert (await values_of(client))[EXPIRY] == load(own).not_valid_after_utc.timestamp()
 
 
 async def test_a_deflation_is_told_as_its_ledger_says(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from structlog.testing import capture_logs
 
 from cluster_manager.authority import CertificateAuthority
 from ebbtide.messages.enrolment import Renewal, RenewalRequest
 from ebbtide.rest.errors import AccessError
 from hostagent.control.renewal import Renewing, load
+from tests.hostagent.waiting import until
 from tests.rest.pki import Pki
 
 
@@ -49,3 +52,17 @@ async def test_a_renewed_certificate_that_was_refused_once_is_taken_into_use_at_
         assert in_use[1:] == [load(own.certificate).serial_number]
         assert not await renewing.look(), "it lasts"
     assert len(came) == 1, "one is enough, however often it is tried to use it"
+
+
+async def test_an_address_that_no_certificate_can_have_does_not_end_the_renewal(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    late = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=20)
+    own, url = pki.pair("host-b"), "https://127.0.0.1:1"
+    renewing = Renewing("host-b", "::1", own, [url], "a-token", pki.client(), lambda: lambda: None, lambda: late)
+    with capture_logs() as logs:
+        running = asyncio.create_task(renewing.run(), name="renewal")
+        await until(lambda: bool(logs) or running.done())
+    assert [line["event"] for line in logs] == ["the certificate was not renewed"]
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
