@@ -176,7 +176,7 @@ class VMFacts:
 class HostFacts:
     """What an agent knows.
 
-    :param rooms: size and free room by directory, bytes.
+    :param changes: core changes that wait; the report has the first of them.
     """
 
     report: HostReport
@@ -186,6 +186,7 @@ class HostFacts:
     durations: Mapping[tuple[str, str], Distribution]
     reports: Reports
     calls: Calls
+    changes: int
     epoch: int
     available_mib: float
     #: What steady mode has taken and given back, MiB.
@@ -233,7 +234,7 @@ def sheet_of(facts: HostFacts) -> Sheet:
     sheet.put(HOST.reports, facts.reports.taken, "taken")
     sheet.put(HOST.reports, facts.reports.failed, "failed")
     sheet.put(HOST.reported_at, facts.reports.taken_at)
-    sheet.put(HOST.changes, len(report.core_changes))
+    sheet.put(HOST.changes, facts.changes)
     sheet.put(HOST.epoch, facts.epoch)
     sheet.put(HOST.certificate_end, facts.certificate_end)
     for outcome in ("ok", "error", "timeout", "gone"):

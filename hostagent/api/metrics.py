@@ -63,6 +63,7 @@ def facts_of(agent: Agent) -> HostFacts:
         operations.durations,
         host.reports,
         host.hypervisor.calls,
+        len(host.journal.changes),
         host.journal.epoch,
         host.available_mib,
         host.steady_taken_mib,

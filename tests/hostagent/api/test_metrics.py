@@ -12,7 +12,7 @@ from hostagent.api.metric_families import declared
 from hostagent.api.metrics import facts_of
 from hostagent.control.renewal import load
 from hostagent.operations.agent import Agent
-from hostagent.vm.host import Host
+from hostagent.vm.host import MOST_CHANGES, Host
 from tests.hostagent.conftest import Client, Command
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain
@@ -109,6 +109,14 @@ async def test_a_vm_that_is_gone_leaves_no_series(client: Client, command: Comma
     found = await values_of(client)
     assert not [name for name in found if 'vm="low-1"' in name]
     assert [name for name in found if 'vm="low-2"' in name]
+
+
+async def test_all_core_changes_that_wait_are_counted_not_only_those_of_the_next_report(
+    client: Client, host: Host, two_vms: list[Domain]
+) -> None:
+    change = host.journal.changes[0]
+    host.journal.changes += [change] * (MOST_CHANGES + 1 - len(host.journal.changes))
+    assert (await values_of(client))["ebbtide_host_core_changes_waiting"] == MOST_CHANGES + 1
 
 
 async def test_what_an_agent_knows_is_known_without_asking(agent: Agent, two_vms: list[Domain]) -> None:
