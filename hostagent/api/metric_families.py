@@ -15,6 +15,7 @@ from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.vms import VMStatus
 from ebbtide.rest.metrics.sheet import MIB, Amounts, Metric, Sheet, amounts, counter, declared_in, gauge
 from ebbtide.rest.metrics.totals import Calls, Distribution, Reports
+from hostagent.control.usage import SAID_FOR_S
 from hostagent.state.tallies import Tally
 
 #: How many values each label can have.
@@ -145,7 +146,11 @@ class _Guests:
         "guest_memory_stalled_seconds", "Time stalled for memory since the guest's boot (PSI).", "vm", "stall"
     )
     faults: Metric = counter("guest_major_faults", "Faults that waited for a disk, since the guest's boot.", "vm")
-    age: Metric = gauge("guest_status_age_seconds", "How old the guest's figures are.", "vm")
+    age: Metric = gauge(
+        "guest_status_age_seconds",
+        f"How old the guest's figures are; after {SAID_FOR_S:g} s they are left out, as are CPUs while it is silent.",
+        "vm",
+    )
 
 
 HOST: Final = _Host
@@ -300,6 +305,8 @@ def _put_tally(sheet: Sheet, name: str, tally: Tally) -> None:
 
 def _put_guest(sheet: Sheet, name: str, said: MemoryState, age_s: float) -> None:
     sheet.put(GUESTS.age, age_s, name)
+    if age_s >= SAID_FOR_S:
+        return
     sheet.put(GUESTS.memory, _bytes(said.memory.total_mib), name)
     sheet.put(GUESTS.available, _bytes(said.memory.available_mib), name)
     sheet.put(GUESTS.floor, _bytes(said.memory.floor_mib), name)

@@ -52,7 +52,7 @@ def facts_of(agent: Agent) -> HostFacts:
                 vm.resident_mib if vm.running else None,
                 host.tallies.of(status.name),
                 (said[0], now - said[1]) if said is not None and vm.running else None,
-                len(online) if online is not None and vm.running else None,
+                len(online) if online is not None and vm.running and status.guest_connected else None,
             )
         )
     return HostFacts(

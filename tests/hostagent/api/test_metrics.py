@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ebbtide.rest.metrics.sheet import MIB
-from hostagent.api.metric_families import declared
+from hostagent.api.metric_families import declared, sheet_of
 from hostagent.api.metrics import facts_of
 from hostagent.control.renewal import load
+from hostagent.control.usage import SAID_FOR_S
 from hostagent.operations.agent import Agent
 from hostagent.vm.host import MOST_CHANGES, Host
 from tests.hostagent.conftest import Client, Command
@@ -117,6 +118,23 @@ async def test_all_core_changes_that_wait_are_counted_not_only_those_of_the_next
     change = host.journal.changes[0]
     host.journal.changes += [change] * (MOST_CHANGES + 1 - len(host.journal.changes))
     assert (await values_of(client))["ebbtide_host_core_changes_waiting"] == MOST_CHANGES + 1
+
+
+async def test_of_a_guest_that_has_fallen_silent_only_the_age_of_its_figures_is_told(
+    agent: Agent, two_vms: list[Domain]
+) -> None:
+    one = agent.host.vms["low-1"]
+    await until(lambda: one.pressure.said is not None and one.link.online is not None)
+    said = one.pressure.said
+    assert said is not None
+    before = {name for name, rows in sheet_of(facts_of(agent)).values().items() if ("low-1",) in rows}
+    assert {"ebbtide_guest_cpus_online", "ebbtide_guest_memory_available_bytes"} <= before
+    one.pressure.said = said[0], said[1] - SAID_FOR_S
+    one.link.connected = False
+    found = sheet_of(facts_of(agent)).values()
+    told = [name for name, rows in found.items() if "_guest_" in name and any("low-1" in labels for labels in rows)]
+    assert told == ["ebbtide_vm_guest_connected", "ebbtide_guest_status_age_seconds"]
+    assert found["ebbtide_guest_status_age_seconds"]["low-1",] >= SAID_FOR_S
 
 
 async def test_what_an_agent_knows_is_known_without_asking(agent: Agent, two_vms: list[Domain]) -> None:
