@@ -75,8 +75,8 @@ class _Cluster:
     capacity: Amounts = amounts("ebbtide_cluster_capacity", "What the hosts hand out")
     free: Amounts = amounts("ebbtide_cluster_free", "What the hosts could give away")
     deflatable: Amounts = amounts("ebbtide_cluster_deflatable", "What could be taken from VMs")
-    nominal: Amounts = amounts("ebbtide_cluster_nominal", "What VMs were sold", ("priority",))
-    minimum: Amounts = amounts("ebbtide_cluster_minimum", "The minimums of VMs", ("priority",))
+    nominal: Amounts = amounts("ebbtide_cluster_nominal", "What VMs that are not off were sold", ("priority",))
+    minimum: Amounts = amounts("ebbtide_cluster_minimum", "The minimums of VMs that are not off", ("priority",))
     bound: Amounts = amounts("ebbtide_cluster_bound", "What hosts let VMs hold", ("priority",))
     pressed: Metric = gauge("cluster_vms_under_pressure", "VMs under pressure.")
     vms: Metric = gauge("cluster_vms", "VMs that hosts report.", "state", "priority")
@@ -226,6 +226,8 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
         for vm in report.vms:
             vms[vm.state, vm.priority] += 1
             pressed += vm.pressure is not None
+            if vm.state is VMState.STOPPED:
+                continue  # it holds nothing, which would look like deflation
             nominal, minimum, bound = sums[vm.priority]
             nominal.add(vm.nominal)
             minimum.add(vm.minimum)

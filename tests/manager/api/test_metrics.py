@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from cluster_manager.api import metrics
-from cluster_manager.api.metric_families import STATES, declared
+from cluster_manager.api.metric_families import STATES, OneHost, declared, put_hosts
 from cluster_manager.inventory.agents import ANSWER_LIMIT
-from ebbtide.rest.metrics.sheet import MIB
+from ebbtide.messages.common import Vector
+from ebbtide.messages.vms import VMState
+from ebbtide.rest.metrics.sheet import MIB, Sheet
 from hostagent.api import metrics as of_agent
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.manager.plan_events import spec_of, status_of
 from tests.manager.with_agent import lab_of
 from tests.promtool import check_metrics
 
@@ -66,6 +69,18 @@ async def test_a_leader_tells_of_itself_its_hosts_and_its_placements(tmp_path: P
         assert "ebbtide_manager_store_free_bytes" in found or not isinstance(cluster.settings.database, Path)
         # Without an engine nothing is said of it: unknown is not zero.
         assert "ebbtide_matcher_engine_up" not in found
+
+
+def test_vms_that_are_off_are_in_no_sum_so_that_they_do_not_look_deflated() -> None:
+    off = [status_of(spec_of(name, "deflatable"), "host-a", Vector(), VMState.STOPPED) for name in ("a", "b", "c")]
+    runs = status_of(spec_of("web", "deflatable"), "host-a")
+    report = host("host-a").report().model_copy(update={"vms": (*off, runs)})
+    sheet = Sheet(declared())
+    put_hosts(sheet, [OneHost("host-a", "ready", 1.0, report)])
+    found = sheet.values()
+    for name, memory_mib in (("nominal", 800), ("minimum", 300), ("bound", 800)):
+        assert found[f"ebbtide_cluster_{name}_memory_bytes"]["deflatable",] == memory_mib * MIB, name
+    assert found["ebbtide_cluster_vms"] == {("stopped", "deflatable"): 3.0, ("running", "deflatable"): 1.0}
 
 
 async def test_a_preemption_is_counted_by_its_reason_and_the_queue_told(tmp_path: Path) -> None:
