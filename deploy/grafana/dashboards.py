@@ -264,23 +264,23 @@ HOST: Final = Dashboard(
         (
             "Layers",
             (
-                Panel("Memory asked", [(_taken("ebbtide_vm_layer_asked_memory_bytes_total"), "{{layer}}")], "bytes"),
+                Panel("Memory asked", [(_taken("ebbtide_host_layer_asked_memory_bytes_total"), "{{layer}}")], "bytes"),
                 Panel(
                     "Memory verified",
-                    [(_taken("ebbtide_vm_layer_verified_memory_bytes_total"), "{{layer}}")],
+                    [(_taken("ebbtide_host_layer_verified_memory_bytes_total"), "{{layer}}")],
                     "bytes",
                     about="The application's part is in the guest's: they are not added.",
                 ),
                 Panel(
                     "Seconds of layers",
-                    [(f"sum by (layer) (increase(ebbtide_vm_layer_seconds_total{_OF}[1h]))", "{{layer}}")],
+                    [(f"sum by (layer) (increase(ebbtide_host_layer_seconds_total{_OF}[1h]))", "{{layer}}")],
                     "s",
                 ),
                 Panel(
                     "Shortfalls by reason",
                     [
                         (
-                            f"sum by (reason, resource) (increase(ebbtide_vm_shortfalls_total{_OF}[1h]))",
+                            f"sum by (reason, resource) (increase(ebbtide_host_shortfalls_total{_OF}[1h]))",
                             "{{reason}} {{resource}}",
                         )
                     ],

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 from ebbtide.deflation.modes import HostMode
@@ -16,7 +17,7 @@ from ebbtide.messages.vms import VMStatus
 from ebbtide.rest.metrics.sheet import MIB, Amounts, Metric, Sheet, amounts, counter, declared_in, gauge
 from ebbtide.rest.metrics.totals import Calls, Distribution, Reports
 from hostagent.control.usage import SAID_FOR_S
-from hostagent.state.tallies import Tally
+from hostagent.state.tallies import DIRECTIONS, ENDINGS, Tally
 
 #: How many values each label can have.
 LABELS: Final[Mapping[str, str]] = {
@@ -41,7 +42,8 @@ LABELS: Final[Mapping[str, str]] = {
 }
 
 _VM: Final = ("vm",)
-_BY_LAYER: Final = ("vm", "direction", "layer")
+_LAYER: Final = ("direction", "layer")
+_BY_LAYER: Final = ("vm", *_LAYER)
 
 
 class _Host:
@@ -85,6 +87,26 @@ class _Host:
         "histogram",
         "How long calls to libvirt took, the wait for a turn included.",
     )
+    resizes: Metric = counter(
+        "host_resizes", "Resizes of all VMs, gone ones included; outcome: done, short or error.", "direction", "outcome"
+    )
+    asked: Amounts = amounts(
+        "ebbtide_host_layer_asked", "What a layer of all VMs was asked for, gone ones included", _LAYER, "counter"
+    )
+    verified: Amounts = amounts(
+        "ebbtide_host_layer_verified",
+        "What a layer of all VMs verifiably gave, gone ones included; application and cold are never added",
+        _LAYER,
+        "counter",
+    )
+    seconds: Metric = counter("host_layer_seconds", "How long a layer of all VMs worked, gone ones included.", *_LAYER)
+    shortfalls: Metric = counter(
+        "host_shortfalls",
+        "How often a resize of any VM did not reach its target, gone ones included.",
+        "direction",
+        "resource",
+        "reason",
+    )
 
 
 class _VMs:
@@ -114,7 +136,11 @@ class _VMs:
     broken: Metric = counter("vm_broken_offline", "How often a vCPU ran that the guest called off line.", "vm")
     contended: Metric = gauge("vm_contended", "Whether another program undoes what is put right.", "vm")
     resizes: Metric = counter(
-        "vm_resizes", "Resizes that have ended; outcome: done, short or error.", "vm", "direction", "outcome"
+        "vm_resizes",
+        "Resizes that have ended, steps of steady mode only where they failed; outcome: done, short or error.",
+        "vm",
+        "direction",
+        "outcome",
     )
     asked: Amounts = amounts(
         "ebbtide_vm_layer_asked", "What a layer was asked for, over all resizes", _BY_LAYER, "counter"
@@ -186,6 +212,7 @@ class HostFacts:
 
     report: HostReport
     vms: tuple[VMFacts, ...]
+    tally: Tally
     decisions: Counter[str]
     operations: Counter[str]
     durations: Mapping[tuple[str, str], Distribution]
@@ -245,9 +272,10 @@ def sheet_of(facts: HostFacts) -> Sheet:
     for outcome in ("ok", "error", "timeout", "gone"):
         sheet.put(HOST.calls, facts.calls.outcomes[outcome], outcome)
     sheet.put_spread(HOST.call, facts.calls.seconds)
+    _put_tally(sheet, HOST, facts.tally)
     for vm in facts.vms:
         _put_vm(sheet, vm)
-        _put_tally(sheet, vm.status.name, vm.tally)
+        _put_tally(sheet, VMS, vm.tally, vm.status.name)
         if vm.said is not None:
             _put_guest(sheet, vm.status.name, *vm.said)
         sheet.put(GUESTS.cpus, vm.online, vm.status.name)
@@ -288,19 +316,20 @@ def _put_vm(sheet: Sheet, facts: VMFacts) -> None:
     sheet.put(VMS.contended, vm.contention is not None, vm.name)
 
 
-def _put_tally(sheet: Sheet, name: str, tally: Tally) -> None:
-    for (direction, outcome), count in tally.resizes.items():
-        sheet.put(VMS.resizes, count, name, direction, outcome)
-    for metrics, found in ((VMS.asked, tally.asked), (VMS.verified, tally.verified)):
+def _put_tally(sheet: Sheet, metrics: type[_Host] | type[_VMs], tally: Tally, *vm: str) -> None:
+    for direction, ending in product(DIRECTIONS, ENDINGS):
+        # There from the beginning, so that the first one is an increase.
+        sheet.put(metrics.resizes, tally.resizes[direction, ending], *vm, direction, ending)
+    for vectors, found in ((metrics.asked, tally.asked), (metrics.verified, tally.verified)):
         for direction, layer in dict.fromkeys((way, layer) for way, layer, _ in found):
             amount = ResourceVector(
                 *(max(found.get((direction, layer, component), 0.0), 0.0) for component in COMPONENTS)
             )
-            sheet.put_amounts(metrics, amount, name, direction, layer)
+            sheet.put_amounts(vectors, amount, *vm, direction, layer)
     for (direction, layer), seconds in tally.seconds.items():
-        sheet.put(VMS.seconds, seconds, name, direction, layer)
+        sheet.put(metrics.seconds, seconds, *vm, direction, layer)
     for (direction, component, reason), count in tally.shortfalls.items():
-        sheet.put(VMS.shortfalls, count, name, direction, component, reason)
+        sheet.put(metrics.shortfalls, count, *vm, direction, component, reason)
 
 
 def _put_guest(sheet: Sheet, name: str, said: MemoryState, age_s: float) -> None:

@@ -58,6 +58,7 @@ def facts_of(agent: Agent) -> HostFacts:
     return HostFacts(
         report,
         tuple(vms),
+        host.tallies.whole,
         host.history.made,
         operations.under_way(),
         operations.durations,

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Final, Literal
+from collections.abc import Mapping
+from itertools import product
+from typing import Final, Literal, get_args
 
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.resources import COMPONENTS, ResourceVector
 from ebbtide.messages.operations import VMOutcome
 
 Direction = Literal["deflate", "reinflate"]
+Ending = Literal["done", "short", "error"]
+DIRECTIONS: Final[tuple[Direction, ...]] = get_args(Direction)
+ENDINGS: Final[tuple[Ending, ...]] = get_args(Ending)
 #: Why a component was not reached, where no layer is to blame: a call failed, and nobody could be asked for it.
 ERROR: Final = "error"
 UNASKED: Final = "unasked"
+#: All that `_reason` says.
+REASONS: Final[Mapping[Direction, tuple[str, ...]]] = {
+    "deflate": (*(layer.value for layer in Layer if layer is not Layer.COLD), ERROR, UNASKED),
+    "reinflate": (Layer.GUEST.value, ERROR),
+}
 
 
 class Tally:
     """One VM's. Amounts are in the unit of the component's name."""
 
     def __init__(self) -> None:
-        #: By direction and how they ended: done, short or error.
-        self.resizes: Counter[tuple[Direction, str]] = Counter()
+        #: By direction and how they ended; steps of steady mode only where they failed.
+        self.resizes: Counter[tuple[Direction, Ending]] = Counter()
         #: By direction, layer and component.
         self.asked: dict[tuple[Direction, str, str], float] = defaultdict(float)
         self.verified: dict[tuple[Direction, str, str], float] = defaultdict(float)
@@ -31,13 +41,17 @@ class Tally:
         #: How often a component was not reached, by direction, component and reason.
         self.shortfalls: Counter[tuple[Direction, str, str]] = Counter()
 
-    def add(self, outcome: VMOutcome) -> None:
-        """Count a resize that has ended."""
+    def add(self, outcome: VMOutcome, gently: bool = False) -> None:
+        """Count a resize that has ended.
+
+        :param gently: it was a step of steady mode, which takes what there is: less than its target is no shortfall.
+        """
         ways = {name: _way(outcome, name) for name in COMPONENTS}
         present: set[Direction] = {way for way in ways.values() if way is not None}
         short = [name for name, missing in outcome.shortfall.vector().as_dict().items() if missing > 0]
-        ended = ERROR if outcome.errors else "short" if short else "done"
-        for way in present:
+        ended: Ending = "error" if outcome.errors else "short" if short else "done"
+        counts = not gently or bool(outcome.errors)
+        for way in present if counts else ():
             self.resizes[way, ended] += 1
         worked: dict[tuple[Direction, str], float] = {}
         for row in outcome.ledger:
@@ -53,7 +67,7 @@ class Tally:
             worked[key] = max(worked.get(key, 0.0), row.seconds)
         for key, seconds in worked.items():
             self.seconds[key] += seconds
-        for name in short:
+        for name in short if counts else ():
             if (direction := ways[name]) is not None:
                 self.shortfalls[direction, name, _reason(outcome, direction, name)] += 1
 
@@ -71,10 +85,24 @@ class Tally:
 
 
 class Tallies:
-    """Those of all VMs, by name."""
+    """Those of all VMs, by name, and of the whole host, with all that can be counted in it from the beginning."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, Tally] = {}
+        #: VMs that are gone included.
+        self.whole = Tally()
+        for way, layer in product(DIRECTIONS, Layer):
+            self.whole.seconds[way, layer.value] = 0.0
+            for name in COMPONENTS:
+                self.whole.asked[way, layer.value, name] = self.whole.verified[way, layer.value, name] = 0.0
+        for way, name in product(DIRECTIONS, COMPONENTS):
+            for reason in REASONS[way]:
+                self.whole.shortfalls[way, name, reason] = 0
+
+    def add(self, outcome: VMOutcome, gently: bool = False) -> None:
+        """Count a resize of a VM that has ended (`Tally.add`)."""
+        for tally in (self.of(outcome.name), self.whole):
+            tally.add(outcome, gently)
 
     def of(self, vm: str) -> Tally:
         return self._tallies.setdefault(vm, Tally())

@@ -446,7 +446,7 @@ class Host:
         else:
             vm.drift_repair.pace.held()  # it was right: what is changed from now on is put right at once
         self.history.resized(cause, outcome, deadline_s, mode)
-        self.tallies.of(vm.name).add(outcome)
+        self.tallies.add(outcome, gently=cause is not None and cause.gently)
         return outcome
 
     async def _give_up(self, vm: ManagedVM) -> None:

@@ -93,6 +93,29 @@ async def test_a_deflation_is_told_as_its_ledger_says(
     assert not [name for name in found if name.startswith("ebbtide_vm_layer") and 'vm="low-2"' in name]
 
 
+async def test_the_first_of_anything_is_an_increase_since_its_series_was_there_at_zero(
+    client: Client, command: Command, two_vms: list[Domain]
+) -> None:
+    before = await values_of(client)
+    target = {"cpu_cores": 1.0, "memory_mib": 640.0}
+    await command("PUT", "/v1/vms/low-1/target", {"request_id": "smaller", "generation": 5, "target": target})
+    after = await values_of(client)
+    rose = {
+        name
+        for name, value in after.items()
+        if name.startswith(("ebbtide_vm_resizes", "ebbtide_host_resizes", "ebbtide_host_layer", "ebbtide_host_short"))
+        and value > before[name]
+    }
+    assert {
+        'ebbtide_vm_resizes_total{direction="deflate",outcome="done",vm="low-1"}',
+        'ebbtide_host_resizes_total{direction="deflate",outcome="done"}',
+        'ebbtide_host_layer_verified_memory_bytes_total{direction="deflate",layer="guest"}',
+    } <= rose
+    assert before['ebbtide_vm_resizes_total{direction="deflate",outcome="short",vm="low-2"}'] == 0.0
+    assert before['ebbtide_host_resizes_total{direction="deflate",outcome="short"}'] == 0.0
+    assert before['ebbtide_host_shortfalls_total{direction="deflate",reason="unasked",resource="cpu_cores"}'] == 0.0
+
+
 async def test_drift_that_was_put_right_is_counted(
     client: Client, command: Command, host: Host, two_vms: list[Domain]
 ) -> None:

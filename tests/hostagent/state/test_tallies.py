@@ -10,7 +10,7 @@ from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import LedgerRow, VMOutcome
-from hostagent.state.tallies import Tally
+from hostagent.state.tallies import Tallies, Tally
 
 
 def row(layer: Layer, resource: str, asked: float, verified: float, seconds: float = 1.0) -> LedgerRow:
@@ -81,6 +81,29 @@ def test_a_shortfall_is_the_last_layers_that_was_asked_and_gave_less(
     tally.add(outcome(BIG, SMALL, *rows, shortfall=Vector(memory_mib=4), errors=errors))
     assert tally.shortfalls == {("deflate", "memory_mib", reason): 1}
     assert tally.resizes == {("deflate", "error" if errors else "short"): 1}
+
+
+def test_a_step_of_steady_mode_counts_for_its_layers_and_as_a_resize_only_where_it_failed() -> None:
+    tally = Tally()
+    partial = outcome(BIG, SMALL, row(Layer.GUEST, "memory_mib", 512.0, 256.0), shortfall=Vector(memory_mib=256))
+    tally.add(partial, gently=True)
+    assert (tally.resizes, tally.shortfalls) == ({}, {})
+    assert tally.verified["deflate", "guest", "memory_mib"] == 256.0
+    tally.add(partial.model_copy(update={"errors": ("libvirt did not answer",)}), gently=True)
+    assert tally.resizes == {("deflate", "error"): 1}
+    assert tally.shortfalls == {("deflate", "memory_mib", "error"): 1}
+
+
+def test_totals_of_all_vms_begin_at_zero_and_keep_those_of_vms_that_are_gone() -> None:
+    tallies = Tallies()
+    assert set(tallies.whole.shortfalls.values()) == {0}
+    assert len(tallies.whole.seconds) == len(Layer) * 2
+    tallies.add(outcome(BIG, SMALL, row(Layer.GUEST, "memory_mib", 9, 3), shortfall=Vector(memory_mib=6)))
+    tallies.forget("web")
+    assert tallies.whole.resizes == {("deflate", "short"): 1}
+    assert tallies.whole.shortfalls["deflate", "memory_mib", "guest"] == 1
+    assert tallies.whole.verified["deflate", "guest", "memory_mib"] == 3.0
+    assert not tallies.of("web").resizes
 
 
 def test_a_resize_to_the_size_that_it_has_is_none() -> None:
