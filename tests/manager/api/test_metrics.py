@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster_manager.api import metrics
 from cluster_manager.api.metric_families import STATES, OneHost, declared, put_hosts
-from cluster_manager.inventory.agents import ANSWER_LIMIT
+from cluster_manager.inventory.agents import METRICS_LIMIT
 from ebbtide.messages.common import Vector
+from ebbtide.messages.guest import Memory, MemoryState
 from ebbtide.messages.vms import VMState
 from ebbtide.rest.metrics.sheet import MIB, Sheet
 from hostagent.api import metrics as of_agent
+from hostagent.api.metric_families import VMFacts
+from hostagent.state.tallies import Tallies
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.plan_events import spec_of, status_of
 from tests.manager.with_agent import lab_of
 from tests.promtool import check_metrics
+
+SCRAPES = Path(__file__).resolve().parents[3] / "deploy" / "prometheus" / "prometheus.yml"
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -139,10 +146,35 @@ async def test_a_hosts_metrics_come_through_the_manager_and_prometheus_hears_whe
 
 async def test_a_host_that_says_too_much_is_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with lab_of(tmp_path) as lab:
-        monkeypatch.setattr(of_agent, "_written", lambda *_: b"# " + b"x" * ANSWER_LIMIT)
+        monkeypatch.setattr(of_agent, "_written", lambda *_: b"# " + b"x" * METRICS_LIMIT)
         status, text = await text_of(lab.cluster, "/v1/hosts/host-a/metrics")
         assert (status, b"more than" in text) == (503, True)
         assert len(text) < 1000
+
+
+async def test_metrics_of_a_thousand_vms_are_passed_on_and_scraped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = Tallies().whole  # as of a VM all of whose layers have worked
+    guest = MemoryState.model_validate({"boot_id": "b", "memory": dict.fromkeys(Memory.model_fields, 1234.567)})
+    vms = tuple(
+        VMFacts(
+            status_of(spec_of(f"a-vm-with-a-rather-long-name-{number:04d}", "deflatable", 1.2345, 1234.567), "host-a"),
+            resident_mib=1234.567,
+            tally=tally,
+            said=(guest, 1.2345),
+            online=2,
+        )
+        for number in range(1000)
+    )
+    async with lab_of(tmp_path) as lab:
+        known = of_agent.facts_of
+        monkeypatch.setattr(of_agent, "facts_of", lambda agent: replace(known(agent), vms=vms))
+        status, text = await text_of(lab.cluster, "/v1/hosts/host-a/metrics")
+        assert status == 200, text
+        samples = len(re.findall(rb"^[^#]", text, re.MULTILINE))
+        assert samples > 1000 * 90
+        assert samples < yaml.safe_load(SCRAPES.read_text())["scrape_configs"][1]["sample_limit"]
 
 
 async def test_a_manager_that_does_not_lead_says_so_and_no_more(
