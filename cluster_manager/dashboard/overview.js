@@ -26,16 +26,16 @@ export const KEY = () =>
   el(
     "p",
     { class: "key" },
-    el("span", null, el("i", { class: "swatch used" }), "held by VMs"),
+    el("span", null, el("i", { class: "swatch used" }), "not free: held by VMs or by what else the host runs"),
     el("span", null, el("i", { class: "swatch deflated" }), "taken from VMs: what they lack of their nominal sizes"),
     el("span", null, el("i", { class: "swatch free" }), "free"),
   );
 
-/** What VMs hold of a capacity and what was taken from them, as words and as bars. */
+/** What is not free of a capacity, whoever holds it, and what was taken from VMs, as words and as bars. */
 export function figures(of, capacity, free, deflatable, taken) {
   return RESOURCES.filter(([name]) => capacity[name] > 0).map(([name, word, unit]) => {
     const used = Math.max(capacity[name] - free[name], 0);
-    const said = `${number(used)} of ${number(capacity[name])} ${unit} held`;
+    const said = `${number(used)} of ${number(capacity[name])} ${unit} not free`;
     const more = `${number(taken[name])} taken, ${number(deflatable[name])} deflatable`;
     return el(
       "div",
