@@ -218,7 +218,13 @@ def backup(
 
     SQLite or PostgreSQL, as the manager has it; the token must be an admin's. Back: `ebb-manager restore FILE`.
     """
+    if str(file) == "-":
+        raise typer.BadParameter("a backup is whole or not there: give a file", param_hint="FILE")
     try:
+        if file.exists() and not file.is_file():
+            raise EbbError(f"{file} is no regular file")
+        # A link goes on pointing where it does.
+        file = Path(os.path.realpath(file))
         # Beside it, 0600: what is there is replaced by a whole backup or not at all.
         descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
         try:
