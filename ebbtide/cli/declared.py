@@ -77,7 +77,8 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
 
     The template and the memory to boot with are not looked at: a VM that is there keeps them.
     """
-    if vm is None:
+    # One that no host took is created by its name.
+    if vm is None or (vm.state == "failed" and vm.host is None):
         return Change(spec.name, (f"{spec.priority}, {spec.nominal.vector()}",), None)
     later = vm.at_next_start
     minimum = spec.allocation(ZERO).minimum

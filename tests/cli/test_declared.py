@@ -113,6 +113,13 @@ def test_what_comes_with_the_next_start_is_not_asked_for_again() -> None:
     assert change_to(VMSpec.model_validate(WEB), was).action == "resize"
 
 
+def test_one_that_no_host_took_is_created() -> None:
+    spec = VMSpec.model_validate(WEB)
+    for declared in (spec, VMSpec.model_validate({**WEB, "nominal": {"cpu_cores": 1, "memory_mib": 256}})):
+        assert change_to(declared, there(spec, state="failed", host=None)).action == "create"
+    assert change_to(spec, there(spec, state="failed")).action == "none"
+
+
 @pytest_asyncio.fixture
 async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
@@ -176,6 +183,16 @@ async def test_shrink_and_grow_go_one_way_only_and_grow_ends_at_nominal(lab: Lab
 @pytest.mark.parametrize("way", Way)
 def test_a_target_names_nothing_that_its_user_has_not_named(way: Way) -> None:
     assert size_to_reach(there(VMSpec.model_validate(WEB)), {"cpu_cores": 1.0}, way) == PartialVector(cpu_cores=1.0)
+
+
+async def test_a_creation_that_was_refused_is_asked_for_again(lab: Lab, tmp_path: Path) -> None:
+    large = {"name": "late", "nominal": {"cpu_cores": 1, "memory_mib": 900_000}}
+    for _ in range(2):
+        refused = await ebb(lab, "apply", "-f", str(put(tmp_path, large)))
+        assert main.exit_code_of(refused.exception) == 1, refused.output
+    done = await ebb(lab, "apply", "-f", str(put(tmp_path, {**WEB, "name": "late"})))
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "late" in lab.agent.host.vms
 
 
 async def test_wait_ends_when_it_is_so_and_says_when_it_is_not(lab: Lab) -> None:
