@@ -319,8 +319,11 @@ def exit_code_of(error: EbbError) -> int:
         case WrongCall():
             return 2
         case _:
-            # The manager's answer, or a context's: it is not there.
-            return 3 if getattr(error, "status", None) == 404 else 1
+            from ebbtide.messages.problem_codes import ProblemCode
+
+            # The manager's answer, or a context's: it is not there. A path that is not there is no manager's.
+            lost = getattr(error, "code", None) is ProblemCode.NO_SUCH_ROUTE
+            return 3 if getattr(error, "status", None) == 404 and not lost else 1
 
 
 def _guarded(work: Callable[[], object]) -> int:

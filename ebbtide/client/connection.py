@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from ebbtide.client.errors import ClientError, ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.tls import tls_problem
 from ebbtide.messages.common import Problem, problem_in
+from ebbtide.messages.problem_codes import ProblemCode
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -258,8 +259,10 @@ def query_of(values: Mapping[str, object]) -> dict[str, str]:
 
 def refusal_of(status: int, content: Any, may_come: bool = False) -> ManagerRefused:
     """The error for a 4xx or 5xx. ``may_come``: the answer says when to ask again."""
-    problem = problem_in(status, json.dumps(content)) or Problem.of(
-        status, f"the manager answered with status {status}"
-    )
+    problem = problem_in(status, json.dumps(content))
+    if problem is None:
+        # A manager says what is missing; a proxy, or another server, has no such path.
+        code = ProblemCode.NO_SUCH_ROUTE if status == 404 else None
+        problem = Problem.of(status, f"the manager answered with status {status}", code=code)
     kind = ManagerStandsBy if status == 503 and may_come else ManagerRefused
     return kind(status, problem.detail, problem.field, problem)

@@ -22,7 +22,8 @@ from ebbtide.cli.commands.targets import Way, size_to_reach
 from ebbtide.cli.declared import change_to, specs_of
 from ebbtide.cli.main import app
 from ebbtide.cli.schemas import schema_of
-from ebbtide.client import ManagerUnreachable
+from ebbtide.client import ManagerRefused, ManagerUnreachable
+from ebbtide.client.connection import refusal_of
 from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import PartialVector, Vector
@@ -208,6 +209,22 @@ async def test_wait_ends_when_it_is_so_and_says_when_it_is_not(lab: Lab) -> None
     await ebb(lab, "vm", "delete", "web", "--yes")
     gone = await ebb(lab, "wait", "vm", "web", "--for", "gone", "-o", "json")
     assert json.loads(gone.stdout) == {"name": "web", "state": "gone"}
+
+
+@pytest.mark.parametrize("wrong", ["/v1", "/nothing"])
+async def test_an_address_without_such_a_path_does_not_say_that_a_vm_is_gone(lab: Lab, wrong: str) -> None:
+    await ebb(lab, "vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+    for words in (("wait", "vm", "web", "--for", "gone"), ("vm", "show", "web")):
+        argv = [*words, "--manager", lab.url + wrong, "--token-file", str(lab.token_file)]
+        result = await asyncio.to_thread(CliRunner().invoke, app, argv)
+        assert isinstance(result.exception, ManagerRefused)
+        assert main.exit_code_of(result.exception) == 1
+
+
+@pytest.mark.parametrize("content", [None, {"detail": "Not Found"}, "no"])
+def test_a_404_that_is_no_managers_names_nothing_that_is_missing(content: Any) -> None:
+    assert main.exit_code_of(refusal_of(404, content)) == 1
+    assert main.exit_code_of(refusal_of(404, {"error": "web: there is no such VM"})) == 3
 
 
 class Told(Asking):

@@ -14,6 +14,7 @@ from ebbtide.cli.commands.options import Asking, HostName, OperationFailed, VMNa
 from ebbtide.cli.output import Steps, shown
 from ebbtide.errors import EbbError
 from ebbtide.messages.hosts import HostStatus
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import ManagedTask, TaskState
 from ebbtide.messages.vms import ClusterVM
 
@@ -163,7 +164,7 @@ def _wait(
                 steps(away)
             return None
         except ManagerRefused as error:
-            if error.status == 404 and wanted == "gone":
+            if error.code is ProblemCode.NOT_FOUND and wanted == "gone":
                 return {"name": name, "state": "gone"}
             raise
         if reached(found):
