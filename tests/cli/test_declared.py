@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from ebbtide.cli import main
 from ebbtide.cli.commands import wait
-from ebbtide.cli.commands.options import Asking
+from ebbtide.cli.commands.options import Asking, OperationFailed
 from ebbtide.cli.commands.targets import Way, size_to_reach
 from ebbtide.cli.declared import change_to, specs_of
 from ebbtide.cli.main import app
@@ -260,3 +260,14 @@ def test_wait_goes_on_over_a_manager_that_is_away_for_a_while(
     assert said.err.count("waiting until web is running: it is placing") == 2
     with pytest.raises(ManagerUnreachable):
         answers(away)()
+
+
+@pytest.mark.parametrize("wanted", [wanted for wanted in wait.OfVM if wanted is not wait.OfVM.GONE])
+def test_a_vm_that_has_failed_is_waited_for_no_more(monkeypatch: pytest.MonkeyPatch, wanted: wait.OfVM) -> None:
+    class Client:
+        async def vm(self, name: str) -> ClusterVM:
+            return there(VMSpec.model_validate(WEB), state="failed", sentence="no host had room")
+
+    monkeypatch.setattr(Told, "ask", lambda self, question: asyncio.run(question(Client())))
+    with pytest.raises(OperationFailed, match="web is failed: no host had room"):
+        wait.vm("web", wanted, 0.0, to=Told())

@@ -101,7 +101,8 @@ def vm(
     to: Asking,
 ) -> None:
     """Wait until a VM runs, its guest is connected, it is deflated, at its nominal size, off, preempted or gone."""
-    hopeless = "failed" if wanted in (OfVM.RUNNING, OfVM.CONNECTED, OfVM.NOMINAL) else None
+    # What is left of it on a silent host is removed as soon as that answers.
+    hopeless = None if wanted is OfVM.GONE else "failed"
     _wait(to, name, wanted, timeout_s, lambda client: client.vm(name), lambda vm: is_vm(vm, wanted), hopeless)
 
 
