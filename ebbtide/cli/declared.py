@@ -26,14 +26,18 @@ def specs_of(file: Path) -> list[VMSpec]:
     import yaml
 
     try:
+        if str(file) == "-" and sys.stdin is None:
+            raise EbbError("standard input is closed")
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        documents = list(yaml.safe_load_all(text))
+        documents = _documents(text)
     except OSError as error:
         raise EbbError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise EbbError(f"{file} is no text") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         raise EbbError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise EbbError(f"{file} is no YAML: it is nested too deeply") from error
     bodies = [body for each in documents for body in (each if isinstance(each, list) else [each]) if body is not None]
     if not bodies:
         raise EbbError(f"{file} declares no VM")
@@ -49,6 +53,25 @@ def specs_of(file: Path) -> list[VMSpec]:
             raise EbbError(f"{file}: VM {number}: name: {spec.name} is declared twice")
         found[spec.name] = spec
     return list(found.values())
+
+
+def _documents(text: str) -> list[Any]:
+    """:raises YAMLError: it is none, or names a key twice, of which PyYAML would take the last."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        # Before mappings are merged: what overrides is no repetition.
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node: yaml.MappingNode = super().compose_mapping_node(anchor)
+            seen = set()
+            for key, _ in node.value:
+                if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
+                    if (key.tag, key.value) in seen:
+                        raise yaml.composer.ComposerError(None, None, f"found {key.value!r} twice", key.start_mark)
+                    seen.add((key.tag, key.value))
+            return node
+
+    return list(yaml.load_all(text, Loader))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ebbtide.messages.vms import ClusterVM, OnPreemption, VMSpec
 from tests.manager.with_agent import Lab, lab_of
 
 SIZE = {"cpu_cores": 1.0, "memory_mib": 512.0}
+BODY = "name: web\nnominal: {cpu_cores: 1, memory_mib: 512}"
 WEB: dict[str, Any] = {"name": "web", "nominal": SIZE}
 
 
@@ -72,6 +73,10 @@ def test_a_document_a_list_and_json_are_read_alike(tmp_path: Path) -> None:
         ("\n---\n".join(["{name: web, nominal: {cpu_cores: 1, memory_mib: 512}}"] * 2), "web is declared twice"),
         ("name: web\nlabels: {since: 2026-02-30}", "is no YAML"),
         ("!!python/object/apply:os.getcwd []", "is no YAML"),
+        (f"{BODY}\n{BODY}", "found 'name' twice"),
+        ("name: web\nnominal: {cpu_cores: 1, memory_mib: 512, cpu_cores: 2}", "found 'cpu_cores' twice"),
+        ('{"name": "web", "name": "db", "nominal": {"cpu_cores": 1, "memory_mib": 512}}', "found 'name' twice"),
+        ("[" * 5000, "is no YAML: it is nested too deeply"),
     ],
 )
 def test_a_file_that_is_wrong_is_named_with_its_vm_and_field(tmp_path: Path, text: str, said: str) -> None:
@@ -81,6 +86,23 @@ def test_a_file_that_is_wrong_is_named_with_its_vm_and_field(tmp_path: Path, tex
         specs_of(file)
     assert str(file) in str(caught.value)
     assert said in str(caught.value)
+
+
+def test_keys_may_be_merged_and_overridden(tmp_path: Path) -> None:
+    file = tmp_path / "vms.yaml"
+    size = "{<<: &least {cpu_cores: 1, memory_mib: 512}, memory_mib: 600}"
+    file.write_text(
+        f"- {{name: a, nominal: &more {size}}}\n"
+        "- &b {name: b, nominal: {<<: *more, memory_mib: 700}, minimum: *least}\n"
+        "- {<<: *b, name: c}\n"
+    )
+    assert [(spec.name, spec.nominal.memory_mib) for spec in specs_of(file)] == [("a", 600), ("b", 700), ("c", 700)]
+
+
+def test_standard_input_that_is_closed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(EbbError, match="standard input is closed"):
+        specs_of(Path("-"))
 
 
 @pytest.mark.parametrize("spec", [
