@@ -13,7 +13,7 @@ from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.tokens import Principal, principal, read_token
 from hostagent.domain_xml.template_library import TemplateLibrary
 from hostagent.domain_xml.templates import PACKAGED
-from hostagent.options import HostAgentOptions
+from hostagent.options import HostAgentOptions, own_capacity
 
 
 def manager_token(token_file: Path, manager: str | Sequence[str] | None, manager_token_file: Path | None) -> str:
@@ -48,8 +48,10 @@ def check_files(options: HostAgentOptions, access: AccessSettings) -> None:
     """Read what an agent with these options reads at its start.
 
     :raises AccessError: tokens or certificates that cannot be used.
-    :raises TemplateError: a template that cannot be used.
+    :raises HostAgentError: a template that cannot be used, or a reserve that leaves nothing.
     """
     manager_token(options.token_file, options.manager, options.manager_token_file)
     gate_of(access, options.token_file, options.manager_name)
+    if options.capacity == "auto":
+        own_capacity(options.reserve_mib)
     TemplateLibrary.load((*options.templates, PACKAGED), 0)

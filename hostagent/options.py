@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.common import LibvirtUri, Name
+from ebbtide.messages.common import Address, LibvirtUri, Name
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, settings_config
 from ebbtide.rest.rates import Rate
 from ebbtide.rest.settings import AccessSettings, is_protected, key_pair, settings_of
+from hostagent.errors import HostAgentError
 from hostagent.state.files import ACPI_VERDICT, SAVE_DIR
 
 #: The common name of the manager's certificate.
@@ -31,6 +33,19 @@ def capacity_of(text: str) -> ResourceVector:
         return ResourceVector(**{name: float(value) for name, value in parts.items()})
     except (InvalidField, TypeError, ValueError) as error:
         raise ValueError("this is not like cpu_cores=6,memory_mib=4096, nor auto") from error
+
+
+def own_capacity(reserve_mib: float) -> ResourceVector:
+    """All of this machine but a reserve; its disks' and its network's bandwidth are handed out only where declared.
+
+    :raises HostAgentError: the reserve is all of it.
+    """
+    import psutil
+
+    memory_mib = psutil.virtual_memory().total // 2**20 - reserve_mib
+    if memory_mib <= 0:
+        raise HostAgentError(f"--reserve-mib {reserve_mib:g} leaves nothing of this machine's memory")
+    return ResourceVector(float(psutil.cpu_count() or 1), memory_mib)
 
 
 def address_of(text: str) -> tuple[str, int]:
@@ -134,6 +149,27 @@ class HostAgentOptions(DaemonOptions):
     burst: float = Field(RATE.burst, description="requests of one token at once")
 
 
+def url_of(options: HostAgentOptions, scheme: str) -> str:
+    """Where the manager finds this API. ``scheme``: that of the server.
+
+    :raises AccessError: nothing but a scheme, a host and a port can be it.
+    """
+    url = options.url or f"{scheme}://{options.listen}"
+    try:
+        return TypeAdapter(Address).validate_python(url)
+    except ValidationError:
+        raise AccessError(f"--url {url} must be a scheme, a host and a port, nothing else") from None
+
+
+def _names_a_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # The port is looked at when it is asked for.
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def access_of(options: HostAgentOptions) -> AccessSettings:
     """:raises AccessError: options that contradict each other."""
     address, _ = address_of(options.listen)
@@ -141,6 +177,10 @@ def access_of(options: HostAgentOptions) -> AccessSettings:
     caller = key_pair(options.certificate, options.key, "--certificate and --key")
     if options.url is None and address.strip("[]") in ("0.0.0.0", "::"):
         raise AccessError(f"--listen {address} is no address that the manager could call: give --url")
+    url_of(options, settings.scheme)
+    for url in options.manager:
+        if not _names_a_host(url):
+            raise AccessError(f"--manager {url} must be like https://10.0.0.1:7100")
     secret = caller is not None or options.manager_ca is not None
     if secret and not all(url.startswith("https://") for url in options.manager):
         raise AccessError("--manager must begin with https:// where --manager-ca or --certificate is given")

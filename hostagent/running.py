@@ -8,13 +8,8 @@ import signal
 import socket
 from typing import Any
 
-import psutil
 import structlog
-from pydantic import TypeAdapter, ValidationError
 
-from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.common import Address
-from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import Given
 from ebbtide.rest.settings import AccessSettings
 from ebbtide.tracing.exporting import exporting
@@ -26,7 +21,7 @@ from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.operations.agent import Agent
-from hostagent.options import HostAgentOptions, address_of, capacity_of
+from hostagent.options import HostAgentOptions, address_of, capacity_of, own_capacity, url_of
 from hostagent.service import give_back, serve
 from hostagent.state.files import alone_in, make_parents
 from hostagent.state.journal import Journal
@@ -92,7 +87,6 @@ async def _release(options: HostAgentOptions, access: AccessSettings) -> None:
 
 
 async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
-    address, port = address_of(options.listen)
     kind, reason = await asyncio.to_thread(_accelerator, options)
     template_dirs = (*options.templates, PACKAGED)
     library = await asyncio.to_thread(TemplateLibrary.load, template_dirs, 0)
@@ -114,26 +108,14 @@ async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
         cold_first=options.cold_first,
     )
     overhead = OVERHEAD_MIB[kind] if options.overhead_mib is None else options.overhead_mib
-    url = options.url or f"{access.scheme}://{address}:{port}"
-    try:
-        TypeAdapter(Address).validate_python(url)
-    except ValidationError:
-        raise AccessError(f"--url {url} must be a scheme, a host and a port, nothing else") from None
-    capacity = _own_capacity(options.reserve_mib) if options.capacity == "auto" else capacity_of(options.capacity)
+    url = url_of(options, access.scheme)
+    capacity = own_capacity(options.reserve_mib) if options.capacity == "auto" else capacity_of(options.capacity)
     part = Slice(options.id, url, capacity, kind, overhead, options.reserve_mib)
     directories = {"state": options.state_dir, "disks": options.disk_dir, "saved": options.save_dir}
     journal = await asyncio.to_thread(Journal, options.state_dir, bool(options.manager))
     host = Host(part, LibvirtHypervisor(settings), journal, directories=directories)
     log.info("starting", host=options.id, capacity=str(capacity), accelerator=kind, why=reason)
     return Agent(host, usable_boot_mib)
-
-
-def _own_capacity(reserve_mib: float) -> ResourceVector:
-    """All of this machine but a reserve; its disks' and its network's bandwidth are handed out only where declared."""
-    memory_mib = psutil.virtual_memory().total // 2**20 - reserve_mib
-    if memory_mib <= 0:
-        raise HostAgentError(f"--reserve-mib {reserve_mib:g} leaves nothing of this machine's memory")
-    return ResourceVector(float(psutil.cpu_count() or 1), memory_mib)
 
 
 def _accelerator(options: HostAgentOptions) -> tuple[Any, str]:

@@ -31,6 +31,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     # Not pytest's directory: only root can pass through.
     directory = Path(tempfile.mkdtemp(prefix="ebbtide-test-"))
     directory.chmod(0o755)
+    shutil.chown(directory, "nobody")
     for name in ("hosts.key", "token"):
         write_private(directory / name, f"secret-of-{name}\n")
         shutil.chown(directory / name, "nobody")
@@ -61,6 +62,10 @@ def _file(options: Path) -> None:
     options.chmod(0o600)
 
 
+def _directory(options: Path) -> None:
+    shutil.chown(options.parent, "root")
+
+
 def _tasks(options: Path) -> None:
     engine = options.parent / "engine.toml"
     engine.write_text(engine.read_text() + 'user = "daemon"\n')
@@ -71,6 +76,7 @@ def _tasks(options: Path) -> None:
     [
         (_secret, "3: token_file: --token-file: cannot read"),
         (_file, "manager.toml cannot be read: Permission denied"),
+        (_directory, "2: database: --database: the directory "),
         (_tasks, "user: only root may run tasks as daemon"),
     ],
 )

@@ -229,6 +229,34 @@ templates = {[str(tmp_path / options["templates"])] if "templates" in options el
         config.checked(config.Daemon.HOSTAGENT, file)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('url = "127.0.0.1:17201"', r":4: url: --url 127\.0\.0\.1:17201 must be a scheme, a host and a port"),
+        ('listen = "::1:7101"', r":4: listen: .*--url http://::1:7101 must be a scheme, a host and a port"),
+        ('manager = ["https://"]', r":4: manager: --manager https:// must be like https://"),
+        ('manager = ["https:/h:7100"]', r":4: manager: --manager https:/h:7100 must be like https://"),
+        ('manager = ["127.0.0.1:7100"]', r":4: manager: --manager 127\.0\.0\.1:7100 must be like https://"),
+        ("reserve_mib = 99999999", r":4: reserve_mib: --reserve-mib 1e\+08 leaves nothing of this machine's memory"),
+    ],
+)
+def test_the_check_refuses_what_the_host_agent_would_end_with(tmp_path: Path, line: str, said: str) -> None:
+    write_private(tmp_path / "token", "token-of-this-host")
+    file = tmp_path / "hostagent.toml"
+    file.write_text(f'id = "host-a"\ncapacity = "auto"\ntoken_file = "{tmp_path / "token"}"\n{line}\n')
+    with pytest.raises(AccessError, match=said):
+        config.checked(config.Daemon.HOSTAGENT, file)
+
+
+def test_the_check_looks_for_the_directory_of_the_store(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "SERVICE_USER", "nobody-of-this-name")
+    file.write_text(NEEDED.replace("m.sqlite", "not/there/m.sqlite"))
+    with pytest.raises(AccessError, match=r":2: database: --database: the directory not/there is not there"):
+        config.checked(config.Daemon.MANAGER, file)
+    monkeypatch.setattr(config, "SERVICE_DIRECTORY", Path("not/there"))
+    config.checked(config.Daemon.MANAGER, file)
+
+
 def test_the_rebalancer_is_off_and_has_the_pace_that_the_file_says(file: Path) -> None:
     file.write_text(NEEDED + "rebalance_most_moves = 5\n")
     settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)

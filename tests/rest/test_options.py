@@ -99,6 +99,20 @@ def test_an_agent_that_could_not_be_called_or_would_leak_does_not_start(
     assert said in error
 
 
+@pytest.mark.parametrize(
+    "options", [["--url", "127.0.0.1:17201"], ["--manager", "https://", "--manager-token-file", "agents"]]
+)
+def test_an_address_that_is_none_ends_an_agent_for_good(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
+) -> None:
+    needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token", "--state-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["ebb-hostagent", *needed, *options])
+    with pytest.raises(SystemExit) as ended:
+        hostagent.main.main()
+    assert ended.value.code == 2
+    structlog.reset_defaults()
+
+
 def test_one_secret_for_people_and_hosts_is_refused(refusal: Refusal) -> None:
     assert "hold the same word" in refusal("ebb-manager", ["--hosts-key-file", "token"])
 

@@ -32,6 +32,7 @@ class Daemon(enum.StrEnum):
 _MODELS: dict[Daemon, type[DaemonOptions]] = {Daemon.MANAGER: ManagerOptions, Daemon.HOSTAGENT: HostAgentOptions}
 #: Whose rights the manager's service has (packaging/systemd/ebb-manager.service); the host agent's has root's.
 SERVICE_USER = "ebbtide"
+SERVICE_DIRECTORY = Path("/var/lib/ebbtide/manager")
 
 
 def check(
@@ -107,7 +108,9 @@ def checked(daemon: Daemon, path: Path) -> None:
                 stack.enter_context(acting_as(user.pw_uid, user.pw_gid, groups))
             given = collect(ManagerOptions, path, {})
             try:
-                settings_of_all(given.options)
+                settings, _ = settings_of_all(given.options)
+                if isinstance(settings.database, Path):
+                    _check_directory(settings.database.parent)
             except (SettingsError, AccessError, EngineSettingsError) as error:
                 raise AccessError(given.said(str(error))) from None
     else:
@@ -119,6 +122,14 @@ def checked(daemon: Daemon, path: Path) -> None:
             check_files(asked.options, access_of(asked.options))
         except (AccessError, HostAgentError) as error:
             raise AccessError(asked.said(str(error))) from None
+
+
+def _check_directory(directory: Path) -> None:
+    """The store's directory; that of the service is made by systemd at its start."""
+    if directory == SERVICE_DIRECTORY and not directory.exists():
+        return
+    if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+        raise AccessError(f"--database: the directory {directory} is not there, or cannot be written")
 
 
 def example(daemon: Annotated[Daemon, typer.Argument(help="Whose.")], *, to: Printing) -> None:
