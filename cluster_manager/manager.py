@@ -60,7 +60,7 @@ from ebbtide.messages.enrolment import Revocation
 from ebbtide.messages.history import HostUsage
 from ebbtide.messages.hosts import HostReport, ReportReply
 from ebbtide.messages.vms import ClusterVM, ManagedState, Preempted, VMState
-from ebbtide.rest.settings import is_loopback
+from ebbtide.rest.tls import is_loopback
 
 log = structlog.get_logger()
 

@@ -29,8 +29,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from ebbtide.messages.common import Name, problem_in
 from ebbtide.messages.enrolment import Authority, Enrolment, EnrolmentRequest
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.settings import is_loopback
-from ebbtide.rest.tls import client_context
+from ebbtide.rest.tls import client_context, is_loopback
 from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
 from hostagent.errors import HostAgentError

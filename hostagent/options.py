@@ -15,7 +15,8 @@ from ebbtide.messages.common import Address, LibvirtUri, Name
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, settings_config
 from ebbtide.rest.rates import Rate
-from ebbtide.rest.settings import AccessSettings, is_protected, key_pair, settings_of
+from ebbtide.rest.settings import AccessSettings, key_pair, settings_of
+from ebbtide.rest.tls import is_protected
 from hostagent.errors import HostAgentError
 from hostagent.state.files import ACPI_VERDICT, SAVE_DIR
 

@@ -34,7 +34,7 @@ from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.rates import Buckets, Rate
-from ebbtide.rest.settings import is_loopback
+from ebbtide.rest.tls import is_loopback
 
 log = structlog.get_logger()
 

@@ -57,4 +57,16 @@ def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:
         raise EbbError(f"the token file {token_file} is no text") from error
     if not token or any(c.isspace() or not c.isprintable() for c in token):
         raise EbbError(f"the token file {token_file} must hold one word")
-    return ManagerClient(manager, token, tls=TLSFiles(*tls).context())
+    client = ManagerClient(manager, token, tls=TLSFiles(*tls).context())
+    check_protected(manager)
+    return client
+
+
+def check_protected(manager: str) -> None:
+    """:raises EbbError: an address to which the token would go over plain HTTP, beyond this machine."""
+    from ebbtide.rest.tls import is_protected
+
+    for url in manager.split(","):
+        if not is_protected(url.strip()):
+            # Without a password that may stand in it.
+            raise EbbError(f"{url.strip().rpartition('@')[2]} would get the token over plain HTTP: give https://")

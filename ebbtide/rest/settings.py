@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions
 from ebbtide.rest.rates import ConnectionLimits, Rate, Rates
-from ebbtide.rest.tls import KeyPair
+from ebbtide.rest.tls import KeyPair, is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +77,6 @@ def key_pair(certificate: Path | None, key: Path | None, options: str) -> KeyPai
     if (certificate is None) != (key is None):
         raise AccessError(f"{options} need each other")
     return KeyPair(certificate, key) if certificate is not None and key is not None else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; a name other than localhost is never assumed to be one."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def is_protected(url: str) -> bool:
-    """Whether what is sent to a URL can be read on this machine at the most: HTTPS, or loopback."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme == "https" or is_loopback(parts.hostname or "")
-    except ValueError:
-        return False
 
 
 def _rate(per_s: float, burst: float, option: str) -> Rate:

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import ipaddress
 import ssl
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tokens import check_private
 
 if TYPE_CHECKING:
     from cryptography import x509
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; a name other than localhost is never assumed to be one."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_protected(url: str) -> bool:
+    """Whether what is sent to a URL can be read on this machine at the most: HTTPS, or loopback."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "https" or is_loopback(parts.hostname or "")
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,22 @@ def test_the_files_of_tls_go_with_their_context_only(home: Path, monkeypatch: py
     assert managers.client_of("https://127.0.0.1:1", home / "a.token").url == "https://127.0.0.1:1"
 
 
+@pytest.mark.parametrize("url", ["http://192.0.2.1:7100", "https://192.0.2.1,http://manager:7100"])
+def test_no_token_goes_over_plain_http_to_another_machine(home: Path, url: str) -> None:
+    token, said = home / "a.token", "would get the token over plain HTTP: give https://"
+    with pytest.raises(EbbError, match=said):
+        managers.client_of(url, token)
+    assert said in str(context("add", "a", "--manager", url, "--token-file", str(token), fails=True))
+    contexts.write(contexts.Contexts().with_context("a", Context(url, token)).using("a"))
+    assert said in asked()
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:1", "http://localhost:1,http://127.0.0.2:1", "https://192.0.2.1:1"])
+def test_a_token_goes_to_this_machine_or_over_tls(home: Path, url: str) -> None:
+    context("add", "a", "--manager", url, "--token-file", str(home / "a.token"))
+    assert managers.client_of(None, None).url == url.split(",")[0]
+
+
 @pytest.mark.parametrize("words", [["use", "c"], ["show", "c"], ["remove", "c"]])
 def test_a_context_that_is_missing_ends_with_3(home: Path, words: list[str]) -> None:
     two(home)

@@ -120,11 +120,11 @@ CALLS: Final[dict[str, Call]] = {
     "wait vm": Call("base --for running"),
     "wait host": Call("host-a --for ready"),
     "wait task": Call("NEW --for over", ("task submit NEW sleep 60", "task cancel NEW")),
-    "context add": Call("NEW --manager http://x --token-file DIR/token"),
+    "context add": Call("NEW --manager https://x --token-file DIR/token"),
     "context list": Call(),
     "context show": Call("lab", (), "not-there"),
     "context use": Call("lab", (), "not-there"),
-    "context remove": Call("NEW", ("context add NEW --manager http://x --token-file DIR/token",), "not-there"),
+    "context remove": Call("NEW", ("context add NEW --manager https://x --token-file DIR/token",), "not-there"),
     "health": LISTED,
     "whoami": LISTED,
     # What is missing on a machine makes it end with 1; it is printed all the same.

@@ -11,6 +11,7 @@ import typer
 from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import Output, Printing, ordered
 from ebbtide.cli.contexts import LAB, Context, Contexts, path, read, write
+from ebbtide.cli.managers import check_protected
 from ebbtide.cli.output import Table
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The context's name.", autocompletion=completion.contexts)]
@@ -54,6 +55,7 @@ def add(
     made = contexts.with_context(name, context)
     if use or not contexts.contexts:
         made = made.using(name)
+    check_protected(manager)
     write(made)
     used = " and used" if made.current == name else f"; `ebb context use {name}` uses it"
     to.say(_row(made, name), lambda: print(f"{name} is written to {path()}{used}"))

@@ -14,7 +14,7 @@ from ebbtide.rest.errors import Refused
 from ebbtide.rest.listener import serving
 from ebbtide.rest.metrics.sheet import PATH
 from ebbtide.rest.problems import problem_middleware, put_headers
-from ebbtide.rest.settings import is_loopback
+from ebbtide.rest.tls import is_loopback
 
 log = structlog.get_logger()
 
