@@ -51,7 +51,7 @@ HEAVY = ("aiohttp", "sqlalchemy", "numpy", "rich", "structlog", "libvirt", "psut
         (EBB, ("config", "example", "manager"), ()),
         (EBB, ("config", "example", "hostagent"), ()),
         # It reads the files as the daemon does; for the other daemon's file none of this one's is imported.
-        (EBB, ("config", "check", "hostagent.toml"), ("aiohttp", "structlog", "rich")),
+        (EBB, ("config", "check", "hostagent.toml"), ("aiohttp", "structlog", "rich", "psutil")),
         (EBB, ("vms", "--manager", "http://127.0.0.1:9", "--token-file", "token"), ("aiohttp",)),
         ("from cluster_manager.main import main; main()", ("--help",), ()),
         ("from hostagent.main import main; main()", ("--help",), ()),
