@@ -7,13 +7,13 @@ import binascii
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from cluster_manager.errors import SettingsError
-from ebbtide.messages.explanations import Event
+from ebbtide.messages.explanations import Event, EventKind
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tokens import check_private, read_token
 
@@ -46,13 +46,19 @@ class Webhook:
         return event.kind in self.kinds or ALL in self.kinds
 
 
+def _known(kind: str) -> str:
+    if kind != ALL and kind not in get_args(EventKind):
+        raise ValueError(f"{kind[:40]} is no kind of event; there are * and {', '.join(get_args(EventKind))}")
+    return kind
+
+
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
     url: Annotated[str, Field(max_length=2000)]
     secret_file: Path
-    events: Annotated[tuple[Annotated[str, Field(pattern=r"^([a-z][a-z-]{0,62}|\*)$")], ...], Field(min_length=1)]
+    events: Annotated[tuple[Annotated[str, AfterValidator(_known)], ...], Field(min_length=1)]
     form: Form = "event"
 
 

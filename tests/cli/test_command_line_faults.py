@@ -321,3 +321,9 @@ def test_an_output_of_few_letters_shows_others_as_question_marks() -> None:
     environment = {"PYTHONIOENCODING": "latin-1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, b"? web\n")
+
+
+def test_a_kind_of_event_that_there_is_none_of_is_refused_with_those_that_there_are(token: Path) -> None:
+    code, _, err = run("http://127.0.0.1:9", token, "event", "list", "--kind", "bogus")
+    assert code == 2
+    assert "'bogus' is no kind of event; there are acquirer-decommissioned, " in " ".join(err.split())

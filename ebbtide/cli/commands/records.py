@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
 
@@ -14,7 +14,7 @@ from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import Asking, HostName, Limit, Listing, Showing, VMName, seconds
 from ebbtide.cli.commands.vms import carry_out, print_ledger
 from ebbtide.cli.output import Table, clock, print_lines, print_table, shown
-from ebbtide.messages.explanations import Event
+from ebbtide.messages.explanations import Event, EventKind
 from ebbtide.messages.history import HostHistory, VMHistory
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.operations import Operation, OperationState
@@ -34,6 +34,12 @@ def _moment(text: str) -> float:
         return datetime.datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
         raise typer.BadParameter("must be like 2026-01-31T12:00 or seconds since the epoch") from None
+
+
+def _event_kind(text: str) -> str:
+    if text not in get_args(EventKind):
+        raise typer.BadParameter(f"{text!r} is no kind of event; there are {', '.join(get_args(EventKind))}")
+    return text
 
 
 Since = Annotated[
@@ -104,7 +110,9 @@ def cancel(
 
 def events(
     limit: Limit = 50,
-    kind: Annotated[str | None, typer.Option(help="Only these: placed, preempted, ...")] = None,
+    kind: Annotated[
+        str | None, typer.Option(parser=_event_kind, metavar="KIND", help="Only these: placed, preempted, ...")
+    ] = None,
     vm: OfVM = None,
     host: OfHost = None,
     since: Since = None,

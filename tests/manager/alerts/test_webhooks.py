@@ -55,6 +55,7 @@ def test_a_webhook_is_read_and_its_secrets_are_not_shown(tmp_path: Path) -> None
         ('"oncall"', '"On call"', "webhook.0.name: "),
         ('["preempted", "lost"]', "[]", "webhook.0.events: "),
         ('["preempted", "lost"]', '["Pre"]', "webhook.0.events.0: "),
+        ('["preempted", "lost"]', '["lost", "preemted"]', "events.1: Value error, preemted is no kind of event"),
         ('"secret"', '"none"', "webhook.0 (oncall): secret_file: cannot read"),
         ("events", 'form = "fax"\nevents', "webhook.0.form: "),
         ("events", "colour = 1\nevents", "webhook.0.colour: "),
