@@ -6,6 +6,7 @@ See docs/reference/security.md.
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,8 @@ from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.roles import Role
 from ebbtide.rest.tokens import read_token
-from hostagent.errors import JournalError
+from hostagent.errors import HostAgentError
+from hostagent.state.files import alone_in
 from hostagent.state.journal import Journal
 
 DEFAULT_KEY = Path("/etc/ebbtide/hosts.key")
@@ -111,18 +113,22 @@ def epoch(
     try:
         if not (state_dir / "state.json").is_file():
             raise EbbError(f"{state_dir} is no state directory of a host agent: it has no state.json")
-        journal = Journal(state_dir)
-        before = journal.epoch
+        # An agent that runs writes its own file over whatever is written here: nothing is told to be done that is not.
+        before = after = int(json.loads((state_dir / "state.json").read_text())["epoch"])
         if reset:
-            journal.forget_epoch()
-    except (OSError, ValueError, KeyError, JournalError) as error:
+            with alone_in(state_dir):
+                journal = Journal(state_dir)
+                before = journal.epoch
+                journal.forget_epoch()
+                after = journal.epoch
+    except (OSError, ValueError, KeyError, TypeError, HostAgentError) as error:
         raise EbbError(f"{state_dir} cannot be used: {error}") from error
     sentence = (
         f"epoch {before} is forgotten: the agent follows the next manager that commands it"
         if reset
         else f"the agent follows the manager with epoch {before}, and later ones"
     )
-    to.say({"epoch": journal.epoch, "before": before}, lambda: print(sentence))
+    to.say({"epoch": after, "before": before}, lambda: print(sentence))
 
 
 def certificates(

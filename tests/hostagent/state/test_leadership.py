@@ -25,6 +25,7 @@ from hostagent.api.app import make_app
 from hostagent.errors import RequestRefused
 from hostagent.operations.agent import Agent
 from hostagent.operations.requests import Leadership
+from hostagent.state.files import alone_in
 from hostagent.state.intents import Phase
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host
@@ -226,6 +227,18 @@ async def test_the_epoch_can_be_forgotten_while_the_agent_is_stopped(tmp_path: P
     await Leadership(Journal(tmp_path)).follow(command(2))
     result = CliRunner().invoke(app, ["host", "epoch", "--state-dir", str(tmp_path / "none")])
     assert result.exit_code == 1
+
+
+def test_the_epoch_is_not_forgotten_beside_an_agent_that_runs_which_would_write_it_again(tmp_path: Path) -> None:
+    Journal(tmp_path).raise_epoch(7)
+    (tmp_path / "core-changes.jsonl").write_text('{"half of what it wri')
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with alone_in(tmp_path):
+        result = CliRunner().invoke(app, ["host", "epoch", "--state-dir", str(tmp_path), "--reset"])
+        assert result.exit_code == 1
+        assert "an agent runs" in str(result.exception)
+        assert "epoch 7" in CliRunner().invoke(app, ["host", "epoch", "--state-dir", str(tmp_path)]).output
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "lock"} == before
 
 
 async def test_what_was_done_before_the_epoch_was_forgotten_is_not_done_again(world: World, tmp_path: Path) -> None:
