@@ -207,7 +207,14 @@ def _on_stopped(state: MovePlan, event: OperationEnded | HostFailed) -> Step:
     if isinstance(event, HostFailed) and event.uncertain:
         sentence = f"{vm} stays on {home} and may have been stopped: {why}; {home}'s next report says"
     phase = VMPhase.RUNNING if state.was_running else VMPhase.STOPPED
-    return end(state, FAILED, sentence, SetVM(vm, phase, home, sentence))
+    return end(state, FAILED, sentence, _back(state, phase, sentence))
+
+
+def _back(state: MovePlan, phase: VMPhase, sentence: str) -> SetVM:
+    """The row of a VM that did not move. One that was preempted meanwhile waits for room; one that was waiting already
+    says why it still does.
+    """
+    return SetVM(state.vm, phase, state.home, sentence, unless_preempted=not state.waits)
 
 
 def _leave(state: MovePlan, failure: str, reachable: bool = True) -> Step:
@@ -229,8 +236,7 @@ def _give_up(state: MovePlan, why: str) -> Step:
     """Nowhere to go: it stays on its host, off if it has been stopped for this."""
     phase = VMPhase.RUNNING if state.was_running and not state.off else state.off_phase
     sentence = f"{state.vm} stays {'off ' if state.off else ''}on {state.home}: {why}"
-    row = SetVM(state.vm, phase, state.home, sentence, unless_preempted=not state.off)
-    return end(state, FAILED, sentence, row, share=False)
+    return end(state, FAILED, sentence, _back(state, phase, sentence), share=False)
 
 
 # --- unsure, or to be cleaned ----------------------------------------------------------------------------------------
@@ -255,7 +261,7 @@ def _in_doubt(state: MovePlan, event: Event) -> Step:
         case Remove(), OperationEnded(operation=operation) if operation.state is not FAILED:
             why = "; ".join(dict.fromkeys(state.failures)) or f"{vm} is not on {host}"
             sentence = f"{vm} did not move and is off on {state.home}, where it can be started: {why}"
-            return end(state, FAILED, sentence, SetVM(vm, state.off_phase, state.home, sentence))
+            return end(state, FAILED, sentence, _back(state, state.off_phase, sentence))
         case Remove(), (OperationEnded() | HostFailed()):
             why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
             return wait(state, why, "clean", host, event.elapsed_s)

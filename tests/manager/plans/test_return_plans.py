@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster_manager.plans.live_migrations import start_live_migration
+from cluster_manager.plans.migrations import start_migration
 from cluster_manager.plans.plans import (
     ClaimVM,
     Effect,
@@ -17,6 +18,7 @@ from cluster_manager.plans.plans import (
     SetPreempted,
     SetVM,
     Start,
+    Stop,
     VMPhase,
 )
 from cluster_manager.plans.preemption import PreemptionReason
@@ -138,6 +140,38 @@ async def test_a_vm_that_is_preempted_while_a_move_looks_for_room_keeps_its_plac
         await store.save_step(step.state, step.effects)
         (row,) = await store.preempted()
         assert (row.name, row.host, row.preempted_at, row.sentence) == ("low-1", "a", 5.0, "preempted low-1")
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (ended("stop"), read("b", status_of(OTHER, "b"), cpu_cores=3.0)),
+        (HostFailed(70.0, "a does not answer", uncertain=True),),
+        (ended("stop"), read("b"), ended("create", OperationState.FAILED), ended("delete")),
+    ],
+    ids=["its next host is full", "its host does not answer", "it does not come up"],
+)
+async def test_a_vm_that_is_preempted_before_its_move_has_its_host_waits_for_room_where_it_did_not_move(
+    database: Database, events: tuple[Event, ...]
+) -> None:
+    store = Store(database, lambda: 5.0)
+    await store.open()
+    await record(store, "low-1", "a")
+    request, policy = MigrateRequest(request_id="move", host="b", lose_disk=True), PlacementPolicy.FIRST_FIT
+    plan: Plan = start_migration("migrate", request, LOW, "a", running=True, policy=policy)
+    await store.add_plan(plan, "")
+    plan = plan.next_step(read("b")).state
+    assert isinstance(plan.instruction, Stop)
+    other = start_return("return-x", spec_of("x", "deflatable"), "a")
+    await store.save_step(other, [SetPreempted("low-1", "a", PreemptionReason.MINIMUM, "preempted low-1")])
+    for event in events:
+        step = plan.next_step(event)
+        plan = step.state
+        await store.save_step(plan, step.effects)
+    assert plan.finished
+    (row,) = await store.preempted()
+    assert (row.name, row.host, row.preempted_at) == ("low-1", "a", 5.0)
     await store.close()
 
 
