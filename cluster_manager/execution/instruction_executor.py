@@ -480,8 +480,7 @@ class InstructionExecutor:
                 why = sides.why_not or self._not_needed(state, instruction.host)
                 if not following.done() and why:
                     assert isinstance(instruction, Preempt | Remove), "it is told"
-                    await self._call_off(instruction, operation.request_id, why, sides)
-                    told = False
+                    told = not await self._call_off(instruction, operation.request_id, why, sides)
             return await following
         finally:
             following.cancel()
@@ -496,8 +495,11 @@ class InstructionExecutor:
         known = self._hosts.get(host)
         return room_for(state.spec, known.report) if isinstance(state, PlacementPlan) and known is not None else ""
 
-    async def _call_off(self, instruction: Preempt | Remove, request_id: str, why: str, sides: _Sides) -> None:
-        """Have a VM stay that was told that it goes; one that has gone already has gone."""
+    async def _call_off(self, instruction: Preempt | Remove, request_id: str, why: str, sides: _Sides) -> bool:
+        """Have a VM stay that was told that it goes; one that has gone already has gone.
+
+        :returns: whether that is all; what is refused may be too early: an agent takes it once the notice runs.
+        """
         try:
             async with sides.turn:
                 command = WithdrawCommand(
@@ -510,6 +512,8 @@ class InstructionExecutor:
                 await self._agents.command(instruction.host, "POST", f"/v1/vms/{instruction.vm}/withdrawal", command)
         except AgentError as error:
             log.info("preemption not called off", vm=instruction.vm, why=str(error))
+            return isinstance(error, AgentRefused) and error.status == 404
+        return True
 
     def _tell(self, state: Plan, operation: Operation) -> None:
         self.told[state.id] = len(state.progress), operation.progress[-MOST_TOLD:]

@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from aiohttp import web
 
+from cluster_manager.execution import instruction_executor
+from ebbtide.messages.common import EarlierProblem
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import NotYetDeflatable
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.manager.fake_lifecycle import json_answer
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -21,9 +25,11 @@ FULL = ("low-1", "low-2")
 
 
 @asynccontextmanager
-async def full(path: Path, **fields: Any) -> AsyncIterator[tuple[Cluster, FakeAgent]]:
+async def full(
+    path: Path, kind: type[FakeAgent] = FakeAgent, **fields: Any
+) -> AsyncIterator[tuple[Cluster, FakeAgent]]:
     """host-a, with two VMs of 3 cores that take all of its six."""
-    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    agent = kind("host-a", cpu_cores=6.0, memory_mib=2400.0)
     async with cluster_of(path, agent) as cluster:
         for name in FULL:
             await cluster.create(vm(name, **fields))
@@ -95,6 +101,32 @@ async def test_whatever_its_placement_has_begun_comes_to_its_end_and_is_taken_ba
         assert [kind for kind, name in agent.done if (kind, name) == ("create", "new")] == ["create"] * (
             at == "create"
         ) + ["create"]
+
+
+class NotYet(FakeAgent):
+    """A host that has taken a preemption on, and cannot call it off the first two times that it is asked to."""
+
+    answers: ClassVar[list[int]] = []
+
+    async def _withdraw(self, request: web.Request) -> web.StreamResponse:
+        if self.answers:
+            return json_answer(EarlierProblem(error="not yet", field=None), self.answers.pop(0))
+        return await super()._withdraw(request)
+
+
+async def test_a_preemption_whose_withdrawal_comes_too_early_or_fails_is_called_off_a_moment_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instruction_executor, "WATCH_S", 0.1)
+    monkeypatch.setattr(NotYet, "answers", [409, 500])
+    async with full(tmp_path, NotYet, preemption_notice_s=20.0) as (cluster, agent):
+        agent.trouble.pend = ("stop",)
+        await arrives(cluster, 5.5)
+        await shown(cluster, "preempting")
+        await calls_off(cluster)
+        await nothing_is_left(cluster, agent)
+        assert NotYet.answers == []
+        assert not await cluster.events("preempted")
 
 
 async def test_one_that_waits_for_a_host_ends_at_once(tmp_path: Path) -> None:
