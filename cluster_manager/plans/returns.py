@@ -13,17 +13,22 @@ from cluster_manager.plans.lifecycle import StartPlan, sold_as, start_start
 from cluster_manager.plans.plans import (
     ClaimVM,
     Event,
+    HostRead,
+    Note,
     ReadHost,
     Reclaim,
+    SetVM,
     Start,
     Step,
     VMPhase,
+    finish,
     instruct,
 )
 from cluster_manager.plans.reclaim_steps import (
     LifecyclePlan,
     may_reclaim,
     short,
+    status_in,
     without_paused,
 )
 from cluster_manager.plans.report_queries import (
@@ -44,8 +49,9 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.return_queue import DEFAULT_PACE, ReturnPace, ReturnQueue, Waiting
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import StartRequest
-from ebbtide.messages.vms import VMSpec, VMState, VMStatus
+from ebbtide.messages.vms import OnPreemption, VMSpec, VMState, VMStatus
 
 #: For the deflations that make room for one return, seconds.
 RETURN_DEADLINE_S = 60.0
@@ -95,6 +101,11 @@ def start_return_elsewhere(plan_id: str, spec: VMSpec, host: str, gone_s: float)
 
 def advance_return(state: ReturnPlan, event: Event) -> Step:
     """See `Plan.next_step`."""
+    match event:
+        case HostRead(report=report) if not state.reclaims and is_gone(state.spec, report):
+            said = f"{state.vm} is not on {report.id} any more after its preemption"
+            gone = SetVM(state.vm, VMPhase.ENDED, report.id, said)
+            return finish(state, OperationState.DONE, said).also(gone, Note("preempted", state.vm, report.id, said))
     back = f"{state.vm} is back on {state.home} after its preemption: "
     make_room = partial(_on_reading, state, event.elapsed_s)
     return advance_starting(state, event, VMPhase.PREEMPTED, make_room, back)
@@ -153,6 +164,14 @@ def least_to_return(spec: VMSpec, found: VMStatus, report: HostReport) -> Resour
     return least.less(undeclared(report.capacity.vector(), least))
 
 
+def is_gone(spec: VMSpec, report: HostReport) -> bool:
+    """Whether a VM that may have been preempted was, and deleted, as its owner wished. A host whose hypervisor does not
+    answer cannot say that.
+    """
+    there = status_in(report, spec.name) is not None or bool(report.unavailable)
+    return spec.on_preemption is OnPreemption.DELETE and not there
+
+
 def room_to_return(report: HostReport, reserved: ResourceVector) -> ResourceVector:
     """What preempted VMs can come back into: what is free but for other plans, and what others can be deflated by."""
     if closed(report) or refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
@@ -192,6 +211,9 @@ class Returns:
         found = {vm.name: vm for vm in report.vms}
         rows = []
         for spec in waiting:
+            if is_gone(spec, report):
+                # No room is needed to write that down.
+                rows.append(Waiting(spec.name, ZERO))
             if (status := found.get(spec.name)) is not None:
                 try:
                     # One that runs all the same needs no more than that this is written down.

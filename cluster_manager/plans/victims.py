@@ -105,15 +105,13 @@ def _gone(victim: Victim, sentence: str) -> SetPreempted | SetVM:
     return SetVM(victim.vm, VMPhase.ENDED, victim.host, sentence)
 
 
-def _perhaps_gone(arriving: str, victim: Victim, failure: str) -> SetPreempted | SetVM:
-    """One that may have been stopped waits for room, too: where it runs, its host's next report says so. One that may
-    have been deleted is, as soon as the host answers: it is not said to run for ever.
+def _perhaps_gone(arriving: str, victim: Victim, failure: str) -> SetPreempted:
+    """One that may have gone waits for room, also where it was to be deleted: for an error nobody is. Whether it runs,
+    or is there at all, its way back finds out.
     """
-    where = f"on {victim.host} for {arriving}"
-    if isinstance(victim, Preempt):
-        return _gone(victim, f"{victim.vm} may have been preempted {where} (reason {victim.reason}): {failure}")
-    sentence = f"preempted {where}, but {failure}; it is removed as soon as the host answers"
-    return SetVM(victim.vm, VMPhase.FAILED, victim.host, sentence, owed=True)
+    vm, host, reason = victim.vm, victim.host, PreemptionReason(victim.reason)
+    sentence = f"{vm} may have been preempted on {host} for {arriving} (reason {reason}): {failure}"
+    return SetPreempted(vm, host, reason, sentence)
 
 
 def notices_of(instruction: Instruction) -> dict[str, float]:

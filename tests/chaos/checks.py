@@ -55,6 +55,8 @@ def waiting_beside_room(database: Path, agents: Sequence[ChaosAgent]) -> list[st
     for agent in agents:
         others = [vm for vm in agent.vms.values() if runs(vm)]
         room = agent.free() + deflatable_capacity(vm.allocation() for vm in others if gives(vm))
+        gone = [name for name, host in waiting if host == agent.id and name not in agent.vms]
+        found += [f"{name} waits on {agent.id}, which does not have it any more" for name in gone]
         for vm in (agent.vms[name] for name, host in waiting if host == agent.id and name in agent.vms):
             boots = ResourceVector(memory_mib=min(vm.boot_memory_mib, vm.nominal.memory_mib))
             least = vm.minimum.vector().larger(boots) + ResourceVector(memory_mib=agent.overhead_mib)

@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from cluster_manager.execution import operations
+from cluster_manager.plans.plans import VMPhase
+from cluster_manager.plans.returns import Returns
+from ebbtide.deflation.sharing.return_queue import ReturnPace
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
@@ -56,32 +60,43 @@ async def test_what_guests_under_pressure_do_not_give_is_a_shortfall_and_no_mini
         assert "in layer guest (low-1, low-2 under pressure gives nothing)" in event["sentence"]
 
 
-@pytest.mark.parametrize("carried_out", [False, True], ids=["command-lost", "answer-lost"])
-async def test_a_vm_that_may_have_been_preempted_and_deleted_is_gone_when_its_host_is_back(
-    tmp_path: Path, carried_out: bool
+@pytest.mark.parametrize("trouble", ["command lost", "answer lost", 500, 503])
+async def test_a_vm_that_may_have_been_preempted_and_deleted_runs_on_or_is_gone_as_its_host_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str | int
 ) -> None:
-    """Otherwise it would be said to run for ever where it was stopped."""
+    """The room for which it was to go is not needed any more: for an error it is not deleted."""
+    pace = ReturnPace(hold_s=0.1, rest_s=0.1, pause_s=0.1, longest_s=0.2)
+    monkeypatch.setattr(operations, "Returns", lambda: Returns(pace))
+    monkeypatch.setattr(operations, "SHARE_S", 0.05)
+    carried_out = trouble == "answer lost"
     agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=4000.0)
     async with cluster_of(tmp_path, agent, agents=replace(QUICK, answer_s=0.4)) as cluster:
         rigid: Any = {"minimum": {"cpu_cores": 3.0, "memory_mib": 600.0}}
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name, memory_mib=600.0, on_preemption="delete", **rigid))
-        agent.trouble.hangs_at, agent.trouble.carries_out = len(agent.arrived) + 1, carried_out
+        if isinstance(trouble, int):
+            agent.trouble.refuses = trouble
+        else:
+            agent.trouble.hangs_at, agent.trouble.carries_out = len(agent.arrived) + 1, carried_out
         body = {"request_id": "high", "vm": vm("high-1", "fixed", 3.0, 600.0), "deadline_s": 10.0}
         assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
-        async with asyncio.timeout(5):
-            await agent.hanging.wait()
-        await agent.die()
+        if not isinstance(trouble, int):
+            async with asyncio.timeout(5):
+                await agent.hanging.wait()
+            await agent.die()
         operation = await cluster.ended("high")
         assert operation.state is OperationState.FAILED
-        await agent.revive()
+        agent.trouble.refuses = None
+        if not isinstance(trouble, int):
+            await agent.revive()
 
         async def agreed() -> bool:
-            rows = (await cluster.get("/v1/vms"))["vms"]
-            managed = {row["name"] for row in rows if row["host"]}
-            return len(managed) == 1 and managed == set(agent.vms)
+            assert cluster.manager is not None
+            rows = [row for row in await cluster.manager.store.vms() if row.host]
+            return {row.name for row in rows} == set(agent.vms) and all(row.phase is VMPhase.RUNNING for row in rows)
 
         async with asyncio.timeout(20):
             await cluster.until(agreed)
+        assert len(agent.vms) == (1 if carried_out else 2)
         (event,) = await cluster.events("preempting")
         assert "reason minimum" in event["sentence"]

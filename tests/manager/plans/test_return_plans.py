@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cluster_manager.plans.live_migrations import start_live_migration
@@ -12,6 +14,7 @@ from cluster_manager.plans.plans import (
     Event,
     Finish,
     HostFailed,
+    Note,
     Plan,
     Reclaim,
     ReinflationPending,
@@ -31,7 +34,7 @@ from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
-from ebbtide.messages.vms import VMState, VMStatus
+from ebbtide.messages.vms import OnPreemption, VMState, VMStatus
 from tests.manager.plan_events import ended, read, record, report_of, spec_of, status_of
 
 LOW, OTHER = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
@@ -55,6 +58,23 @@ def run(*events: Event) -> tuple[Plan, list[Effect]]:
 
 def rows(effects: list[Effect]) -> list[tuple[VMPhase, str | None]]:
     return [(effect.phase, effect.host) for effect in effects if isinstance(effect, SetVM)]
+
+
+def test_one_that_was_to_be_deleted_ends_where_its_host_does_not_have_it_any_more() -> None:
+    spec = LOW.model_copy(update={"on_preemption": OnPreemption.DELETE})
+    step = start_return("return-low-1", spec, "a").next_step(read("a"))
+    assert rows(list(step.effects)) == [(VMPhase.ENDED, "a")]
+    assert [effect.kind for effect in step.effects if isinstance(effect, Note)] == ["preempted"]
+    assert step.state.finished
+    mute = report_of("a").model_copy(update={"unavailable": "libvirt is gone"})
+    step = start_return("return-low-1", spec, "a").next_step(replace(read("a"), report=mute))
+    assert rows(list(step.effects)) == [(VMPhase.PREEMPTED, "a")], "such a host cannot say"
+    for waiting, report, due in ((LOW, report_of("a"), None), (spec, mute, None), (spec, report_of("a"), "low-1")):
+        queues = Returns()
+        for now in range(0, 40, 2):
+            queue = queues.observe(report, ZERO, [waiting], float(now))
+        assert queue is not None
+        assert queue.due(38.0) == due
 
 
 def test_in_free_room_it_starts_at_its_nominal_size() -> None:
