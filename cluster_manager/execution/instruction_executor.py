@@ -185,8 +185,7 @@ class InstructionExecutor:
                     if self._hosts.is_ready(host):
                         return HostBack(elapsed_s())
                     if until_s is not None and elapsed_s() >= until_s:
-                        # After a start all hosts are silent.
-                        await self._hosts.settle()
+                        await self._hosts.settle()  # after a start all are silent
                         if not self._hosts.is_ready(host):
                             return HostFailed(elapsed_s(), f"{host} does not report", uncertain=True)
             case AwaitGuests(host=host, vms=vms, until_s=until_s):
@@ -487,9 +486,7 @@ class InstructionExecutor:
             await asyncio.gather(following, return_exceptions=True)
 
     def _not_needed(self, state: Plan, host: str) -> str:
-        """Why nobody has to go: the arrival is called off, or its host has room for it by its last report; empty if
-        somebody has.
-        """
+        """Why nobody has to go: the arrival is called off, or its host reports room for it; empty if somebody has."""
         if state.request_id in self.called_off:
             return f"the placement of {state.vm} is called off"
         known = self._hosts.get(host)
@@ -592,12 +589,11 @@ def _demand(state: PlacementPlan | MovePlan, purpose: Purpose) -> ResourceVector
 
 def _gone(request_id: str, instruction: Remove | Release) -> Operation:
     """What an agent would say of a VM that is not there."""
-    sentence = f"{instruction.vm} was not on {instruction.host}"
     return Operation(
         request_id=request_id,
         kind="delete" if isinstance(instruction, Remove) else "release",
         state=OperationState.DONE,
-        sentence=sentence,
+        sentence=f"{instruction.vm} was not on {instruction.host}",
         vm=instruction.vm,
         host=instruction.host,
         started_at=0.0,
