@@ -130,12 +130,14 @@ def matches(selector: Selector, labels: Mapping[str, str]) -> bool:
 def changes_of(words: list[str], field: str = "LABEL") -> dict[str, str | None]:
     """Changes as they are typed: ``key=value`` sets one, ``key-`` takes it away.
 
-    :raises InvalidField: one is neither.
+    :raises InvalidField: one is neither, or names a key once more.
     """
     found: dict[str, str | None] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals and not word.endswith("-"):
             raise InvalidField(field, f"{word!r} must be like key=value, or key- to take it away")
-        found[check_key(key if equals else word[:-1], field)] = check_value(value, field) if equals else None
+        if (key := check_key(key if equals else word[:-1], field)) in found:
+            raise InvalidField(field, f"{key} is named twice")
+        found[key] = check_value(value, field) if equals else None
     return found

@@ -83,6 +83,9 @@ def test_changes_are_typed_as_with_kubectl() -> None:
     assert changes_of(["env=prod", "old-", "empty=", "a-b=c"]) == {"env": "prod", "old": None, "empty": "", "a-b": "c"}
     with pytest.raises(InvalidField, match="'env' must be like key=value"):
         changes_of(["env"])
+    for again in (["a=1", "a-"], ["a=b", "a=c"], ["a-", "a=1"]):
+        with pytest.raises(InvalidField, match="a is named twice"):
+            changes_of(again)
 
 
 def test_a_spec_without_labels_says_nothing_of_them_to_an_earlier_agent() -> None:
