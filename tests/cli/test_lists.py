@@ -62,6 +62,14 @@ class Looks(Listing):
         return found
 
 
+def test_an_empty_list_is_said_to_be_of_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for chosen_by in ((), (None,), (None, "x")):
+        to = Looks()
+        object.__setattr__(to, "left", iter([[]]))
+        to.list("rows", lambda client: client.vms(), NAMES, chosen_by)
+    assert capsys.readouterr().out == "nothing\nnothing\nnone matches\n"
+
+
 def watched(monkeypatch: pytest.MonkeyPatch, output: Output, *looks: Sequence[Any] | Exception) -> None:
     monkeypatch.setattr(options, "WATCH_S", 0.0)
     to = Looks(output=output, watch=True)

@@ -6,7 +6,7 @@ import os
 import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,7 +48,8 @@ def hosts(
     to: Listing,
 ) -> None:
     """List the hosts with their capacity, what is free and what could be reclaimed."""
-    to.list("hosts", lambda client: client.hosts(state=state, mode=mode, selector=selector), HOSTS)
+    wanted: dict[str, Any] = {"state": state, "mode": mode, "selector": selector}
+    to.list("hosts", lambda client: client.hosts(**wanted), HOSTS, wanted.values())
 
 
 def label(name: HostName, labels: LabelChanges, *, to: Showing) -> None:

@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -186,8 +186,19 @@ class Listing(Showing):
         bool, typer.Option("--watch", "-w", help="Go on until interrupted: on a terminal all, else what has changed.")
     ] = False
 
-    def list(self, key: str, question: Callable[[ManagerClient], Awaitable[Sequence[Row]]], table: Table[Row]) -> None:
-        """Print what is found, once or again and again."""
+    def list(
+        self,
+        key: str,
+        question: Callable[[ManagerClient], Awaitable[Sequence[Row]]],
+        table: Table[Row],
+        chosen_by: Iterable[object] = (),
+    ) -> None:
+        """Print what is found, once or again and again.
+
+        :param chosen_by: the filters; None: it is not given.
+        """
+        if any(value is not None for value in chosen_by):
+            table = dataclasses.replace(table, empty="none matches")
         rows = ordered(self.ask(question), self.sort_by)
         if not self.watch:
             self.say({key: rows}, lambda: table.print(rows, wide=self.wide))

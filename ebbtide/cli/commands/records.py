@@ -60,7 +60,7 @@ def operations(
 ) -> None:
     """List the latest operations and what each did and why."""
     wanted: dict[str, Any] = {"kind": kind, "state": state, "vm": vm, "host": host, "since": since}
-    to.list("operations", lambda client: client.operations(limit, **wanted), OPERATIONS)
+    to.list("operations", lambda client: client.operations(limit, **wanted), OPERATIONS, wanted.values())
 
 
 OPERATIONS: Table[Operation] = Table(
@@ -128,7 +128,8 @@ def events(
         with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
             to.ask(lambda client: _follow(client, limit, since, wanted, to))
         return
-    to.list("events", lambda client: client.events(limit, since=since, **wanted), EVENTS)
+    chosen_by = [since, *wanted.values()]
+    to.list("events", lambda client: client.events(limit, since=since, **wanted), EVENTS, chosen_by)
 
 
 EVENTS: Table[Event] = Table(
@@ -166,7 +167,8 @@ def core_changes(
     to: Listing,
 ) -> None:
     """List how machines' cores grew and shrank, newest first."""
-    to.list("core_changes", lambda client: client.core_changes(machine, limit, since=since), CORE_CHANGES)
+    chosen_by = (machine, since)
+    to.list("core_changes", lambda client: client.core_changes(machine, limit, since=since), CORE_CHANGES, chosen_by)
 
 
 CORE_CHANGES: Table[CoreChange] = Table(

@@ -139,7 +139,7 @@ def list_tasks(
 ) -> None:
     """List the tasks, newest first."""
     wanted: dict[str, Any] = {"state": state, "machine": machine, "prefix": prefix}
-    to.list("tasks", lambda client: client.tasks(limit, **wanted), TASKS)
+    to.list("tasks", lambda client: client.tasks(limit, **wanted), TASKS, wanted.values())
 
 
 def show(

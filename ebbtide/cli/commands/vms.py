@@ -80,7 +80,7 @@ def vms(
         "prefix": prefix,
         "selector": selector,
     }
-    to.list("vms", lambda client: client.vms(**wanted), VMS)
+    to.list("vms", lambda client: client.vms(**wanted), VMS, wanted.values())
 
 
 def _state(vm: ClusterVM) -> str:
