@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import ValidationError
@@ -14,8 +14,11 @@ from ebbtide.cli.commands.vms import carry_out
 from ebbtide.cli.output import shown
 from ebbtide.deflation.modes import HostMode
 from ebbtide.errors import EbbError
-from ebbtide.messages.commands import ModeCommand, SteadySettings
+from ebbtide.messages.commands import ModeCommand, SteadySettings, SteadyStatus
 from ebbtide.messages.common import NAME_PATTERN, problem_of
+
+if TYPE_CHECKING:
+    from ebbtide.client import ManagerClient
 
 Reason = Annotated[str, typer.Option(help="Why; shown wherever the mode is.")]
 
@@ -76,8 +79,19 @@ def config(
     if enabled is None and reserve_mib is None:
         found = to.ask(lambda client: client.steady(host))
     else:
-        found = to.ask(lambda client: client.set_steady(host, enabled=enabled, reserve_mib=reserve_mib))
-    to.say(found, lambda: print(f"{host}: {shown(found.sentence)}"))
+
+        async def change(client: ManagerClient) -> SteadyStatus:
+            if isinstance(reserve_mib, float):
+                most = (await client.host(host)).capacity.memory_mib
+                if reserve_mib > most:
+                    raise EbbError(
+                        f"--reserve: {reserve} GiB are more than {host} has: {most / 1024:g}, which is {most:g} MiB"
+                    )
+            return await client.set_steady(host, enabled=enabled, reserve_mib=reserve_mib)
+
+        found = to.ask(change)
+    kept = "learned" if found.reserve_mib is None else f"{found.reserve_mib / 1024:g} GiB"
+    to.say(found, lambda: print(f"{host}: {shown(found.sentence)}; reserve: {kept}"))
 
 
 def _set(host: str, mode: HostMode, reason: str, to: Asking) -> None:

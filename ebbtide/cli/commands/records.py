@@ -22,6 +22,8 @@ from ebbtide.messages.operations import Operation, OperationState
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
+#: A host's answer is held back no longer.
+_HELD_S: Final = 30.0
 OfVM = Annotated[str | None, typer.Option("--vm", help="Only about this VM.", autocompletion=completion.vms)]
 OfHost = Annotated[str | None, typer.Option("--host", help="Only about this host.", autocompletion=completion.hosts)]
 
@@ -89,7 +91,17 @@ def operation(
     to: Showing,
 ) -> None:
     """Show one operation with its progress and its ledger."""
-    found = to.ask(lambda client: client.operation(request_id, wait_s, host))
+
+    async def look(client: ManagerClient) -> Operation:
+        left_s = wait_s
+        while True:
+            held_s = min(left_s, _HELD_S)
+            left_s -= held_s
+            seen = await client.operation(request_id, held_s, host)
+            if seen.state is not OperationState.RUNNING or left_s <= 0:
+                return seen
+
+    found = to.ask(look)
 
     def told() -> None:
         OPERATIONS.print([found], wide=to.wide)
