@@ -39,6 +39,10 @@ class Stalled(BenchmarkFailed):
     """A device did not get to where the agent had brought it: this run cannot be compared."""
 
 
+class FellShort(Stalled):
+    """It was the agent that did not get all that it was to take."""
+
+
 class Bare:
     """One domain, moved by hand."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from benchmarks.deflating.bare import Stalled
+from benchmarks.deflating.bare import FellShort
 from benchmarks.deflating.overhead import BOOT_MIB, NOMINAL, SPARE_TURNS, TARGET, fill
 from benchmarks.figures import Figure, Figures, ratios
 from benchmarks.host.bench_host import BenchHost, resize, running, start_vm
@@ -54,6 +54,8 @@ class Turns:
     alone: list[Deflated] = field(default_factory=list)
     both: list[Deflated] = field(default_factory=list)
     busy: list[Deflated] = field(default_factory=list)
+    #: Runs that do not count, since the agent fell short.
+    dropped: int = 0
 
 
 async def measure(ground: BenchHost, how: Pass) -> Figures:
@@ -74,7 +76,8 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
                     alone = await _deflate(ground, agent, [one], how)
                     both = await _deflate(ground, agent, vms, how)
                     busy = await _deflate(ground, agent, [one], how, LOOPS)
-                except Stalled as error:
+                except FellShort as error:
+                    turns.dropped += 1
                     spare -= 1
                     if spare < 0:
                         raise
@@ -109,7 +112,7 @@ async def _deflate(ground: BenchHost, agent: Agent, vms: Sequence[ManagedVM], ho
         await resize(agent, vm, NOMINAL)
     for outcome in outcomes:
         if not outcome.shortfall.vector().is_zero():
-            raise Stalled(f"the agent fell short of {outcome.shortfall.vector()}: {outcome.sentence}")
+            raise FellShort(f"the agent fell short of {outcome.shortfall.vector()}: {outcome.sentence}")
     return found
 
 
@@ -137,6 +140,7 @@ def figures(turns: Turns) -> Figures:
     made: Figures = {
         "two_vms_to_one": Figure.over(ratios([found.seconds for found in turns.both], alone_s), "ratio", one),
         "busy_to_quiet": Figure.over(ratios([found.seconds for found in turns.busy], alone_s), "ratio", quiet),
+        "two_vms_runs_dropped": Figure.over([turns.dropped], "runs", "not counted: the agent fell short"),
     }
     names = (
         ("one_vm", turns.alone, one),

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.deflating.bare import Stalled, bare
+from benchmarks.deflating.bare import FellShort, Stalled, bare
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import BenchHost, resize, start_vm
 from benchmarks.host.recorder import (
@@ -43,7 +43,7 @@ NOMINAL = ResourceVector(cpu_cores=3, memory_mib=1024)
 TARGET = ResourceVector(cpu_cores=1.25, memory_mib=384)
 BOOT_MIB = 512.0
 KEYS = 10_400
-#: Turns that may come to nothing because a device stopped elsewhere than before.
+#: Turns that may come to nothing, because a device stopped elsewhere than before or the agent fell short.
 SPARE_TURNS = 5
 
 PHASES = {
@@ -68,6 +68,8 @@ class Turns:
     #: The calls of libvirt in one deflation, by name: the last turn's.
     by_name: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     outcomes: list[VMOutcome] = field(default_factory=list)
+    #: Turns that do not count: whether the agent fell short in each.
+    dropped: list[bool] = field(default_factory=list)
 
 
 async def measure(ground: BenchHost, how: Pass) -> Figures:
@@ -84,6 +86,7 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
         try:
             await _turn(ground, how, turns, calls, number)
         except Stalled as error:
+            turns.dropped.append(isinstance(error, FellShort))
             spare -= 1
             if spare < 0:
                 raise
@@ -109,7 +112,7 @@ async def _turn(ground: BenchHost, how: Pass, turns: Turns, calls: CallCounter, 
         await resize(agent, vm, NOMINAL)
         up = recorder.take()
         if not outcome.shortfall.vector().is_zero():
-            raise Stalled(f"the agent fell short of {outcome.shortfall.vector()}")
+            raise FellShort(f"the agent fell short of {outcome.shortfall.vector()}")
         await fill(ground, vm, how)
         domain = vm.domain
     async with bare(ground.state.uri, domain) as hand:
@@ -149,6 +152,8 @@ def _figures(turns: Turns) -> Figures:
         "loop_stall_ms": Figure.over(
             turns.stalls_ms, "ms", f"longest time that the event loop did not turn in {agent}"
         ),
+        "turns_dropped_device": Figure.over([turns.dropped.count(False)], "turns", "not counted: a device stopped"),
+        "turns_dropped_agent": Figure.over([turns.dropped.count(True)], "turns", "not counted: the agent fell short"),
     }
     for name, words in PHASES.items():
         seconds = [phases.get(name, 0.0) for phases in turns.phases]

@@ -37,6 +37,8 @@ NOW_S: Final = 86_400.0
 #: Decisions at a moment of their own each, so many seconds apart.
 MOMENTS: Final = 100
 APART_S: Final = 0.01
+#: Decisions that are the first with new curves.
+FIRST: Final = 20
 #: Of this core: others that use it take nothing of the long loop and nothing of the short one.
 _clock = time.thread_time
 
@@ -64,6 +66,7 @@ def run(how: Pass) -> Figures:
     default: dict[int, list[float]] = {size: [] for size in sizes}
     default_moved: dict[int, list[float]] = {size: [] for size in sizes}
     default_round: dict[int, list[float]] = {size: [] for size in sizes}
+    default_cold: dict[int, list[float]] = {size: [] for size in sizes}
     learning: dict[int, list[float]] = {size: [] for size in sizes}
     moved: dict[int, list[float]] = {size: [] for size in sizes}
     rounds: dict[tuple[int, int], list[float]] = {}
@@ -83,6 +86,7 @@ def run(how: Pass) -> Figures:
                 default[size].append(float(np.median([_seconds(pool, demand) for demand in pool.demands[:count]])))
                 default_moved[size].append(1e6 * _moved_s(pool))
                 default_round[size].append(_round_per_s(pool, ROUND))
+                default_cold[size].append(1e6 * _cold_s(pool))
                 how.report(
                     f"run {number + 1}: {size} machines: {1000 * medians[size][-1]:.3f} ms a decision, "
                     f"plain {1000 * plain[size][-1]:.1f} ms"
@@ -104,10 +108,11 @@ def run(how: Pass) -> Figures:
             f"default_round_{size}_{ROUND}_per_s": Figure.over(
                 default_round[size], "1/s", f"round_{size}_{ROUND}_per_s, as a manager decides by default"
             ),
+            f"default_cold_{size}_us": Figure.over(
+                default_cold[size], "us", f"{where}, as a manager decides by default: the first with new curves"
+            ),
             f"moved_{size}_us": Figure.over(
-                moved[size],
-                "us",
-                f"{where}, at another moment than the decision before: nothing that was kept is right",
+                moved[size], "us", f"{where}, {1000 * APART_S:g} ms after the one before, the curves as they were"
             ),
             f"plain_{size}_to_moved": Figure.over(ratios(plain[size], [us / 1e6 for us in moved[size]]), "ratio", of),
             f"learn_{size}_us": Figure.over(learning[size], "us", f"one core change learned, {size} machines known"),
@@ -189,6 +194,13 @@ def _seconds(pool: _Pool, demand: Demand, now: float = NOW_S) -> float:
 def _moved_s(pool: _Pool) -> float:
     """A decision at another moment than the one before."""
     moments = [NOW_S + number * APART_S for number in range(1, MOMENTS + 1)]
+    return float(np.median([_seconds(pool, demand, at) for demand, at in zip(pool.demands, moments, strict=False)]))
+
+
+def _cold_s(pool: _Pool) -> float:
+    """The first decision with new curves, as comes once in `fresh_s` at least."""
+    apart_s = pool.matcher.predictor.options.fresh_s + 1.0
+    moments = [NOW_S + number * apart_s for number in range(1, FIRST + 1)]
     return float(np.median([_seconds(pool, demand, at) for demand, at in zip(pool.demands, moments, strict=False)]))
 
 

@@ -55,15 +55,16 @@ def measure(how: Pass) -> Figures:
 
 def _compared(count: int, how: Pass, place: Path) -> Figures:
     ours, theirs, told = [], [], []
+    # Whatever is not compiled yet; of another log, since what is known of a log is kept.
+    first = place / f"{count}-first.swf"
+    first.write_text(swf(count, how.runs))
+    _ours(first)
     for number in range(how.runs):
         log = place / f"{count}-{number}.swf"
         log.write_text(swf(count, number))
         peer = log.with_suffix(".accasim")
         peer.mkdir()
-        if not number:
-            # Whatever is not compiled yet.
-            _ours(log, "first")
-        wait_s, seconds = _ours(log, "ours")
+        wait_s, seconds = _ours(log)
         command = ["-m", "benchmarks.simulating.peer_run", str(log), str(CORES), str(peer)]
         found, peer_s = _cpu_s([sys.executable, *command])
         said = json.loads(found.splitlines()[-1])
@@ -93,12 +94,12 @@ def swf(count: int, seed: int) -> str:
     return "".join(f"{n} {at} 0 {took} {c} -1 -1 {c} {took} -1 1 1 1 1 1 1 -1 -1\n" for n, at, took, c in rows)
 
 
-def _ours(log: Path, results: str) -> tuple[float, float]:
+def _ours(log: Path) -> tuple[float, float]:
     """Mean wait, s, and CPU seconds."""
     experiment = log.with_suffix(".toml")
     experiment.write_text(_EXPERIMENT.format(cores=CORES))
     command = [sys.executable, "-m", "ebbtide.cli.main", "sim", "run", str(experiment), "--input", f"jobs={log}"]
-    text, seconds = _cpu_s([*command, "--results", str(log.with_suffix(f".{results}")), "-o", "json"])
+    text, seconds = _cpu_s([*command, "--results", str(log.with_suffix(".ours")), "-o", "json"])
     return float(json.loads(text)["cases"][0]["metrics"]["wait_mean_s"]["mean"]), seconds
 
 

@@ -96,8 +96,8 @@ def _manager(directory: Path, codes: Mapping[str, Path | None], how: Pass) -> Fi
         "scraped_to_unscraped": Figure.over(
             [1 + scrape / reports / report for scrape, report in zip(scrapes, costs["now"], strict=True)],
             "ratio",
-            f"CPU time a report with its share of a scrape every {SCRAPED_EVERY_S:g} s, to that without; hosts report "
-            f"every {REPORTED_EVERY_S:g} s; {where}",
+            f"reckoned, by scrape_cpu_ms: CPU time a report with its share of a scrape every {SCRAPED_EVERY_S:g} s, to "
+            f"that without; hosts report every {REPORTED_EVERY_S:g} s; {where}",
         ),
     }
     if "before" in costs:
@@ -141,7 +141,7 @@ async def _agent(ground: BenchHost, count: int, codes: Mapping[str, Path | None]
         "agent_scraped_to_unscraped": Figure.over(
             [1 + ms / 10 / SCRAPED_EVERY_S / share for ms, share in zip(spent["scraped"], spent["now"], strict=True)],
             "ratio",
-            f"the agent's CPU time with a scrape every {SCRAPED_EVERY_S:g} s to that without; {where}",
+            f"reckoned, by agent_scrape_cpu_ms: with a scrape every {SCRAPED_EVERY_S:g} s to without; {where}",
         ),
     }
     if "before" in codes:

@@ -423,12 +423,14 @@ def test_what_two_guests_need_of_the_cores_stands_beside_their_time(monkeypatch:
         alone=[neighbours.Deflated(4.0, 4.0)],
         both=[neighbours.Deflated(6.0, 10.0)],
         busy=[neighbours.Deflated(8.0, 4.0)],
+        dropped=2,
     )
     figures = neighbours.figures(turns)
     assert figures["two_vms_to_one"].value == 1.5
     assert figures["two_vms_least_to_one"].value == 1.25
     assert figures["busy_to_quiet"].value == 2.0
     assert figures["busy_guests_cores"].value == 0.5
+    assert figures["two_vms_runs_dropped"].value == 2
 
 
 def test_busy_loops_end_with_what_they_were_beside() -> None:
