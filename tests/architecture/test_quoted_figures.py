@@ -8,6 +8,7 @@ A paragraph that quotes says of what, in a comment that no reader of the page se
 
 Each is a figure as it stands in the text and its key (`.least` or `.most` of its runs, else the median; `*1000` or
 `/1000` where the page has another unit; `1-` where it tells what is missing to 1). `given`: numbers that are none.
+`not kept`: numbers that were measured and stand in no file, in a paragraph that calls them *not kept*.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ GENERATED = re.compile(r"<!-- from here on: written by .*?<!-- up to here -->", 
 QUOTE = re.compile(r"([\d.,]*\d) (1-)?(\w+)(?:\.(least|most))?(?:([*/])(\d+))?")
 NUMBER = re.compile(r"(?<![\w.^,])(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?![\w^])")
 UNIT = re.compile(r"\d (?:s|ms|us|MiB|%|times|seconds|points)\b|\d%")
-#: What a paragraph of measured figures says.
-MEASURED = re.compile(r"\bMeasured \(|\*Missed|benchmarks/results/[\w-]+\.json`? ?[,;)]|[Mm]edians of five")
+#: What a paragraph says of figures that are in no file, and what one of measured figures says.
+NOT_KEPT = re.compile(r"\*not\s+kept\*")
+MEASURED = re.compile(
+    rf"\bMeasured \(|{NOT_KEPT.pattern}|\*Missed|benchmarks/results/[\w-]+\.json`? ?[,;)]|[Mm]edians of five"
+)
 
 
 def blocks(text: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -64,13 +68,23 @@ def figures_of(file: str) -> dict[str, Any]:
     return dict(json.loads((RESULTS / f"{file}.json").read_text())["figures"])
 
 
+def parts(mark: str) -> dict[str, list[str]]:
+    """What a mark says: figures and keys under an empty name, other numbers by their kind."""
+    found = (part.rpartition(": ") for part in " ".join(mark.split()).split("; "))
+    return {kind: words.split(", ") for kind, _, words in found}
+
+
 def wrong(prose: str, marks: list[tuple[str, str]]) -> Iterator[str]:
     """What of a paragraph is not in the files, in words."""
     known: set[str] = set()
     for file, mark in marks:
-        quotes, _, given = " ".join(mark.split()).partition("; given: ")
-        known |= set(given.split(", "))
-        for quote in quotes.split(", "):
+        said = parts(mark)
+        yield from (f"`{kind}` is no kind of number" for kind in set(said) - {"", "given", "not kept"})
+        known |= {*said.get("given", ()), *said.get("not kept", ())}
+        for number in said.get("not kept", ()):
+            if number not in numbers(prose) or not NOT_KEPT.search(prose):
+                yield f"{number} is not in the text, or that is not called *not kept*"
+        for quote in said.get("", ()):
             found = QUOTE.fullmatch(quote)
             if found is None:
                 yield f"`{quote}` is no figure and key"
@@ -124,3 +138,15 @@ def test_another_figure_would_be_seen() -> None:
     assert list(wrong(prose.replace(f"{shown} ", f"{int(shown) + 1} "), marks))
     (file, mark), *_ = marks
     assert list(wrong(prose, [(file, mark.replace(f"{shown} ", f"{int(shown) + 1} ", 1))]))
+
+
+def test_a_figure_of_no_file_stands_where_it_is_called_not_kept() -> None:
+    mark = [("idle", "not kept: 59.8")]
+    assert not list(wrong("The libraries alone have 59.8 (*not kept*).", mark))
+    assert list(wrong("The libraries alone have 59.8.", mark))
+    assert list(wrong("The libraries alone have 59.9 (*not kept*).", mark))
+    assert list(wrong("The libraries alone have 59.8.", [("idle", "lost: 59.8")]))
+
+
+def test_a_paragraph_that_has_figures_of_no_file_needs_a_mark() -> None:
+    assert MEASURED.search("The day before it was 2.7 % (*not kept*).")
