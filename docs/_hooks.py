@@ -291,7 +291,8 @@ def results() -> str:
         "An aim stands where there is one, ours or the paper's (Sharma et al. 2019), and the median decides. Where the "
         "paper's set-up differs too much for that, [Deflation, claim by claim](deflation.md) says so. Besides: "
         "matching on a real Slurm ends tasks no sooner than Slurm's own choice of the least loaded node. **Withdrawn** "
-        "until they are measured again: the picks of the Spark policy ([Benchmarks](benchmarks.md) says why).\n"
+        "until they are measured again: the picks of the Spark policy, and what an idle agent takes to what it took "
+        "before there were metrics, `agent_to_before` ([Benchmarks](benchmarks.md) says why).\n"
     )
     for name, document in files.items():
         machine, found = document["machine"], document["figures"]
