@@ -100,12 +100,15 @@ class SetVM:
 class SetPreempted:
     """A VM was stopped for lack of room. One that a plan is at work on stays that plan's; where it looks for room on
     another host, it is kept for its end (``SetVM.unless_preempted``).
+
+    ``unsure``: perhaps it was not; its host's next report says.
     """
 
     name: str
     host: str
     reason: PreemptionReason
     sentence: str
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

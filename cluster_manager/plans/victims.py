@@ -111,7 +111,7 @@ def _perhaps_gone(arriving: str, victim: Victim, failure: str) -> SetPreempted:
     """
     vm, host, reason = victim.vm, victim.host, PreemptionReason(victim.reason)
     sentence = f"{vm} may have been preempted on {host} for {arriving} (reason {reason}): {failure}"
-    return SetPreempted(vm, host, reason, sentence)
+    return SetPreempted(vm, host, reason, sentence, unsure=True)
 
 
 def notices_of(instruction: Instruction) -> dict[str, float]:

@@ -111,6 +111,8 @@ vms: Final = Table(
     Column("labels", Text, nullable=False, server_default="{}"),
     # 1: the acquirer of this store's manager had it placed, and may have it deleted.
     Column("acquired", Integer, nullable=False, server_default="0"),
+    # 1: its host has not said whether it was preempted.
+    Column("preemption_unsure", Integer, nullable=False, server_default="0"),
 )
 
 
@@ -350,6 +352,8 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
         "FROM plans AS made WHERE made.vm = vms.name AND made.kind IN ('create', 'adopt') "
         "ORDER BY made.number DESC LIMIT 1), vms.request_id), 1, 9) = 'acquirer-'",
     ),
+    # Which VMs may have been preempted.
+    ("ALTER TABLE vms ADD COLUMN preemption_unsure INTEGER NOT NULL DEFAULT 0",),
 )
 
 

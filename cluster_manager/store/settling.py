@@ -99,7 +99,7 @@ def settle(connection: Connection, now: float, other_epoch: int = 0, stood: Enro
             changes = {"phase": after.value, "deleted_by_owner": 0}
             changes["sentence"] = f"was {before} when the store was backed up, with which this manager went on"
             if after is not VMPhase.PREEMPTED:
-                changes |= {"preempted_at": None, "preemption_reason": None}
+                changes |= {"preempted_at": None, "preemption_reason": None, "preemption_unsure": 0}
         if row.owes_removal:
             said = f"was to be removed from {row.host} when the store was backed up; if it is there still, delete it"
             changes |= {"owes_removal": 0, "sentence": said}

@@ -138,9 +138,10 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                     # Its owner's deletion came to nothing: what takes its cores later is not that.
                     values["deleted_by_owner"] = 0
                 await connection.execute(row.values(**values))
-            case SetPreempted(name, host, reason, sentence):
+            case SetPreempted(name, host, reason, sentence, unsure):
                 row = _living(name).where(schema.vms.c.host == host)
                 waits = {"preempted_at": now, "preemption_reason": reason.value, "sentence": sentence}
+                waits["preemption_unsure"] = int(unsure)
                 free = row.where(schema.vms.c.phase.not_in(_CLAIMED))
                 await connection.execute(free.values(phase=VMPhase.PREEMPTED.value, **waits))
                 await connection.execute(row.where(schema.vms.c.phase == VMPhase.MIGRATING.value).values(**waits))
@@ -443,7 +444,7 @@ def _living(name: str) -> Any:
 
 def _phase(phase: VMPhase, now: float) -> dict[str, Any]:
     """The columns that a phase sets."""
-    here = {} if phase in _WAITS else {"preempted_at": None, "preemption_reason": None}
+    here = {} if phase in _WAITS else {"preempted_at": None, "preemption_reason": None, "preemption_unsure": 0}
     return {"phase": phase.value, **({"ended_at": now} if phase is VMPhase.ENDED else {}), **here}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import select
 
@@ -19,6 +19,9 @@ from ebbtide.matcher.match.rounds import LIVE, Pool
 from ebbtide.matcher.predict.changes import LastChange, whole_cores
 from ebbtide.matcher.predict.predictor import Predictor
 from ebbtide.messages.vms import VMState, VMStatus
+
+#: A VM that may have been preempted, also while its way back asks its host.
+_PERHAPS_OFF: Final = (VMPhase.PREEMPTED.value, VMPhase.STARTING.value)
 
 
 class TaskMachines:
@@ -46,8 +49,8 @@ class TaskMachines:
 
         One that has failed and is on no host only holds its name: a machine of that name is another one. A host that is
         silent counts with its last report, and a VM that no report tells of is left out: unknown is not zero. One that
-        moves counts with what its host says; where it moves while it runs, and has just left, with what the other host
-        says.
+        moves, or may have been preempted, counts with what its host says; where it moves while it runs, and has just
+        left, with what the other host says.
         """
         table, plans = schema.vms, schema.plans
         found = {}
@@ -68,7 +71,8 @@ class TaskMachines:
                     moving.add(row.name)
                 if row.phase == VMPhase.FAILED.value and row.host is None:
                     continue
-                if not moves and row.phase != VMPhase.RUNNING.value:
+                unsure = row.preemption_unsure and row.phase in _PERHAPS_OFF
+                if not (moves or unsure) and row.phase != VMPhase.RUNNING.value:
                     found[row.name] = 0
                 elif (reported := self._reported(row, live)) is not None:
                     off = reported.state is VMState.STOPPED

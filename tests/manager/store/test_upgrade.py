@@ -75,6 +75,7 @@ async def execute(database: Database, *statements: str) -> None:
 
 #: What the step for labels and those after it have added.
 WITHOUT_LABELS: Final = (
+    "ALTER TABLE vms DROP COLUMN preemption_unsure",
     "ALTER TABLE vms DROP COLUMN acquired",
     "DROP INDEX plans_started",
     "DROP INDEX events_kind",

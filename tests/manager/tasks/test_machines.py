@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from cluster_manager.plans.plans import SetPreempted, SetVM, VMPhase
+from cluster_manager.plans.preemption import PreemptionReason
+from cluster_manager.plans.returns import start_return
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine
 from ebbtide.matcher.match.tasks import SILENCE_LIMIT_S
 from ebbtide.matcher.match.turns import MOVING
@@ -16,6 +19,7 @@ from ebbtide.messages.vms import VMState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
+from tests.manager.plan_events import placement, spec_of
 from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
 
 each_store = pytest.mark.usefixtures("each_store")
@@ -118,6 +122,28 @@ async def test_nothing_begins_on_a_machine_that_is_to_be_stopped_and_moved_and_w
         await becomes(cluster, "short", "running")
         assert (await becomes(cluster, "train", "running"))["preemptions"] == 1
         assert (await cluster.ended("move")).host == "host-b"
+
+
+@each_store
+async def test_a_vm_that_may_have_been_preempted_has_the_cores_that_its_host_says(tmp_path: Path) -> None:
+    """For an error no task is ended; of a preemption that came about a report may be older."""
+    first, _ = two_agents()
+    engine = FakeEngine(**{"low-1": 4})
+    async with cluster_of(tmp_path, first, **settings(engine)) as cluster:
+        await cluster.create(vm("low-1"))
+        assert cluster.manager is not None
+        store, machines = cluster.manager.store, cluster.manager.tasks._known
+        arrival, back = placement(spec_of("high-1")), start_return("return", spec_of("low-1", "deflatable"), "host-a")
+        await store.add_plan(arrival, "")
+        gone = SetPreempted("low-1", "host-a", PreemptionReason.MINIMUM, "perhaps", unsure=True)
+        await store.save_step(arrival, [gone])
+        assert await machines.cores(["low-1"]) == {"low-1": 3}
+        await store.add_plan(back, "")
+        assert await machines.cores(["low-1"]) == {"low-1": 3}, "also while its host is asked"
+        await store.save_step(back, [SetVM("low-1", VMPhase.PREEMPTED, "host-a", "it does not answer")])
+        assert await machines.cores(["low-1"]) == {"low-1": 3}
+        await store.save_step(arrival, [replace(gone, unsure=False)])
+        assert await machines.cores(["low-1"]) == {"low-1": 0}
 
 
 @each_store

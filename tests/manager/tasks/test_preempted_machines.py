@@ -18,7 +18,7 @@ from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
-from tests.manager.tasks.test_tasks import becomes, condition, submit, task
+from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
 
 pytestmark = pytest.mark.usefixtures("each_store", "quick_returns")
 RIGID: Any = {"minimum": {"cpu_cores": 3.0, "memory_mib": 600.0}, "memory_mib": 600.0}
@@ -140,6 +140,28 @@ async def test_a_preemption_that_comes_to_nothing_leaves_the_task_where_it_is(
 
     await cluster.until(begun_again)
     assert "failed" not in {(await task(cluster, name))["state"] for name in ("first", "second", "third", "fourth")}
+
+
+@pytest.mark.parametrize("on_preemption", ["stop", "delete"])
+async def test_a_host_that_fails_at_a_preemption_ends_no_task(
+    tmp_path: Path, engine: FakeEngine, on_preemption: str
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=4000.0)
+    async with cluster_of(tmp_path, agent, **settings(engine)) as cluster:
+        for name in ("n1", "n2"):
+            await cluster.create(vm(name, **RIGID, on_preemption=on_preemption))
+        await two_run(cluster)
+        agent.trouble.refuses = 500
+        operation = await cluster.create(vm("high-1", "fixed", 3.0, 600.0), "high")
+        assert operation.state is OperationState.FAILED
+        agent.trouble.refuses = None
+        for _ in range(3):
+            await looked_since(cluster, engine)
+        for name in ("first", "second"):
+            found = await task(cluster, name)
+            assert (found["state"], found["preemptions"]) == ("running", 0), found["sentence"]
+        assert not any(call[0] == "cancel" for call in engine.calls)
+        assert agent.running == {"n1", "n2"}
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before-the-signal", "after-it"])
