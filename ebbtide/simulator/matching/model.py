@@ -75,7 +75,7 @@ class Case:
 #: What a run gives: of an acquirer where there is one, of the pool, and of its power where that is a trace's.
 METRICS: Final = (
     *("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "brier"),
-    *("lost_at_worst", "slowdown_geometric_mean", "slowed_4_share"),
+    *("lost_at_worst", "slowdown_geometric_mean", "slowed_4_share", "jobs_done", "jobs_left"),
     *(f"{name}_jct_geometric_mean_s" for name, _ in KINDS_OF_JOBS),
     *("span_s", "machines_requested", "machines_given_back", "machines_evicted", "machines_held_mean"),
     *("cores_held_mean", "cores_paid_mean", "utilisation", "cost_total", "pool_changes", "pool_gap_mean_min"),
@@ -249,7 +249,7 @@ class MatchingModel:
             metrics |= of_machines(calibrate(found, SCHEMES[settings.scheme].predicting))
         if others and not SCHEMES[settings.scheme].known:
             metrics |= foresight(found, others, SCHEMES[settings.scheme].predicting)
-        return Outcome(metrics, tables, settings.workload.warnings(done.span_s))
+        return Outcome(metrics, tables, (*done.not_done, *settings.workload.warnings(done.span_s)))
 
 
 MODEL: Final = MatchingModel()

@@ -54,7 +54,7 @@ YARN_ORDER: Final = Order("oldest", "tail")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a scheme made of the jobs. Rows of ``completion_s`` are jobs, in the order of their submission."""
+    """What a scheme made of the jobs. Rows of ``completion_s`` are jobs that are done, in the order of submission."""
 
     completion_s: Floats
     #: What became of each job (`JobRowsTable`).
@@ -74,6 +74,11 @@ class Run:
     interruptible: int = 0
 
     @property
+    def not_done(self) -> tuple[str, ...]:
+        """What is to be said of jobs that are not done; none is refused, as nobody knows the largest machine."""
+        return self.results.not_done(0)
+
+    @property
     def metrics(self) -> dict[str, float]:
         """Figures by name."""
         acquired = {} if self.acquired is None else self.acquired.metrics
@@ -87,9 +92,12 @@ class Run:
             **acquired,
             **kinds,
             "slowdown_geometric_mean": _mean(self.slowdown),
-            "slowed_4_share": float((self.slowdown > 4.0).mean()),
-            "jct_mean_s": float(self.completion_s.mean()),
-            "jct_p90_s": float(np.percentile(self.completion_s, 90)),
+            # Means are of jobs that are done alone.
+            "jobs_done": float(self.results.jobs_done),
+            "jobs_left": float(self.results.jobs_left),
+            "slowed_4_share": _of(np.mean, self.slowdown > 4.0),
+            "jct_mean_s": _of(np.mean, self.completion_s),
+            "jct_p90_s": _of(lambda values: np.percentile(values, 90), self.completion_s),
             # Of two schemes with the same jobs its ratio is the geometric mean of nJCT.
             "jct_geometric_mean_s": _mean(self.completion_s),
             "waste": self.results.waste,
@@ -173,14 +181,19 @@ def run(
     completion_s = rows["ended_s"] - rows["submitted_s"]
     tasks = batch.task_runtime_s
     slowdown = completion_s / np.maximum.reduceat(tasks.values, tasks.offsets[:-1])[rows["job"]]
-    worst = lost_at_worst(np.concatenate(attempts), batch.cpu_cores)
+    worst = lost_at_worst(np.concatenate(attempts), batch.cpu_cores) if attempts else float("nan")
     span_s = until_s - start_s
     return Run(completion_s, rows, found, calibration, brier, span_s, slowdown, worst, acquired, interruptible)
 
 
 def _mean(values: Floats) -> float:
     """The geometric one; NaN of none."""
-    return float(np.exp(np.log(np.maximum(values, 1e-9)).mean())) if len(values) else float("nan")
+    return _of(lambda some: np.exp(np.log(np.maximum(some, 1e-9)).mean()), values)
+
+
+def _of(figure: Callable[[Any], Any], values: Any) -> float:
+    """A figure of values; NaN of none."""
+    return float(figure(values)) if len(values) else float("nan")
 
 
 def lost_at_worst(attempts: Floats, job_cores: Floats) -> float:

@@ -61,6 +61,20 @@ def test_a_run_gives_completion_times_waste_and_the_pools_statistics(
     assert again.metrics["jct_mean_s"] == outcome.metrics["jct_mean_s"]
 
 
+@pytest.mark.parametrize("acquirer", [{}, {"acquirer": True, "least_machines": 5, "most_machines": 5}])
+def test_jobs_that_are_not_done_stand_beside_the_means_and_are_warned_of(
+    vms: Input, acquirer: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each machine has one core: most jobs want more."""
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
+    case = MODEL.settings(given(vms, cpu_cores=1.0, least_cpu_cores=0.0, share=0.01, jobs=10, load=0.5, **acquirer))
+    outcome = checked(MODEL.run(case, 1, MODEL.prepare([case], lambda share: None), lambda share: None))
+    assert outcome.metrics["jobs_done"] + outcome.metrics["jobs_left"] == 10
+    assert outcome.metrics["jobs_left"] > 0
+    assert "of 10 jobs are not done" in outcome.warnings[0]
+    assert outcome.metrics.keys() <= set(MODEL.metrics)
+
+
 def test_an_acquirer_has_all_servers_to_choose_from(
     vms: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,20 @@ def test_a_job_is_slowed_down_by_what_it_takes_longer_than_its_longest_task() ->
     )
 
 
+@pytest.mark.parametrize(("until_s", "left"), [(5400.0, range(1, 4)), (0.0, range(4, 5))])
+def test_jobs_that_are_never_done_are_counted_and_warned_of(until_s: float, left: range) -> None:
+    """On machines that keep one core for good, all jobs or some find no room any more."""
+    machines, ends_s = np.arange(5), np.full(5, WARM_UP_S + until_s)
+    at_s, cores = np.append(np.zeros(5), ends_s), np.repeat([10, 1], 5)
+    ends = Pool(np.tile(machines, 2), at_s, cores, 5, 2.5 * DAY_S, 0.0)
+    found = run(ends, replace(SMALL, cores=(2,)), "capacity-random", 2, validate=True, compile=False)
+    assert found.metrics["jobs_left"] in left
+    assert found.metrics["jobs_done"] == len(found.completion_s) == SMALL.jobs - found.metrics["jobs_left"]
+    assert np.isnan(found.metrics["jct_p90_s"]) == np.isnan(found.metrics["slowed_4_share"]) == (not until_s)
+    (said,) = found.not_done
+    assert f"{found.metrics['jobs_left']:g} of {SMALL.jobs} jobs are not done" in said
+
+
 def test_a_run_is_the_same_every_time() -> None:
     one, other = (run(made(), SMALL, "landmark", 3, compile=False) for _ in range(2))
     assert one.completion_s.tolist() == other.completion_s.tolist()
