@@ -175,7 +175,16 @@ class Case:
         sample = workload.with_drawn_lives(workload.Sample.of(arrays), settings.followed_until_s, of_lives)
         sample = workload.moved_off_grid(sample, settings.grid_s, of_times)
         self._until_s = settings.window_until_s
-        self._demand = demand = workload.offered(sample, settings.window_s)
+        curves = curves_of(settings.applications)
+        asked = workload.arrivals_of(sample, settings.low_share, settings.minimum_share, len(curves.points), of_vms)
+        # What fits no node must not ask for any; whatever the policy, so that all have as many.
+        sizes = asked.minimum if settings.start_deflated else asked.upper
+        memory_mib = settings.node_memory_mib - settings.overhead_mib
+        fits = workload.fitting(sizes, settings.node_cpu_cores, memory_mib)
+        self._wide = workload.fits_no_node(sample, fits, settings.window_s)
+        self._demand = demand = workload.offered(sample.part(fits), settings.window_s)
+        if demand.peak_cores <= 0 and self._wide:
+            raise InvalidParameter("node_cpu_cores", "and node_memory_mib make nodes that no VM of the window fits")
         if demand.peak_cores <= 0:
             raise InvalidParameter("window_from_s", "and window_until_s make a window in which the trace has no VM")
         nodes = workload.nodes_for(demand.peak_cores, settings.overcommitment, settings.node_cpu_cores)
@@ -183,9 +192,7 @@ class Case:
             raise InvalidParameter("overcommitment", f"makes {nodes} nodes; at most {_MOST_NODES} are allowed")
         capacity = np.zeros((nodes, WIDTH))
         capacity[:, CPU], capacity[:, MEMORY] = settings.node_cpu_cores, settings.node_memory_mib
-        curves = curves_of(settings.applications)
-        asked = workload.arrivals_of(sample, settings.low_share, settings.minimum_share, len(curves.points), of_vms)
-        self._least = workload.offered(workload.at_minimums(sample, asked), settings.window_s)
+        self._least = workload.offered(workload.at_minimums(sample, asked).part(fits), settings.window_s)
         self.arrivals = under(settings.policy, asked)
         rules = rules_of(
             settings.policy,
@@ -221,7 +228,7 @@ class Case:
                 },
                 "days": {"day": days, "offered_overcommitment": np.array(demand.daily_mean_cores) / cores},
             },
-            (beyond,) if last_s < until_s else (),
+            (*self._wide, *((beyond,) if last_s < until_s else ())),
         )
 
 

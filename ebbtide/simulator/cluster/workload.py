@@ -1,7 +1,7 @@
 """VMs for a cluster out of a trace: a fixed sample of tenants, times moved off the trace's grid, priority by coin.
 
 Overcommitment is peak offered nominal cores per core of the nodes, and set by how many nodes there are: no VM of the
-sample is left out for it (Sharma et al. 2019 §6.3, Fig. 8c).
+sample is left out for it (Sharma et al. 2019 §6.3, Fig. 8c) but those that fit no node.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class Sample:
     def of(cls, arrays: Mapping[str, NDArray[Any]]) -> Sample:
         """Out of `arrays`. Raises KeyError where one is missing."""
         return cls(**{name: np.asarray(arrays[name]) for name in cls.__slots__})
+
+    def part(self, rows: NDArray[np.bool_]) -> Sample:
+        """These rows alone."""
+        return Sample.of({name: column[rows] for name, column in self.arrays().items()})
 
     def __len__(self) -> int:
         return len(self.arrives_s)
@@ -114,6 +118,24 @@ def moved_off_grid(sample: Sample, grid_s: float, rng: np.random.Generator) -> S
     order = np.argsort(arrives_s, kind="stable")
     columns = sample.arrays() | {"arrives_s": arrives_s, "departs_s": sample.departs_s + by_s}
     return Sample.of({name: column[order] for name, column in columns.items()})
+
+
+def fitting(sizes: Floats, cpu_cores: float, memory_mib: float) -> NDArray[np.bool_]:
+    """Which of sizes fit an empty node. Shape (n, WIDTH) -> (n,)."""
+    return (sizes[:, CPU] <= cpu_cores + TOLERANCE) & (sizes[:, MEMORY] <= memory_mib + TOLERANCE)
+
+
+def fits_no_node(sample: Sample, fits: NDArray[np.bool_], window_s: tuple[float, float]) -> tuple[str, ...]:
+    """What is to be said of VMs of the window that fit no node."""
+    within = (sample.arrives_s < window_s[1]) & (sample.departs_s > window_s[0])
+    wide = within & ~fits
+    if not wide.any():
+        return ()
+    share = offered(sample.part(wide), window_s).mean_cores / offered(sample, window_s).mean_cores
+    return (
+        f"{wide.sum()} of {within.sum()} VMs in the window fit no node, and are left out of the peak that says how "
+        f"many there are, with {share:.1%} of the core-seconds",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,13 +120,18 @@ class SteadyModel:
         sample = workload.Sample.of(prepared[str(settings.vms.path), settings.sample_share])
         sample = workload.with_drawn_lives(sample, settings.followed_until_s, of_lives)
         sample = workload.moved_off_grid(sample, settings.grid_s, of_times)
-        peak_mib = workload.offered(sample, settings.window_s).peak_memory_mib
+        arrivals = workload.arrivals_of(sample, settings.low_share, settings.minimum_share, 1, of_vms)
+        # What fits no host must not ask for any.
+        fits = workload.fitting(arrivals.upper, settings.capacity.cpu_cores, settings.capacity.memory_mib)
+        wide = workload.fits_no_node(sample, fits, settings.window_s)
+        peak_mib = workload.offered(sample.part(fits), settings.window_s).peak_memory_mib
+        if peak_mib <= 0 and wide:
+            raise InvalidParameter("node_cpu_cores", "and node_memory_mib make hosts that no VM of the window fits")
         if peak_mib <= 0:
             raise InvalidParameter("window_from_s", "and window_until_s make a window in which the trace has no VM")
         nodes = workload.nodes_for(peak_mib, settings.demand, settings.capacity.memory_mib)
         if nodes > _MOST_NODES:
             raise InvalidParameter("sample_share", f"makes {nodes} hosts; at most {_MOST_NODES} are allowed")
-        arrivals = workload.arrivals_of(sample, settings.low_share, settings.minimum_share, 1, of_vms)
         plan = Plan(
             settings.scheme,
             nodes,
@@ -142,7 +147,7 @@ class SteadyModel:
         last_s, until_s = float(arrivals.at_s[-1]), settings.window_s[1]
         beyond = f"the window ends at {until_s:g} s, and the last VM of the trace arrives at {last_s:g} s"
         found["memory_demand"] = peak_mib / (nodes * settings.capacity.memory_mib)
-        return Outcome(found, warnings=(beyond,) if last_s < until_s else ())
+        return Outcome(found, warnings=(*wide, *((beyond,) if last_s < until_s else ())))
 
 
 MODEL: Final = SteadyModel()

@@ -117,6 +117,38 @@ def test_low_priority_vms_may_start_deflated(trace: Input) -> None:
     assert started["low_rejected_share"] < refused["low_rejected_share"]
 
 
+def test_vms_that_fit_no_node_ask_for_none_and_are_warned_of(trace: Input, tmp_path: Path) -> None:
+    """One in twenty wants 256 cores, one as much memory as no node has; without them there are as many nodes."""
+    header, *lines = trace.path.read_text(encoding="utf-8").splitlines()
+    wide = []
+    for number, line in enumerate(lines):
+        row = line.split(",")
+        if number % 20 == 0:
+            row[2:4] = ("256", "16") if number % 40 else ("2", "512")
+        wide.append(",".join(row))
+    outcomes = {}
+    for name, rows in {"all": wide, "fitting": [row for n, row in enumerate(wide) if n % 20]}.items():
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+        outcomes[name] = run(Input(path, "azure-derived"), grid_s=0, low_share=0.0)
+    assert outcomes["fitting"].warnings == outcomes["all"].warnings[1:]
+    (said,) = (one for one in outcomes["all"].warnings if "fit no node" in one)
+    assert "% of the core-seconds" in said
+    metrics, fitting = outcomes["all"].metrics, outcomes["fitting"].metrics
+    for name in ("nodes", "offered_peak_cores", "offered_overcommitment", "incompressible_cpu", "high_admitted"):
+        assert metrics[name] == fitting[name]
+    assert metrics["high_offered"] > fitting["high_offered"]
+
+
+def test_a_vm_that_fits_a_node_only_at_its_minimum_counts_where_it_may_start_so(trace: Input) -> None:
+    wide = {"node_cpu_cores": 4, "low_share": 1.0, "minimum_share": 0.4, "overcommitment": 2}
+    assert "fit no node" in run(trace, **wide).warnings[0]
+    started = run(trace, start_deflated=True, **wide)
+    assert not any("fit no node" in one for one in started.warnings)
+    with pytest.raises(InvalidParameter, match="node_cpu_cores"):
+        run(trace, **wide | {"node_memory_mib": 512})
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [

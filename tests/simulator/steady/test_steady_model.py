@@ -253,6 +253,19 @@ def test_vms_that_the_trace_lost_sight_of_need_not_stay_for_ever(
     assert hosts == {0: 4, 86_400: 2}
 
 
+def test_vms_that_fit_no_host_ask_for_none_and_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty of 8 GiB, and one each of too many cores and of too much memory."""
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
+    rows = [f"{n},{n},2,8.0,0,0,0,9000" for n in range(20)] + ["20,20,256,8.0,0,0,0,9000", "21,21,2,900.0,0,0,0,9000"]
+    path = tmp_path / "wide.csv"
+    path.write_text("\n".join(["arrival_s,batch,cores,mem_gb,dur_lo_s,dur_hi_s,censored,dur_s", *rows]) + "\n")
+    window = {"demand": 1.0, "window_from_s": 0, "window_until_s": 600, "warm_s": 0}
+    case = MODEL.settings({"inputs": {"vms": Input(path, "azure-derived")}, **window})
+    found = MODEL.run(case, 1, MODEL.prepare([case], lambda share: None), lambda share: None)
+    assert found.metrics["nodes"] == 1
+    assert "2 of 22 VMs in the window fit no node" in found.warnings[0]
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [
