@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbtide.simulator.errors import InvalidParameter
+from ebbtide.simulator.experiments.shared import keep_reading, reading
 from ebbtide.simulator.inputs.batches import Batch
 from ebbtide.simulator.inputs.sources import Progress as ReadingProgress
 from ebbtide.simulator.inputs.traces import Trace
@@ -44,6 +45,22 @@ MODELS: Final[dict[str, str]] = {
     "waiting": "ebbtide.simulator.waiting.model:MODEL",
     "steady": "ebbtide.simulator.steady.model:MODEL",
 }
+
+#: Of the report of a reading, what results keep.
+_COUNTS: Final = (
+    "place",
+    "lines",
+    "comments",
+    "read",
+    "malformed",
+    "given",
+    "longer",
+    "skipped",
+    "reordered",
+    "examples",
+)
+#: Share of rows that are left out which is told.
+_MUCH: Final = 0.05
 
 #: Models that have jobs, and so the setting ``rows``, a row for each of them.
 WITH_JOBS: Final = ("jobs", "waiting", "intervals", "coaster", "matching")
@@ -100,7 +117,39 @@ class Input:
         if trace.kind != kind.KIND:
             problem = f"must be a trace of {kind.KIND}, but {self.path} is one of {trace.kind}"
             raise InvalidParameter(f"{INPUTS}.{name}", problem)
-        return cast(Iterator[B], iter(trace))
+        return self._counted(cast(Iterator[B], iter(trace)), trace)
+
+    def _counted(self, batches: Iterator[B], trace: Trace) -> Iterator[B]:
+        yield from batches
+        keep_reading(self.path, self._terms, trace.report.as_json())
+
+    @property
+    def _terms(self) -> list[Any]:
+        return [self.format, dict(self.options), self.order]
+
+    def counts(self) -> dict[str, Any] | None:
+        """What the report of a reading (`inputs.report`) counts; None: it was not read as a trace."""
+        found = reading(self.path, self._terms)
+        return None if found is None else {word: found[word] for word in _COUNTS}
+
+
+def left_out(name: str, counts: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is to be said of an input's lines that are malformed, and of rows that are none.
+
+    :param counts: as of `Input.counts`.
+    """
+    said = []
+    place, rows = counts["place"], counts["given"] + sum(counts["skipped"].values())
+    if counts["malformed"]:
+        first = counts["examples"][0]
+        said.append(
+            f"{INPUTS}.{name}: {counts['malformed']} of {counts['malformed'] + counts['read']} {place}s are malformed "
+            f"and left out; the first is {place} {first['line']}: {first['field']} {first['problem']}"
+        )
+    if counts["given"] < (1.0 - _MUCH) * rows:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts["skipped"].items()))
+        said.append(f"{INPUTS}.{name}: of {rows} rows {counts['given']} are taken; left out: {reasons}")
+    return tuple(said)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from ebbtide.simulator.experiments import code, document, plotting
 from ebbtide.simulator.experiments import results as columns
 from ebbtide.simulator.experiments.experiment import Case, Experiment, Run, runs
 from ebbtide.simulator.experiments.finished import Finished, execute, load, save
-from ebbtide.simulator.experiments.model import INPUTS, Model, bounds_of, model_named
+from ebbtide.simulator.experiments.model import INPUTS, Model, bounds_of, left_out, model_named
 from ebbtide.simulator.experiments.processes import Event, Workers, cores
 from ebbtide.simulator.experiments.progress import Listener, Status
 from ebbtide.simulator.experiments.results import Results
@@ -130,6 +130,7 @@ def _run(
     values, tables, metrics = columns.collected(
         all_runs, finished, experiment.axis_values(), experiment.metrics, of_runs
     )
+    counts = {name: one.counts() for name, one in experiment.inputs.items()}
     meta = {
         "file": str(path),
         "command": command,
@@ -140,9 +141,10 @@ def _run(
         "inputs": {
             name: {"path": str(one.path), "bytes": files.size(name), "sha256": prints[name]}
             | {word: getattr(one, word) for word in columns.READING}
+            | {"counts": counts[name]}
             for name, one in experiment.inputs.items()
         },
-        **_facts(experiment, sweep, metrics),
+        **_facts(experiment, sweep, metrics, counts),
     }
     results = Results(values, meta, directory, tables)
     # With what draws, which nothing before the results needs.
@@ -156,8 +158,13 @@ def _run(
     return results
 
 
-def _facts(experiment: Experiment, sweep: _Sweep, metrics: Sequence[str]) -> dict[str, Any]:
-    """What a report says of an experiment, of the code and of how its runs ended."""
+def _facts(
+    experiment: Experiment, sweep: _Sweep, metrics: Sequence[str], counts: Mapping[str, Mapping[str, Any] | None]
+) -> dict[str, Any]:
+    """What a report says of an experiment, of the code and of how its runs ended.
+
+    :param counts: by input, what reading it counted.
+    """
     ended = [(run, sweep.found[number]) for number, run in enumerate(sweep.runs)]
     failures = [{"run": str(run), "error": one.error, "trace": one.trace} for run, one in ended if one.error]
     return {
@@ -174,7 +181,11 @@ def _facts(experiment: Experiment, sweep: _Sweep, metrics: Sequence[str]) -> dic
         "policies": {policy.name: dict(policy.settings) for policy in experiment.policies},
         "runs": {"total": len(ended), "kept": sweep.reused, "made": sweep.made, "failed": sweep.failed},
         "failures": failures[:_MOST_FAILURES],
-        "warnings": [*experiment.notes, *_warnings(ended)],
+        "warnings": [
+            *experiment.notes,
+            *(said for name, one in counts.items() if one is not None for said in left_out(name, one)),
+            *_warnings(ended),
+        ],
         "host": host_facts(),
     }
 

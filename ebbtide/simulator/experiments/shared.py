@@ -10,7 +10,7 @@ import pickle
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -102,6 +102,34 @@ def shared_arrays(
         raise ExperimentError("cache", f"{place.parent} cannot be written ({error}); set {CACHE_VARIABLE}") from error
     _tidy(place.parent)
     return SharedArrays(place)
+
+
+def keep_reading(path: Path, terms: Sequence[Any], report: Mapping[str, Any]) -> None:
+    """Keep in the cache what a whole reading of a file counted, for whoever tells of it (`reading`).
+
+    :param terms: how it was read.
+    """
+    # Who reads may be anywhere, and reads all the same where there is no cache.
+    with suppress(ExperimentError, OSError):
+        shared_arrays(_reading(path, terms), lambda: {"report": np.array([json.dumps(report)])})
+
+
+def reading(path: Path, terms: Sequence[Any]) -> dict[str, Any] | None:
+    """What the last whole reading of a file as it is now counted; None: nobody has read it so."""
+
+    def make() -> dict[str, Any]:
+        raise KeyError(str(path))
+
+    with suppress(KeyError, ExperimentError, OSError):
+        found: dict[str, Any] = json.loads(str(shared_arrays(_reading(path, terms), make)["report"][0]))
+        return found
+    return None
+
+
+def _reading(path: Path, terms: Sequence[Any]) -> list[Any]:
+    """By what of a file changes with its content and costs no look at it."""
+    found = path.stat()
+    return ["reading", str(path), found.st_size, found.st_mtime_ns, *terms]
 
 
 def _tidy(directory: Path) -> None:

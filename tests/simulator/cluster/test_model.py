@@ -141,7 +141,7 @@ def test_vms_that_fit_no_node_ask_for_none_and_are_warned_of(trace: Input, tmp_p
 
 
 def test_a_vm_that_fits_a_node_only_at_its_minimum_counts_where_it_may_start_so(trace: Input) -> None:
-    wide = {"node_cpu_cores": 4, "low_share": 1.0, "minimum_share": 0.4, "overcommitment": 2}
+    wide: dict[str, Any] = {"node_cpu_cores": 4, "low_share": 1.0, "minimum_share": 0.4, "overcommitment": 2}
     assert "fit no node" in run(trace, **wide).warnings[0]
     started = run(trace, start_deflated=True, **wide)
     assert not any("fit no node" in one for one in started.warnings)

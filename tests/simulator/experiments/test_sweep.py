@@ -359,3 +359,41 @@ def test_progress_names_what_is_compiled(tmp_path: Path) -> None:
     first = said.index("compiling the loop of live (kept for this code)")
     assert said[first + 1] == "running"
     assert said[-1] == "done"
+
+
+JOBS = """\
+[experiment]
+name = "jobs"
+model = "jobs"
+policies = ["first-fit"]
+seeds = 2
+
+[settings]
+machines = 2
+cpu_cores = 4
+
+[inputs.jobs]
+path = "jobs.swf"
+"""
+
+
+@pytest.mark.parametrize(("malformed", "never_ran"), [(0, 0), (3, 0), (0, 4), (0, 60)])
+def test_lines_of_an_input_that_are_no_rows_are_counted_and_warned_of(
+    tmp_path: Path, malformed: int, never_ran: int
+) -> None:
+    """Also where the rest of what was read comes from the cache."""
+    runtimes = ["x60"] * malformed + ["-1"] * never_ran + ["60"] * 400
+    lines = [f"{n} {n} 0 {runtime} 1 -1 -1 1 60 -1 1 1 1 -1 1 -1 -1 -1" for n, runtime in enumerate(runtimes)]
+    (tmp_path / "jobs.swf").write_text("\n".join(lines) + "\n")
+    file = put(tmp_path, JOBS)
+    for directory in ("one", "other"):
+        meta = run(file, output=tmp_path / directory, workers=0).meta
+        counts = meta["inputs"]["jobs"]["counts"]
+        assert (counts["malformed"], counts["given"]) == (malformed, 400)
+        assert sum(counts["skipped"].values()) == never_ran
+        warned = [one for one in meta["warnings"] if one.startswith("inputs.jobs: ")]
+        assert len(warned) == (malformed > 0) + (never_ran > 20)
+    if malformed:
+        assert "3 of 403 lines are malformed and left out; the first is line 1: run_time_s is 'x60'" in warned[0]
+    elif warned:
+        assert "of 460 rows 400 are taken; left out: 60 " in warned[0]
