@@ -200,6 +200,7 @@ class MatchingModel:
                     "at_s": made.at_s,
                     "cores": made.cores,
                     "rejected": np.array([made.rejected_share]),
+                    "arrives_until_s": np.array([made.arrives_until_s]),
                 }
                 if (supply := made.supply) is not None:
                     arrays |= {"power_at_s": supply.at_s, "power_share": supply.share}
@@ -249,7 +250,7 @@ class MatchingModel:
             metrics |= of_machines(calibrate(found, SCHEMES[settings.scheme].predicting))
         if others and not SCHEMES[settings.scheme].known:
             metrics |= foresight(found, others, SCHEMES[settings.scheme].predicting)
-        return Outcome(metrics, tables, (*done.not_done, *settings.workload.warnings(done.span_s)))
+        return Outcome(metrics, tables, (*done.not_done, *found.beyond(), *settings.workload.warnings(done.span_s)))
 
 
 MODEL: Final = MatchingModel()
@@ -314,6 +315,7 @@ def _made(case: Case, arrays: Mapping[str, Any], draw: int) -> Pool:
         case.pool.until_s,
         float(arrays["rejected"][0]),
         _supply(arrays),
+        float(arrays["arrives_until_s"][0]),
     )
 
 

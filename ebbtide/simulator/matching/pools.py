@@ -127,6 +127,15 @@ class Pool:
     until_s: float
     rejected_share: float
     supply: Supply | None = None
+    #: When the last VM arrives; infinite: machines do not come from a trace.
+    arrives_until_s: float = math.inf
+
+    def beyond(self) -> tuple[str, ...]:
+        """What is to be said of a pool that goes on where its trace has ended."""
+        if self.until_s <= self.arrives_until_s:
+            return ()
+        last = f"the last VM of the trace arrives at {self.arrives_until_s:g} s"
+        return (f"the pool ends at {self.until_s:g} s, and {last}; from then on machines only come to have more",)
 
     def batch(self) -> CapacityBatch:
         """As input of the engine; memory does not matter here."""
@@ -203,7 +212,7 @@ def pool(
     :param power: a power trace, where the settings have power.
     :param draw: above 0: the same tenants' VMs come and go, and all else is drawn anew: where they are placed, and
         which servers are the pool's. How long those stay whose lives are drawn is the same.
-    :raises InvalidParameter: the VMs end before ``until_s``, or power does.
+    :raises InvalidParameter: no VM arrives from ``from_s`` on, nothing changes from ``until_s`` on, or power ends.
     """
     generator = np.random.default_rng([seed, settings.servers])
     group = np.asarray(vms["group"])
@@ -218,6 +227,10 @@ def pool(
     if settings.least_lifetime_s:
         life_s = np.asarray(vms["departs_s"])[rows] - np.asarray(vms["arrives_s"])[rows]
         rows = rows[~(life_s < settings.least_lifetime_s)]
+    arrives_until_s = float(np.asarray(vms["arrives_s"])[rows].max(initial=0.0))
+    if settings.from_s > arrives_until_s:
+        problem = f"is {settings.from_s:g}, but the last VM of the trace arrives at {arrives_until_s:g} s"
+        raise InvalidParameter("from_s", problem)
     if draw:
         generator = np.random.default_rng([seed, settings.servers, 2, draw])
     series = _series(settings, generator, seed, power)
@@ -241,6 +254,7 @@ def pool(
         # Draws of their own: on-demand VMs come and go as without them.
         draws = np.random.default_rng([seed, settings.servers, 3, draw])
         found = _cut(*left_by(found.machine, found.at_s, found.cores, settings.others, draws), settings, rejected)
+    found = replace(found, arrives_until_s=arrives_until_s)
     if not isinstance(series, PoweredSeries):
         return found
     did = series.power_counts

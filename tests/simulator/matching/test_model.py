@@ -75,6 +75,23 @@ def test_jobs_that_are_not_done_stand_beside_the_means_and_are_warned_of(
     assert outcome.metrics.keys() <= set(MODEL.metrics)
 
 
+def test_a_pool_that_goes_on_after_the_last_arrival_is_warned_of_and_one_that_begins_there_is_refused(
+    vms: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late the last VM departs."""
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
+    header, first, *rest = vms.path.read_text().splitlines()
+    late = ",".join([*first.split(",")[:4], *["864000"] * 2, "0", "864000"])
+    vms.path.write_text("\n".join([header, late, *rest]) + "\n")
+    for until_s, count in ((2.5, 0), (6.0, 1)):
+        case = MODEL.settings(given(vms, until_s=until_s * DAY_S))
+        outcome = checked(MODEL.run(case, 1, MODEL.prepare([case], lambda share: None), lambda share: None))
+        said = [one for one in outcome.warnings if "the last VM of the trace arrives at 2697" in one]
+        assert len(said) == count
+    with pytest.raises(InvalidParameter, match="from_s"):
+        MODEL.prepare([MODEL.settings(given(vms, from_s=4 * DAY_S, until_s=6 * DAY_S))], lambda share: None)
+
+
 def test_an_acquirer_has_all_servers_to_choose_from(
     vms: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
