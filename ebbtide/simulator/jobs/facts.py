@@ -13,10 +13,10 @@ from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.model import Input
 from ebbtide.simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
 from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
-from ebbtide.simulator.jobs.intake import rounded_up
+from ebbtide.simulator.jobs.intake import rounded_down, rounded_up
 
 #: Of the arrays in the cache.
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def known(trace: Input, before_s: float = math.inf, most_cores: float = math.inf
 @dataclass(frozen=True, slots=True)
 class Supply:
     """A trace of capacity: cores of its largest machine, and the most memory that one has (None: as much as anybody
-    wants); cores of all machines on average; when it changes last."""
+    wants); cores of all machines on average, whole ones; when it changes last."""
 
     most_cores: int
     most_mib: int | None
@@ -111,8 +111,10 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
         most = most_mib = total = area = now_s = last_s = 0.0
         cores: dict[str, float] = {}
         for batch in since(trace.batches(CapacityBatch, "capacity", from_first=True), from_s):
+            whole = rounded_down(batch.cpu_cores)
             most_mib = max(most_mib, float(np.nan_to_num(batch.memory_mib, nan=math.inf).max(initial=0.0)))
-            for name, at_s, size in zip(batch.machine, batch.at_s.tolist(), batch.cpu_cores.tolist(), strict=True):
+            # Jobs run on whole cores, and of those is their load a share.
+            for name, at_s, size in zip(batch.machine, batch.at_s.tolist(), whole.tolist(), strict=True):
                 last_s = at_s
                 most = max(most, size)
                 if at_s < until_s:
@@ -124,7 +126,7 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
 
     most, most_mib, mean, last_s = _kept("capacity", trace, (from_s, until_s), make)["facts"].tolist()
     mib = math.floor(most_mib + 1e-9) if math.isfinite(most_mib) else None
-    return Supply(math.floor(most + 1e-9), mib, mean, last_s)
+    return Supply(int(most), mib, mean, last_s)
 
 
 def since(batches: Iterable[CapacityBatch], from_s: float) -> Iterator[CapacityBatch]:

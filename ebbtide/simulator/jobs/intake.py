@@ -155,7 +155,7 @@ def change_rows(
     rows = np.empty((len(batch), c.CHANGE_INTS), np.int64)
     rows[:, 0] = [numbers.setdefault(name, len(numbers)) for name in batch.machine]
     _sound("cpu_cores", batch.cpu_cores, 0.0)
-    rows[:, 1] = np.floor(batch.cpu_cores + _TOLERANCE)
+    rows[:, 1] = rounded_down(batch.cpu_cores)
     rows[:, 2] = c.UNLIMITED_MIB
     if settings.memory:
         said = ~np.isnan(batch.memory_mib)
@@ -176,6 +176,11 @@ def whole(field: str, values: Any, least: int) -> Ints:
 def rounded_up(numbers: Floats, least: int = 1) -> Floats:
     """The same of numbers that are taken as they are."""
     return np.maximum(np.ceil(numbers - _TOLERANCE), least)
+
+
+def rounded_down(numbers: Floats) -> Floats:
+    """Whole cores of a machine: a part of one serves no task."""
+    return np.floor(numbers + _TOLERANCE)
 
 
 def skipped(batches: Iterator[Any], rows: int) -> Iterator[Any]:

@@ -229,6 +229,16 @@ def test_a_capacity_input_says_which_machines_there_are(tmp_path: Path) -> None:
     )
 
 
+def test_the_load_is_one_on_the_whole_cores_that_jobs_run_on(tmp_path: Path) -> None:
+    """Of 1.9 cores a machine one is used."""
+    path = tmp_path / "parts.csv"
+    path.write_text("\n".join(["machine,at_s,cpu_cores", *(f"m{n},{n},1.9" for n in range(20))]) + "\n")
+    assert supplied(Input(path), 0.0, 1e9).mean_cores == pytest.approx(20.0)
+    made = {"load": 0.5, "days": 5.0, "job_cores": [1], "durations": "uniform", "least_s": 60, "most_s": 600}
+    found = outcome("jobs", **made, inputs={"capacity": Input(path)}).metrics
+    assert found["utilisation"] == pytest.approx(0.5, rel=0.1)
+
+
 def test_memory_that_no_machine_has_is_said_and_what_is_left_waiting_too(tmp_path: Path) -> None:
     """Job c finds its memory on machine b and its cores on machine a only: it waits, and nobody knew."""
     path = tmp_path / "jobs.csv"
