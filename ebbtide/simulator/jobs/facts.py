@@ -17,6 +17,8 @@ from ebbtide.simulator.jobs.intake import rounded_down, rounded_up
 
 #: Of the arrays in the cache.
 _VERSION: Final = 3
+#: What becomes of machines when nothing says how they change any more.
+STAY: Final = "machines stay as they are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Supply:
         if not self.last_s < to_s < math.inf:
             return ()
         last = f"the last change of the trace of capacity comes at {self.last_s:g} s"
-        return (f"{last}; from then to {to_s:g} s, the end of the window, machines stay as they are",)
+        return (f"{last}; from then to {to_s:g} s {STAY}",)
 
 
 def supplied(trace: Input, from_s: float, until_s: float) -> Supply:

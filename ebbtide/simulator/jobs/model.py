@@ -17,7 +17,7 @@ from ebbtide.simulator.generators.durations import BoundedPareto, ClampedZipf, D
 from ebbtide.simulator.generators.quantiles import SURF_HALF_YEAR
 from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch, SeriesBatch
 from ebbtide.simulator.jobs.engine import Engine, Machines
-from ebbtide.simulator.jobs.facts import Facts, Supply, since, supplied
+from ebbtide.simulator.jobs.facts import STAY, Facts, Supply, since, supplied
 from ebbtide.simulator.jobs.facts import known as known_of
 from ebbtide.simulator.jobs.nodes import KINDS
 from ebbtide.simulator.jobs.results import METRICS
@@ -26,6 +26,8 @@ from ebbtide.simulator.jobs.settings import DISCIPLINES, ESTIMATES, KILLS, LOOKS
 
 _DURATIONS: Final = ("uniform", "gaussian", "pareto", "zipf", "surf")
 _DAY_S: Final = 86400.0
+#: Jobs may run on after the last one came for this share of the time before, without a word.
+_DRAINING: Final = 0.1
 #: More are a slip, and would take all memory before anybody sees it.
 MOST_MACHINES: Final = 10_000_000
 MOST_CORES: Final = 100_000
@@ -205,9 +207,14 @@ class JobsModel:
         tables = {} if rows is None else {"jobs": rows.columns()}
         to_s = settings.engine.to_s
         beyond = () if facts is None else facts.beyond(to_s)
+        # Without an end the window is as long as jobs come, and as they wait after the last one.
+        until_s = to_s if math.isfinite(to_s) else end_s
+        if math.isinf(to_s) and found.ended_s > (1.0 + _DRAINING) * end_s:
+            until_s = found.ended_s
         if supply is not None:
-            # without an end the window is as long as jobs come
-            beyond += supply.beyond(to_s if math.isfinite(to_s) else end_s)
+            beyond += supply.beyond(until_s)
+        elif isinstance(changes, Walk) and until_s > end_s:
+            beyond += (f"the walk ends at {end_s:g} s, as jobs come no longer; from then to {until_s:g} s {STAY}",)
         return Outcome(found.metrics, tables, (*found.not_done(most_cores, most_mib), *beyond))
 
 

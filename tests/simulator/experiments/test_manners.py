@@ -140,6 +140,22 @@ def test_capacity_that_ends_within_its_window_is_a_warning(tmp_path: Path) -> No
     assert "from then to 8000 s" in to_the_last
 
 
+def test_jobs_that_wait_long_after_the_last_change_are_a_warning(tmp_path: Path) -> None:
+    """What is left of them is done on machines that stand still: of a trace, and of a walk."""
+    many = trace(tmp_path, jobs=[(60 * n, 7200, 8) for n in range(100)])
+    inputs = {"jobs": Input(many), "capacity": Input(capacity(tmp_path))}
+    found = outcome("jobs", inputs=inputs)
+    assert found.metrics["ended_s"] > 100_000
+    assert f"to {found.metrics['ended_s']:g} s machines stay as they are" in found.warnings[-1]
+    walk: dict[str, Any] = {"machines": 4, "cpu_cores": 8, "capacity": "walk", "capacity_interval_s": 600}
+    found = outcome("jobs", inputs={"jobs": Input(many)}, **walk)
+    (said,) = (one for one in found.warnings if "machines stay as they are" in one)
+    assert said.startswith("the walk ends at 5940 s")
+    few = trace(tmp_path, 1.0, jobs=[(600 * n, 60, 8) for n in range(100)])
+    assert not outcome("jobs", inputs={"jobs": Input(few)}, **walk).warnings
+    assert not outcome("jobs", inputs={"jobs": Input(many)}, to_s=5000.0, **walk).warnings
+
+
 def test_a_window_of_steady_outside_of_the_trace_is_an_error_before_the_first_run(tmp_path: Path) -> None:
     path = tmp_path / "vms.csv"
     path.write_text("id,arrives_s,departs_s,cpu_cores,memory_mib\na,0,9000,1,1024\nb,500,9000,1,1024\n")
