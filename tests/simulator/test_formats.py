@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -88,6 +89,30 @@ def test_a_run_of_google_2011_ends_with_finish_and_begins_with_its_own_submit(tm
     assert column(rows, "memory_mib") == [50, 100]
     assert column(rows, "priority") == [1, 1]
     assert trace.report.skipped == {"evicted": 1, "no beginning or no end": 1}
+
+
+def test_events_in_any_order_of_lines_are_the_same_tasks(tmp_path: Path) -> None:
+    """Each of 200 is submitted and begins at one instant, some are evicted and come again, and it ends."""
+    lines = []
+    for job in range(200):
+        begins = [1000 + 7 * job] * 2 if job % 3 else [1000 + 7 * job] * 2 + [1100 + 7 * job] + [1200 + 7 * job] * 2
+        codes = [0, 1] if job % 3 else [0, 1, 2, 0, 1]
+        for at_s, code in zip((*begins, 2000 + 9 * job), (*codes, 4), strict=True):
+            lines.append(f"{at_s}000000,,{job},0,,{code},user,0,9,0.5,0.5,0,0\n".encode())
+    rows, trace = rows_of_lines(tmp_path, sorted(lines, key=lambda line: int(line.split(b",")[0])))
+    assert (len(rows), trace.report.skipped) == (200, {"evicted": 67})
+    put_right = trace.report.reordered
+    np.random.default_rng(1).shuffle(lines)
+    for run_rows in (1 << 19, 50):
+        shuffled, trace = rows_of_lines(tmp_path, lines, run_rows=run_rows)
+        assert [str(row) for row in shuffled] == [str(row) for row in rows]
+        assert trace.report.reordered > put_right
+        assert trace.report.skipped == {"evicted": 67}
+
+
+def rows_of_lines(tmp_path: Path, lines: list[bytes], **how: Any) -> tuple[list[dict[str, Any]], Trace]:
+    trace = Trace(samples.put(tmp_path, b"".join(lines)), "google-2011-tasks", **how)
+    return [row for batch in trace for row in batch.rows()], trace
 
 
 def test_a_task_that_is_submitted_again_without_an_end_is_counted(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ agree on what a number, a text and a choice look like.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -170,6 +170,7 @@ class Format:
     :param expands: the column that says how many values a line becomes: lines are built in portions by it.
     :param longer: lines may go on behind the last column; what stands there is not read, and that is counted.
     :param calendar: times are instants, and become seconds from the first row.
+    :param pairs: of formats of events: makes rows of what the builder gives, which is put in order before.
     """
 
     name: str
@@ -188,6 +189,7 @@ class Format:
     expands: str | None = None
     unit: str | None = None
     longer: bool = False
+    pairs: Callable[[Iterable[Batch], Options, Report], Iterator[Rows]] | None = None
 
     def options(self, given: Options) -> Options:
         """All options of the format, with what was given.

@@ -73,17 +73,20 @@ class Trace:
         """:raises TraceError: the file is broken, out of order beyond the buffer, or too much of it is malformed."""
         self.report = report = self._new_report()
         rows = self._rows(report)
-        batches = (
-            ordering.sort(rows, report, self._run_rows)
-            if self.order == SORT
-            else ordering.buffered(rows, report, self._buffer_rows)
-        )
+        if isinstance(self.form, Format) and self.form.pairs is not None:
+            rows = self.form.pairs(self._in_order(rows, report), self.options, report)
+        batches = self._in_order(rows, report)
         start_s: float | None = None
         for batch in batches:
             if start_s is None:
                 start_s = self._start_s(batch, report)
             report.given += len(batch)
             yield batch.shifted(-start_s) if start_s else batch
+
+    def _in_order(self, rows: Iterator[Rows], report: Report) -> Iterator[Batch]:
+        if self.order == SORT:
+            return ordering.sort(rows, report, self._run_rows)
+        return ordering.buffered(rows, report, self._buffer_rows)
 
     def _start_s(self, batch: Batch, report: Report) -> float:
         first_s = float(batch.keys[0])

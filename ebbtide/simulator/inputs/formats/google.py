@@ -7,13 +7,26 @@ largest machine: the options ``machine_cores`` and ``machine_memory_mib`` say ho
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ebbtide.simulator.inputs.batches import HIGH, LOW, UNKNOWN, CapacityBatch, JobBatch, Ragged, texts, unknown
+from ebbtide.simulator.inputs.batches import (
+    HIGH,
+    LOW,
+    UNKNOWN,
+    Batch,
+    CapacityBatch,
+    Floats,
+    Indices,
+    JobBatch,
+    Ragged,
+    Texts,
+    texts,
+    unknown,
+)
 from ebbtide.simulator.inputs.report import Report
 from ebbtide.simulator.inputs.tables import SORT, Builder, Column, Form, Format, Malformed, Options, Rows, Table
 
@@ -33,38 +46,87 @@ class _Task:
     priority: float
 
 
-class _Tasks(Builder):
+@dataclass(frozen=True, slots=True)
+class _Events(Batch):
+    """Events of tasks, a line each."""
+
+    KEY: ClassVar[str] = "at_s"
+
+    at_s: Floats
+    job: Texts
+    task: Floats
+    #: What the code of the event means.
+    event: Texts
+    cpu: Floats
+    memory: Floats
+    priority: Floats
+    line: Indices
+
+
+class _Events2011(Builder):
+    """What each event code means."""
+
+    EVENTS: ClassVar[tuple[str, ...]] = (
+        *(_SUBMIT, _SCHEDULE, "evicted", "failed", _FINISH, "killed", "lost", _UPDATE, _UPDATE),
+    )
+
+    def add(self, table: Table) -> Rows | None:
+        batch = _Events(
+            at_s=np.maximum(table["time"] / 1e6 - _BEFORE_S, 0.0),
+            job=table["job"],
+            task=table["task"],
+            event=np.array(self.EVENTS, object)[table["event"].astype(np.int64)],
+            cpu=table.number("cpu"),
+            memory=table.number("memory"),
+            priority=table.number("priority"),
+            line=table.lines,
+        )
+        return Rows(batch, table.lines)
+
+
+class _Events2019(_Events2011):
+    EVENTS = (*(_SUBMIT, _OTHER, _OTHER, _SCHEDULE, "evicted", "failed", _FINISH, "killed", "lost", _UPDATE, _UPDATE),)
+
+    def add(self, table: Table) -> Rows | None:
+        kept = self.skip(table, {"event of an alloc set": table.number("collection_type") == 1})
+        return super().add(kept) if len(kept) else None
+
+
+class _Tasks:
     """A row for each run of a task that finished; memory grows with the tasks that are alive."""
 
-    #: What each event code means.
-    EVENTS: ClassVar[tuple[str, ...]] = ()
     #: The priority from which on a task is production.
     PRODUCTION: ClassVar[int] = 0
 
     def __init__(self, options: Options, report: Report) -> None:
-        super().__init__(options, report)
+        self.report = report
         self._alive: dict[tuple[str, float], _Task] = {}
         self._cores = float(options["machine_cores"])
         self._memory_mib = float(options["machine_memory_mib"]) or np.nan
 
-    def add(self, table: Table) -> Rows | None:
+    @classmethod
+    def of(cls, batches: Iterable[Batch], options: Options, report: Report) -> Iterator[Rows]:
+        """Rows of events in the order of their times."""
+        tasks = cls(options, report)
+        for batch in batches:
+            assert isinstance(batch, _Events)
+            if (found := tasks.add(batch)) is not None:
+                yield found
+        if tasks._alive:
+            report.skipped["not ended"] += len(tasks._alive)
+
+    def add(self, events: _Events) -> Rows | None:
+        """The rows that are complete with these events."""
         found: list[tuple[str, str, float, float, _Task]] = []
         lines: list[int] = []
-        at_s = np.maximum(table["time"] / 1e6 - _BEFORE_S, 0.0)
-        columns = (
-            table["job"],
-            table["task"],
-            table["event"],
-            table.number("cpu"),
-            table.number("memory"),
-            table.number("priority"),
-        )
-        values = (c.tolist() for c in (at_s, *columns, table.lines))
-        for now_s, job, index, code, cpu, memory, priority, line in zip(*values, strict=True):
+        values = (getattr(events, one.name).tolist() for one in fields(events))
+        for now_s, job, index, event, cpu, memory, priority, line in zip(*values, strict=True):
             key = (job, index)
-            event = self.EVENTS[int(code)]
             task = self._alive.get(key)
             if event == _SUBMIT and task is not None:
+                # Of events of one instant nobody knows which was first.
+                if task.submit_s == task.start_s == now_s:
+                    continue
                 self.report.skipped["submitted again without an end"] += 1
             if event == _SUBMIT or (event in (_SCHEDULE, _UPDATE) and task is None):
                 task = self._alive[key] = _Task(now_s, None, cpu, memory, priority)
@@ -83,11 +145,6 @@ class _Tasks(Builder):
                 self.report.skipped[event] += 1
                 self._alive.pop(key, None)
         return self._rows(found, lines) if found else None
-
-    def end(self) -> Rows | None:
-        if self._alive:
-            self.report.skipped["not ended"] += len(self._alive)
-        return None
 
     def _rows(self, found: list[tuple[str, str, float, float, _Task]], lines: list[int]) -> Rows | None:
         runtime_s = np.array([f[2] for f in found])
@@ -115,19 +172,11 @@ class _Tasks(Builder):
 
 
 class _Tasks2011(_Tasks):
-    EVENTS = (_SUBMIT, _SCHEDULE, "evicted", "failed", _FINISH, "killed", "lost", _UPDATE, _UPDATE)
     PRODUCTION = 9
 
 
 class _Tasks2019(_Tasks):
-    EVENTS = (
-        _SUBMIT, _OTHER, _OTHER, _SCHEDULE, "evicted", "failed", _FINISH, "killed", "lost", _UPDATE, _UPDATE
-    )  # fmt: skip
     PRODUCTION = 120
-
-    def add(self, table: Table) -> Rows | None:
-        kept = self.skip(table, {"event of an alloc set": table.number("collection_type") == 1})
-        return super().add(kept) if len(kept) else None
 
 
 class _Machines(Builder):
@@ -217,7 +266,8 @@ TASKS_2011: Final = Format(
         Column("disk", Form.IGNORED),
         Column("different_machine", Form.IGNORED),
     ),
-    builder=_Tasks2011,
+    builder=_Events2011,
+    pairs=_Tasks2011.of,
     defaults=_SCALE,
     order=SORT,
 )
@@ -254,7 +304,8 @@ TASKS_2019: Final = Format(
     title="Google 2019 instance_events, JSON lines",
     kind="jobs",
     columns=_INSTANCE,
-    builder=_Tasks2019,
+    builder=_Events2019,
+    pairs=_Tasks2019.of,
     split=_json_cells(
         (
             ("time",),
@@ -276,7 +327,8 @@ TASKS_2019_CSV: Final = Format(
     title="Google 2019 instance_events, csv with a header",
     kind="jobs",
     columns=_INSTANCE,
-    builder=_Tasks2019,
+    builder=_Events2019,
+    pairs=_Tasks2019.of,
     header="required",
     defaults=_SCALE,
     order=SORT,
