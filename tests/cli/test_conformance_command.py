@@ -13,6 +13,9 @@ import aiohttp
 import pytest
 
 from ebbtide.cli import conformance
+from ebbtide.cli.commands import doctor
+from ebbtide.cli.commands.options import Printing
+from ebbtide.errors import EbbError
 from ebbtide.rest.credentials import command_token, report_token
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY
@@ -165,3 +168,12 @@ async def test_what_is_no_agent_fails_with_a_sentence() -> None:
     found = await failures("http://127.0.0.1:1")
     assert list(found) == ["it says that it runs"]
     assert "GET /healthz: no answer in JSON" in found["it says that it runs"]
+
+
+def test_no_token_goes_over_plain_http_to_an_agent_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    monkeypatch.setattr(conformance, "examine", None)
+    with pytest.raises(EbbError, match=r"http://192\.0\.2\.1:7101 would get the token over plain HTTP"):
+        doctor.conformance("http://192.0.2.1:7101", tmp_path / "token", to=Printing())

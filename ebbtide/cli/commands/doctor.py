@@ -13,6 +13,7 @@ from ebbtide.cli.commands.options import Printing
 from ebbtide.cli.doctor import examine
 from ebbtide.cli.doctor_vm import VMDiagnosis, examine_vm
 from ebbtide.cli.doctor_vm import probe_acpi as probe_acpi_unplug
+from ebbtide.cli.managers import check_protected
 from ebbtide.cli.output import Steps, print_table
 from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.errors import EbbError
@@ -105,6 +106,7 @@ def conformance(
     url: Url, token_file: AgentToken, epoch: Epoch = 1, template: Template = "lab", *, to: Printing
 ) -> None:
     """Test a host agent against the contract: makes, shrinks, stops and deletes one small VM. Exit code 1: it fails."""
+    check_protected(url)
     try:
         token = token_file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
