@@ -208,13 +208,12 @@ class JobsModel:
         to_s = settings.engine.to_s
         beyond = () if facts is None else facts.beyond(to_s)
         # Without an end the window is as long as jobs come, and as they wait after the last one.
-        until_s = to_s if math.isfinite(to_s) else end_s
-        if math.isinf(to_s) and found.ended_s > (1.0 + _DRAINING) * end_s:
-            until_s = found.ended_s
+        ended_s = min(to_s, found.ended_s)
+        drains = ended_s > (1.0 + _DRAINING) * end_s
         if supply is not None:
-            beyond += supply.beyond(until_s)
-        elif isinstance(changes, Walk) and until_s > end_s:
-            beyond += (f"the walk ends at {end_s:g} s, as jobs come no longer; from then to {until_s:g} s {STAY}",)
+            beyond += supply.beyond(to_s if math.isfinite(to_s) else ended_s if drains else end_s)
+        elif isinstance(changes, Walk) and drains:
+            beyond += (f"the walk ends at {end_s:g} s, as jobs come no longer; from then to {ended_s:g} s {STAY}",)
         return Outcome(found.metrics, tables, (*found.not_done(most_cores, most_mib), *beyond))
 
 

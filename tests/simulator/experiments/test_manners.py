@@ -151,6 +151,7 @@ def test_jobs_that_wait_long_after_the_last_change_are_a_warning(tmp_path: Path)
     found = outcome("jobs", inputs={"jobs": Input(many)}, **walk)
     (said,) = (one for one in found.warnings if "machines stay as they are" in one)
     assert said.startswith("the walk ends at 5940 s")
+    assert said in outcome("jobs", inputs={"jobs": Input(many)}, to_s=1e9, **walk).warnings
     few = trace(tmp_path, 1.0, jobs=[(600 * n, 60, 8) for n in range(100)])
     assert not outcome("jobs", inputs={"jobs": Input(few)}, **walk).warnings
     assert not outcome("jobs", inputs={"jobs": Input(many)}, to_s=5000.0, **walk).warnings
