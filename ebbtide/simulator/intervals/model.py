@@ -157,8 +157,9 @@ class IntervalsModel:
         for number, case in enumerate(settings):
             if isinstance(case.jobs, Input):
                 facts = found[_key(case)] = _facts(case, case.jobs)
-                if facts.tasks > facts.jobs:
-                    raise InvalidParameter(f"{INPUTS}.jobs", "has jobs of several tasks; here each must have one")
+                facts.of_one_task_each()
+                if not facts.core_s:
+                    raise InvalidParameter(f"{INPUTS}.jobs", "has no job that fits on a machine and runs at all")
                 facts.within(case.engine.from_s, case.engine.to_s)
             if isinstance(case.platform, Carbon) and case.platform not in checked:
                 case.platform.shares(case.days * _DAY_S)

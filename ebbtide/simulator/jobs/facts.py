@@ -10,13 +10,15 @@ from typing import Any, Final
 import numpy as np
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.experiments.model import Input
+from ebbtide.simulator.experiments.model import INPUTS, Input
 from ebbtide.simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
 from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
 from ebbtide.simulator.jobs.intake import rounded_down, rounded_up
 
 #: Of the arrays in the cache.
-_VERSION: Final = 3
+_VERSION: Final = 4
+#: The share by which whole cores may differ from what a trace says before that is worth a warning.
+_ROUNDING: Final = 0.05
 #: What becomes of machines when nothing says how they change any more.
 STAY: Final = "machines stay as they are"
 
@@ -27,6 +29,7 @@ class Facts:
 
     :param core_s: work of all jobs that fit on a machine, and (``early_core_s``) of those that come before
         ``before_s``; in whole cores.
+    :param asked_core_s: ``core_s`` in the cores that the trace says.
     """
 
     jobs: int
@@ -35,12 +38,18 @@ class Facts:
     core_s: float
     early_core_s: float
     before_s: float
+    asked_core_s: float
 
     @property
     def mean_cores(self) -> float:
         """Cores that the jobs want on average while they come, up to ``before_s``; infinite if all come at once."""
         span_s = min(self.last_s, self.before_s)
         return self.early_core_s / span_s if span_s > 0 else math.inf
+
+    def of_one_task_each(self) -> None:
+        """:raises InvalidParameter: a job of the trace has several tasks."""
+        if self.tasks > self.jobs:
+            raise InvalidParameter(f"{INPUTS}.jobs", "has jobs of several tasks; here each must have one")
 
     def within(self, from_s: float, to_s: float = math.inf) -> None:
         """:raises InvalidParameter: no job of the trace is submitted in [from_s, to_s)."""
@@ -50,56 +59,73 @@ class Facts:
             raise InvalidParameter("to_s", f"must be after the first job of the trace, at 0 s, but is {to_s:g}")
 
     def beyond(self, to_s: float) -> tuple[str, ...]:
-        """What is to be said of a window that goes on where the trace has ended."""
+        """What is to be said of a window that goes on where the trace has ended, and of parts of cores."""
+        rounded = _rounded("its tasks want {:+.0%} of work", self.core_s, self.asked_core_s)
         if not self.last_s < to_s < math.inf:
-            return ()
-        return (f"what is measured ends at {to_s:g} s, and the last job of the trace comes at {self.last_s:g} s",)
+            return rounded
+        last = f"the last job of the trace comes at {self.last_s:g} s"
+        return (*rounded, f"what is measured ends at {to_s:g} s, and {last}")
 
 
 def known(trace: Input, before_s: float = math.inf, most_cores: float = math.inf) -> Facts:
     """What a trace of jobs is; read once, and then kept in the cache.
 
     :param most_cores: of a machine: what wants more is refused, and is no work.
-    :raises InvalidParameter: it has no jobs, or is of another kind.
+    :raises InvalidParameter: it has no jobs, one without cores, or is of another kind.
     """
 
     def make() -> dict[str, Any]:
-        jobs, all_tasks, last_s, sums = 0, 0, 0.0, [0.0, 0.0]
+        jobs, all_tasks, last_s, sums = 0, 0, 0.0, [0.0, 0.0, 0.0]
         for batch in trace.batches(JobBatch, "jobs", from_first=True):
             if not len(batch):
                 continue
             jobs, last_s = jobs + len(batch), float(batch.submit_s[-1])
             tasks = batch.task_runtime_s
             all_tasks += int(tasks.lengths.sum())
+            if batch.cpu_cores.min() <= 0:
+                job = batch.id[int(batch.cpu_cores.argmin())]
+                raise InvalidParameter(f"{INPUTS}.jobs", f"has a job without cores: {job} (cpu_cores must be above 0)")
             cores = rounded_up(batch.cpu_cores)
-            cores = np.repeat(np.where(cores <= most_cores, cores, 0.0), tasks.lengths)
-            core_s = cores * tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
+            fits, task_s = cores <= most_cores, tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
+            core_s = np.repeat(np.where(fits, cores, 0.0), tasks.lengths) * task_s
+            asked = np.repeat(np.where(fits, batch.cpu_cores, 0.0), tasks.lengths) * task_s
             early = np.repeat(batch.submit_s < before_s, tasks.lengths)
-            sums = [sums[0] + float(core_s.sum()), sums[1] + float(core_s[early].sum())]
+            found = (float(one.sum()) for one in (core_s, core_s[early], asked))
+            sums = [before + more for before, more in zip(sums, found, strict=True)]
         return {"facts": np.array([jobs, all_tasks, last_s, *sums])}
 
-    jobs, all_tasks, last_s, core_s, early = _kept("jobs", trace, (before_s, most_cores), make)["facts"].tolist()
+    jobs, all_tasks, last_s, core_s, early, asked = _kept("jobs", trace, (before_s, most_cores), make)["facts"].tolist()
     if not jobs:
         raise InvalidParameter("jobs", "are none")
-    return Facts(int(jobs), int(all_tasks), last_s, core_s, early, before_s)
+    return Facts(int(jobs), int(all_tasks), last_s, core_s, early, before_s, asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Supply:
     """A trace of capacity: cores of its largest machine, and the most memory that one has (None: as much as anybody
-    wants); cores of all machines on average, whole ones; when it changes last."""
+    wants); cores of all machines on average, whole ones and (``said_cores``) as the trace has them; its last change."""
 
     most_cores: int
     most_mib: int | None
     mean_cores: float
     last_s: float
+    said_cores: float
 
     def beyond(self, to_s: float) -> tuple[str, ...]:
-        """What is to be said of a window that goes on where the trace has ended."""
+        """What is to be said of a window that goes on where the trace has ended, and of parts of cores."""
+        rounded = _rounded("its machines have {:+.0%} of capacity", self.mean_cores, self.said_cores)
         if not self.last_s < to_s < math.inf:
-            return ()
+            return rounded
         last = f"the last change of the trace of capacity comes at {self.last_s:g} s"
-        return (f"{last}; from then to {to_s:g} s {STAY}",)
+        return (*rounded, f"{last}; from then to {to_s:g} s {STAY}")
+
+
+def _rounded(what: str, whole: float, said: float) -> tuple[str, ...]:
+    """What is to be said where parts of cores are much of a trace: tasks get whole ones, and parts serve none."""
+    if not said or abs(whole / said - 1.0) <= _ROUNDING:
+        return ()
+    words = what.format(whole / said - 1.0)
+    return (f"in whole cores {words} of what the trace says: a larger unit may fit (Google's traces: machine_cores)",)
 
 
 def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
@@ -111,24 +137,31 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
 
     def make() -> dict[str, Any]:
         most = most_mib = total = area = now_s = last_s = 0.0
-        cores: dict[str, float] = {}
+        said_total = said_area = 0.0
+        cores: dict[str, tuple[float, float]] = {}
         for batch in since(trace.batches(CapacityBatch, "capacity", from_first=True), from_s):
             whole = rounded_down(batch.cpu_cores)
             most_mib = max(most_mib, float(np.nan_to_num(batch.memory_mib, nan=math.inf).max(initial=0.0)))
             # Jobs run on whole cores, and of those is their load a share.
-            for name, at_s, size in zip(batch.machine, batch.at_s.tolist(), whole.tolist(), strict=True):
+            rows = zip(batch.machine, batch.at_s.tolist(), whole.tolist(), batch.cpu_cores.tolist(), strict=True)
+            for name, at_s, size, said in rows:
                 last_s = at_s
                 most = max(most, size)
                 if at_s < until_s:
                     area += total * (at_s - now_s)
-                    now_s, total = at_s, total + size - cores.get(name, 0.0)
-                    cores[name] = size
-        mean = (area + total * (until_s - now_s)) / until_s if 0 < until_s < math.inf else total
-        return {"facts": np.array([most, most_mib, mean, last_s])}
+                    said_area += said_total * (at_s - now_s)
+                    had, had_said = cores.get(name, (0.0, 0.0))
+                    now_s, total, said_total = at_s, total + size - had, said_total + said - had_said
+                    cores[name] = size, said
+        means = [total, said_total]
+        if 0 < until_s < math.inf:
+            rest_s = until_s - now_s
+            means = [(area + total * rest_s) / until_s, (said_area + said_total * rest_s) / until_s]
+        return {"facts": np.array([most, most_mib, *means, last_s])}
 
-    most, most_mib, mean, last_s = _kept("capacity", trace, (from_s, until_s), make)["facts"].tolist()
+    most, most_mib, mean, said, last_s = _kept("capacity", trace, (from_s, until_s), make)["facts"].tolist()
     mib = math.floor(most_mib + 1e-9) if math.isfinite(most_mib) else None
-    return Supply(int(most), mib, mean, last_s)
+    return Supply(int(most), mib, mean, last_s, said)
 
 
 def since(batches: Iterable[CapacityBatch], from_s: float) -> Iterator[CapacityBatch]:

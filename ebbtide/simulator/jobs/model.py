@@ -155,6 +155,8 @@ class JobsModel:
             facts = _facts(case, found)
             if facts is not None:
                 facts.within(case.engine.from_s, case.engine.to_s)
+                if isinstance(case.changes, Walk) and not facts.last_s:
+                    raise InvalidParameter("capacity", "cannot walk: all jobs of the trace come at the same moment")
             supply = _supply(case, facts, found)
             if facts is not None or supply is not None:
                 progress((number + 1) / len(settings))

@@ -96,7 +96,9 @@ class WaitingModel:
         """Whether the windows lie in their traces; these stream through each run."""
         for number, case in enumerate(settings):
             if isinstance(case.jobs, Input):
-                known(case.jobs).within(case.terms.from_s)
+                facts = known(case.jobs)
+                facts.of_one_task_each()
+                facts.within(case.terms.from_s)
             progress((number + 1) / len(settings))
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:

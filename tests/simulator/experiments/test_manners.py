@@ -256,6 +256,50 @@ def test_the_load_is_one_on_the_whole_cores_that_jobs_run_on(tmp_path: Path) -> 
     assert found["utilisation"] == pytest.approx(0.5, rel=0.1)
 
 
+def test_parts_of_cores_that_are_much_of_a_trace_are_a_warning(tmp_path: Path) -> None:
+    """Requests of Google's traces are shares of a machine, which its reader takes for one core."""
+    jobs, machines = tmp_path / "jobs.csv", tmp_path / "machines.csv"
+    head = "id,submit_s,runtime_s,cpu_cores,memory_mib,task_runtime_s\n"
+    jobs.write_text(head + "".join(f"{n},{n},60,0.25,1,60\n" for n in range(9)))
+    machines.write_text("machine,at_s,cpu_cores\na,0,1.5\nb,0,0.5\n")
+    given = {"jobs": Input(jobs), "capacity": Input(machines)}
+    ours = [one for one in outcome("jobs", inputs=given).warnings if "whole cores" in one]
+    assert [one.partition(" of what")[0] for one in ours] == [
+        "in whole cores its tasks want +300% of work",
+        "in whole cores its machines have -50% of capacity",
+    ]
+    jobs.write_text(head + "".join(f"{n},{n},60,{n + 1},1,60\n" for n in range(2)))
+    machines.write_text("machine,at_s,cpu_cores\na,0,20.5\nb,0,30\n")
+    assert not [one for one in outcome("jobs", inputs=given).warnings if "whole cores" in one]
+
+
+DEGENERATE: dict[str, tuple[str, dict[str, Any], list[tuple[int, int, int]], str]] = {
+    "no-cores": ("jobs", {"machines": 1, "cpu_cores": 4}, [(0, 60, 1), (5, 60, 0)], "a job without cores: job-1"),
+    "no-cores-waiting": ("waiting", {"machines": 1, "cpu_cores": 4}, [(0, 60, 0)], "a job without cores: job-0"),
+    "one-instant": ("jobs", {"machines": 1, "cpu_cores": 4, "capacity": "walk"}, [(0, 60, 1)] * 3, "cannot walk"),
+    "no-work": ("intervals", {"days": 1}, [(0, 0, 1), (9, 0, 1)], "no job that fits on a machine and runs at all"),
+}
+
+
+@pytest.mark.parametrize(("model", "given", "jobs", "why"), DEGENERATE.values(), ids=DEGENERATE)
+def test_a_trace_from_which_no_run_can_be_made_is_refused_before_the_first_one(
+    model: str, given: dict[str, Any], jobs: list[tuple[int, int, int]], why: str, tmp_path: Path
+) -> None:
+    found = model_named(model)
+    settings = found.settings({**given, "inputs": {"jobs": Input(trace(tmp_path, jobs=jobs))}})
+    with pytest.raises(InvalidParameter, match=why):
+        found.prepare([settings], lambda share: None)
+
+
+def test_jobs_of_several_tasks_do_not_wait(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("id,submit_s,runtime_s,cpu_cores,task_runtime_s\na,0,60,1,60;60\n")
+    found = model_named("waiting")
+    settings = found.settings({"machines": 1, "cpu_cores": 4, "inputs": {"jobs": Input(path)}})
+    with pytest.raises(InvalidParameter, match=r"inputs\.jobs has jobs of several tasks"):
+        found.prepare([settings], lambda share: None)
+
+
 def test_memory_that_no_machine_has_is_said_and_what_is_left_waiting_too(tmp_path: Path) -> None:
     """Job c finds its memory on machine b and its cores on machine a only: it waits, and nobody knew."""
     path = tmp_path / "jobs.csv"
