@@ -91,10 +91,10 @@ async def shows_what_the_api_says(tab: Tab, api: Api) -> None:
         card = f'.hosts [data-key="{host["id"]}"]'
         for name, unit in (("cpu_cores", "cores"), ("memory_mib", "MiB")):
             capacity = host["capacity"][name]
-            held = max(capacity - host["free"][name], 0.0)
+            used = max(capacity - host["free"][name], 0.0)
             figure = f'{card} [data-key="{name}"]'
-            await tab.until(figure, f"{written(held)} of {written(capacity)} {unit} held")
-            assert await bar_of(tab, figure) == pytest.approx(held / capacity, abs=1e-4)
+            await tab.until(figure, f"{written(used)} of {written(capacity)} {unit} not free")
+            assert await bar_of(tab, figure) == pytest.approx(used / capacity, abs=1e-4)
 
 
 async def chart_follows(tab: Tab, api: Api, moved: Any) -> None:
