@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import distributed
 import numpy as np
 import pytest
 
@@ -38,6 +39,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stack.enter_context(_running([sys.executable, "-m", *words], directory, environment))
             _wait_for_file(file)
         found: str = json.loads(file.read_text())["address"]
+        # A run waits ten seconds for workers; on a busy machine one takes longer to start.
+        with distributed.Client(found, timeout=LIMIT_S, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+            client.wait_for_workers(1, timeout=LIMIT_S)
         yield found
 
 
