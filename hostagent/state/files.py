@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a kill or a power cut leaves the old text or the new one."""
+"""Files that are replaced as a whole: a kill or a power cut leaves the old text or the new one; and whose they are."""
 
 from __future__ import annotations
 

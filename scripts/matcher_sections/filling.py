@@ -53,8 +53,9 @@ def filling() -> Iterator[str]:
     """Each pool: filling, what the matcher and the Oracle gain over it, and whether the aim holds against it."""
     yield from ("## Against filling, which predicts nothing", "")
     yield from (
-        "YARN's default fills the node that reports until nothing more fits. So do the matcher and the Oracle, so a",
-        "random node, against which the other sections stand, makes any of the three look better than prediction is.",
+        "YARN's default fills the node that reports until nothing more fits, and the Oracle fills, too; a random node",
+        "spreads a job over many machines. So not all that is gained over a random node, in the other sections, is the",
+        "prediction's.",
         "Here is what is left: filling against a random node in the same order of kills, then `live` and the Oracle",
         "against filling, and the aim with filling in the random node's place. Mean, p90, per cent; waste by filling",
         "and by `live`. Rows are of the experiments of the sections below, which have their commands; orders are a",
