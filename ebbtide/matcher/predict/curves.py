@@ -42,6 +42,17 @@ def add_watched(entered: Floats, from_s: float, born: bool, to_s: float, censore
         entered[last + 1] += 0.5 * weight
 
 
+def add_all_watched(entered: Floats, from_s: Floats, to_s: Floats) -> None:
+    """As `add_watched` for intervals that go on, one an element; ``from_s`` below 0: watched from its beginning."""
+    width = len(entered)
+    first = position(from_s).astype(np.int64)
+    last = position(to_s).astype(np.int64)
+    share = np.where(from_s < 0.0, 1.0, 0.5)
+    left = 0.5 * np.bincount(last, np.ones(len(last)), width)
+    entered += np.bincount(first, share, width) - left
+    entered[1:] += (np.bincount(first, 1.0 - share, width) - left)[: width - 1]
+
+
 def fill_curve(entered: Floats, ended: Floats, extrapolate: bool, hazard: Floats, area: Floats, known: Floats) -> float:
     """The curve of what `add_watched` has counted.
 

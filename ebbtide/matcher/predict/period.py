@@ -155,29 +155,42 @@ def watch(state: Period, now_s: float) -> None:
             while end < len(state.due) and state.due[end] == state.due[first]:
                 end += 1
             place = (looks - state.due[first]) % places
-            for machine in range(len(state.stood_s)):
-                if state.noted[machine, place] >= 0:
-                    _count(state, machine, place, first, end)
+            _count_all(state, place, first, end)
             first = end
         place = looks % places
         state.looked_s[place] = clock[0]
-        for machine in range(len(state.stood_s)):
-            _note(state, machine, place, clock[0])
+        _note_all(state, place, clock[0])
         clock[5] += 1.0
         clock[0] += clock[1]
 
 
-def _note(state: Period, machine: int, place: int, at_s: float) -> None:
-    """How one machine stands."""
-    state.noted[machine, place] = -1
-    x = state.stood_direction[machine]
-    if x == NONE or state.stood_cores[machine] < 1.0:
-        return
-    age = min(int(position(at_s - state.stood_s[machine]) / PER_AGE), AGES - 1)
-    state.noted[machine, place] = size_class(state.stood_cores[machine]) * AGES + age
-    state.noted_cores[machine, place] = state.stood_cores[machine]
-    state.lost[machine, place] = 0
-    state.counted[machine, place] = 0
+def _note_all(state: Period, place: int, at_s: float) -> None:
+    """How the machines stand."""
+    ages = np.minimum((position(at_s - state.stood_s) / PER_AGE).astype(np.int64), AGES - 1)
+    there = (state.stood_direction != NONE) & (state.stood_cores >= 1.0)
+    state.noted[:, place] = np.where(there, size_class(state.stood_cores) * AGES + ages, -1)
+    state.noted_cores[:, place] = state.stood_cores
+    state.lost[:, place] = 0
+    state.counted[:, place] = 0
+
+
+def _count_all(state: Period, place: int, first: int, end: int) -> None:
+    """The steps from first to before end of the landmarks of one look are over."""
+    noted, counted, lost = state.noted[:, place], state.counted[:, place], state.lost[:, place]
+    losing = np.flatnonzero((noted >= 0) & (lost > counted))
+    rows = np.flatnonzero((noted >= 0) & (lost <= counted))
+    for machine in losing:
+        _count(state, machine, place, first, end)
+    # Most have lost nothing since, and count alike.
+    groups, kept, cores = noted[rows], counted[rows], state.noted_cores[:, place][rows]
+    row, able = int(state.clock[4]), np.zeros(len(rows), np.int64)
+    for f in range(len(FREE)):
+        has = FREE[f] < cores
+        able += has
+        watched = np.bincount(groups[has & (kept <= f)], None, len(state.all_watched))
+        state.watched[row, :, first * len(FREE) + f] += watched
+        state.all_watched[:, first * len(FREE) + f] += watched
+    noted[rows[kept >= able]] = -1
 
 
 def _count(state: Period, machine: int, place: int, first: int, end: int) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbtide.matcher.predict.ages import BINS, Floats, position
-from ebbtide.matcher.predict.curves import add_watched
+from ebbtide.matcher.predict.curves import add_all_watched, add_watched
 
 Integers = NDArray[np.int64]
 
@@ -143,10 +143,7 @@ def roll(state: Rolling, now_s: float) -> None:
             # All has been forgotten already: one long pause is not cut into thousands.
             clock[0] += np.floor((now_s - clock[0]) / clock[1]) * clock[1]
         cuts += 1
-        for machine in range(len(state.last_s)):
-            if state.direction[machine] != NONE:
-                _watch(state, machine, clock[0], True)
-                _watch_opened(state, machine, clock[0], True)
+        _count_running(state, clock[0])
         row = (int(clock[2]) + 1) % (SLICES + 1)
         clock[2] = row
         clock[0] += clock[1]
@@ -179,17 +176,33 @@ def add_running(state: Rolling, now_s: float, entered: Floats, opened: Floats) -
     :param entered: a copy of ``all_entered``; changed.
     :param opened: a copy of ``all_open_entered``; changed.
     """
-    for machine in range(len(state.last_s)):
-        x = state.direction[machine]
-        if x == NONE:
-            continue
-        counted_s = state.counted_s[machine]
-        age_s = max(now_s - state.last_s[machine], counted_s, 0.0)
-        add_watched(entered[x], max(counted_s, 0.0), counted_s < 0.0, age_s, True, 1.0)
-        for index in range(state.opened[machine]):
-            counted_s = state.opened_counted_s[machine, index]
-            age_s = max(now_s - state.opened_s[machine, index], counted_s, 0.0)
-            add_watched(opened, max(counted_s, 0.0), counted_s < 0.0, age_s, True, 1.0)
+    for x in range(2):
+        rows = np.flatnonzero(state.direction == x)
+        counted_s = state.counted_s[rows]
+        add_all_watched(entered[x], counted_s, np.maximum(now_s - state.last_s[rows], counted_s))
+    places = _opened_places(state)
+    counted_s = state.opened_counted_s.ravel()[places]
+    add_all_watched(opened, counted_s, np.maximum(now_s - state.opened_s.ravel()[places], counted_s))
+
+
+def _count_running(state: Rolling, at_s: float) -> None:
+    """Count the intervals that run in the current slice, up to its end."""
+    entered, opened = np.zeros((2, _WIDTH)), np.zeros(_WIDTH)
+    add_running(state, at_s, entered, opened)
+    row = int(state.clock[2])
+    state.entered[row] += entered
+    state.all_entered[:] += entered
+    state.open_entered[row] += opened
+    state.all_open_entered[:] += opened
+    rows = np.flatnonzero(state.direction != NONE)
+    state.counted_s[rows] = np.maximum(np.maximum(at_s - state.last_s[rows], 0.0), state.counted_s[rows])
+    places, counted_s = _opened_places(state), state.opened_counted_s.ravel()
+    counted_s[places] = np.maximum(np.maximum(at_s - state.opened_s.ravel()[places], 0.0), counted_s[places])
+
+
+def _opened_places(state: Rolling) -> Integers:
+    """Where in ``opened_s``, as one row, the changes since the last shrinks of machines stand."""
+    return np.flatnonzero(np.arange(FOLLOWED) < state.opened.reshape(-1, 1))
 
 
 def _watch(state: Rolling, machine: int, at_s: float, censored: bool) -> None:

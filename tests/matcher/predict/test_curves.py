@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbtide.matcher.predict.ages import BINS, Floats, edge, position
-from ebbtide.matcher.predict.curves import add_watched, fill_curve
+from ebbtide.matcher.predict.curves import add_all_watched, add_watched, fill_curve
 from tests.matcher.equation_one import interpolate, lives_on, survival
 
 WIDTH = BINS + 2
@@ -112,6 +112,15 @@ def test_parts_of_an_interval_add_up_to_the_whole(cuts: list[tuple[float, bool]]
             begin_s, born = cut_s, False
     add_watched(parts, begin_s, born, end_s, False, 1.0)
     assert np.cumsum(parts) == pytest.approx(np.cumsum(whole), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.one_of(st.just(-1.0), st.floats(0, 1e8)), st.floats(-10, 1e8)), max_size=30))
+def test_running_intervals_counted_together_count_as_one_by_one(watched: list[tuple[float, float]]) -> None:
+    one_by_one, together = np.zeros(WIDTH), np.zeros(WIDTH)
+    for from_s, to_s in watched:
+        add_watched(one_by_one, max(from_s, 0.0), from_s < 0.0, to_s, True, 1.0)
+    add_all_watched(together, np.array([one[0] for one in watched]), np.array([one[1] for one in watched]))
+    assert np.array_equal(together, one_by_one)
 
 
 def test_the_area_is_the_mean_life() -> None:
