@@ -52,9 +52,9 @@ def free_classes() -> Integers:
 
 def size_class(cores: Value) -> Value:
     """The class of a machine's cores; of `ANY_CORES` that of all machines. For one machine or arrays of them."""
-    found = np.int64(cores < 0.0) * SIZES
+    found = (cores < 0.0) * SIZES
     for at in SIZE_EDGES:
-        found = found + np.int64(cores >= at)
+        found = found + (cores >= at)
     return found
 
 

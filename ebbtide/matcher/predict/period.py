@@ -180,7 +180,7 @@ def _count_all(state: Period, place: int, first: int, end: int) -> None:
     losing = np.flatnonzero((noted >= 0) & (lost > counted))
     rows = np.flatnonzero((noted >= 0) & (lost <= counted))
     for machine in losing:
-        _count(state, machine, place, first, end)
+        _count(state, int(machine), place, first, end)
     # Most have lost nothing since, and count alike.
     groups, kept, cores = noted[rows], counted[rows], state.noted_cores[:, place][rows]
     row, able = int(state.clock[4]), np.zeros(len(rows), np.int64)
