@@ -30,7 +30,14 @@ class GuestUnreachable(HostAgentError):
 
 
 class GuestRefused(HostAgentError):
-    """The guest agent answered with an error."""
+    """The guest agent answered with an error.
+
+    :param code: of JSON-RPC, where it gave one.
+    """
+
+    def __init__(self, sentence: str, code: int | None = None) -> None:
+        super().__init__(sentence)
+        self.code = code
 
 
 class NoticeWithdrawn(HostAgentError):

@@ -40,6 +40,8 @@ from hostagent.vm.guest_spans import record_guest
 MESSAGES_PER_S: Final = 20
 #: The error of a guest agent that has had no hello (docs/internals/protocols.md).
 HELLO_FIRST: Final = -32002
+#: That of one that does not know a method, and never will.
+UNKNOWN_METHOD: Final = -32601
 #: How long one hello is waited for: a guest that boots answers the one that waits in its channel.
 HELLO_LIMIT_S: Final = 10.0
 RETRY_S: Final = 2.0
@@ -82,6 +84,7 @@ class GuestLink:
         self.has_channel = True
         #: Set while the guest answers; a call that runs into its time limit clears it until the next hello.
         self.connected = False
+        self._greeted = False
         #: Messages that answered nothing and were no notification of this protocol.
         self.dropped = 0
         #: CPUs on line by the guest's last word, however old; None: it never said.
@@ -102,6 +105,11 @@ class GuestLink:
                     await self._converse(path)
             self.connected = False
             await asyncio.sleep(RETRY_S)
+
+    @property
+    def may_come_back(self) -> bool:
+        """Whether an agent has said hello before, so that one that does not answer now is probably started again."""
+        return self.has_channel and self._greeted
 
     def hang_up(self) -> None:
         """Begin anew with a hello: the guest has been reset, and nobody in it knows of this conversation."""
@@ -167,7 +175,7 @@ class GuestLink:
             raise GuestUnreachable(f"no hello from {self._vm}: {error}") from error
         if hello.nonce != nonce or hello.protocol != PROTOCOL:
             raise GuestUnreachable(f"{self._vm} answered hello with another nonce or protocol")
-        self.connected = True
+        self.connected = self._greeted = True
         self._on_hello(hello)
 
     async def _exchange(
@@ -230,10 +238,12 @@ class GuestLink:
         if (take := self._traced.pop(number, None)) is not None and "trace" in message:
             take(message["trace"])
         if isinstance(error := message.get("error"), dict):
-            if error.get("code") == HELLO_FIRST:
+            code = error.get("code")
+            if code == HELLO_FIRST:
                 # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.
                 self.hang_up()
-            future.set_exception(GuestRefused(str(error.get("message", "no reason given"))[:300]))
+            said = str(error.get("message", "no reason given"))[:300]
+            future.set_exception(GuestRefused(said, code if isinstance(code, int) else None))
         else:
             future.set_result(message.get("result"))
         return True

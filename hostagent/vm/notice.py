@@ -9,15 +9,16 @@ from typing import Final
 
 from ebbtide.messages.guest import PreemptionTold
 from hostagent.errors import GuestRefused, GuestUnreachable, NoticeWithdrawn
-from hostagent.vm.guest_link import GuestLink
+from hostagent.vm.guest_link import UNKNOWN_METHOD, GuestLink
 
 #: Programs that poll the notice have so long to see it, where no drop-in program holds the guest for longer: seconds,
 #: and as a part of the notice at the most.
 POLLED_S, POLLED_SHARE = 5.0, 1 / 6
 LOOK_S: Final = 0.5
 CALL_LIMITS_S: Final = (1.0, 5.0)
-#: For so long a guest agent is waited for that has gone while programs were at work: it may be started again.
-BACK_S: Final = 10.0
+#: For so long a guest agent is waited for that has gone: it may be started again. Before it is first told, a part of
+#: the notice at the most, so that one that never comes leaves the rest to the power-off.
+BACK_S, BACK_SHARE = 10.0, 1 / 3
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ async def give_notice(
 ) -> str:
     """Tell a guest that it goes, and wait until its programs have ended or their time is over.
 
-    A guest that cannot be told just goes.
+    A guest that cannot be told just goes; one whose agent has answered before is waited for.
 
     :param told: request id, kind and reason.
     :param kept_s: of the notice, what comes after its programs: power-off or saving.
@@ -64,7 +65,7 @@ async def _tell(
     until, seen = began + max(notice_s - kept_s, 0.0), began + min(POLLED_S, notice_s * POLLED_SHARE)
     said = "its guest was not told: it has no agent that answers"
     first: float | None = None
-    back_until = began
+    back_until = began + (min(BACK_S, notice_s * BACK_SHARE) if link.may_come_back else 0.0)
     while not running.withdrawn and (left_s := until - loop.time()) > 0:
         programs: PreemptionTold | None = None
         if link.connected:
@@ -74,6 +75,8 @@ async def _tell(
                 programs = await link.call("preemption", params, PreemptionTold, limit_s)
             except (GuestUnreachable, GuestRefused) as error:
                 said = f"its guest was not told: {error}" if first is None else said
+                if isinstance(error, GuestRefused) and error.code == UNKNOWN_METHOD:
+                    break
         if programs is None:
             if loop.time() >= back_until:
                 break

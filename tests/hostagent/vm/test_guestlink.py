@@ -181,6 +181,22 @@ async def test_an_error_of_the_guest_is_passed_on_cut_short(guest: Guest, link: 
     with pytest.raises(GuestRefused) as caught:
         await status(link)
     assert len(str(caught.value)) <= 300
+    assert caught.value.code == -32000
+
+
+async def test_an_agent_that_has_answered_once_may_come_back_where_its_domain_has_a_channel(
+    guest: Guest, link: GuestLink
+) -> None:
+    assert not link.may_come_back
+    await until(lambda: link.connected)
+    guest.answer = lambda request: [
+        json.dumps({"id": request["id"], "error": {"code": -32002, "message": "hello first"}}).encode() + b"\n"
+    ]
+    with pytest.raises(GuestRefused):
+        await link.call("status", {}, GuestStatus, 2.0)
+    assert (link.connected, link.may_come_back) == (False, True)
+    link.has_channel = False
+    assert not link.may_come_back
 
 
 async def test_a_guest_that_does_not_answer_is_asked_nothing_more_until_it_says_hello(

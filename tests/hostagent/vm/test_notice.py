@@ -10,6 +10,7 @@ import pytest
 
 from ebbtide.messages.guest import PreemptionTold
 from hostagent.errors import GuestRefused, GuestUnreachable, HostAgentError, NoticeWithdrawn
+from hostagent.vm.guest_link import HELLO_FIRST, UNKNOWN_METHOD
 from hostagent.vm.notice import RunningNotice, give_notice
 from tests.hostagent.faked_loop import FakedLoop
 
@@ -18,7 +19,7 @@ class Link:
     """A guest with programs that run for a while."""
 
     def __init__(self, programs: int, for_s: float, error: HostAgentError | None = None) -> None:
-        self.connected = True
+        self.connected, self.may_come_back = True, False
         self.programs, self.for_s, self.error = programs, for_s, error
         self.told: list[Mapping[str, Any]] = []
         self.began: float | None = None
@@ -73,7 +74,7 @@ def test_without_a_program_those_that_poll_have_five_seconds() -> None:
     assert notice_to(Link(0, 0.0), 6.0)[0] == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("error", [GuestUnreachable("no answer"), GuestRefused("no method preemption")])
+@pytest.mark.parametrize("error", [GuestUnreachable("no answer"), GuestRefused("no method preemption", UNKNOWN_METHOD)])
 def test_a_guest_that_cannot_be_told_is_powered_off_at_once(error: HostAgentError) -> None:
     assert notice_to(Link(0, 0.0, error)) == (30.0, f"its guest was not told: {error}")
     silent = Link(0, 0.0)
@@ -93,6 +94,53 @@ def test_a_guest_agent_that_is_started_again_takes_no_time_from_its_programs(awa
     found_s, said = notice_to(StartedAgain(1, 15.0))
     assert found_s == pytest.approx(left_s, abs=1.0)
     assert said.startswith("its guest was told 20 s before")
+
+
+@pytest.mark.parametrize(
+    "first", [GuestRefused("hello first", HELLO_FIRST), GuestRefused("8 requests are under way"), None]
+)
+def test_an_agent_that_was_started_again_just_before_a_notice_is_waited_for(first: GuestRefused | None) -> None:
+    class StartedAgain(Link):
+        """Its host hears of that by the first call, or has heard of it before."""
+
+        @property
+        def connected(self) -> bool:
+            return first is not None or self.is_back()
+
+        @connected.setter
+        def connected(self, value: bool) -> None: ...
+
+        @staticmethod
+        def is_back() -> bool:
+            return asyncio.get_running_loop().time() >= 4.0
+
+        async def call(self, method: str, params: Mapping[str, Any], answer: type, limit_s: float) -> PreemptionTold:
+            if first is not None and not self.is_back():
+                raise first
+            return await super().call(method, params, answer, limit_s)
+
+    agent = StartedAgain(1, 3.0)
+    agent.may_come_back = True
+    left_s, said = notice_to(agent)
+    assert said == "its guest was told 16 s before, and 1 of 1 programs ended in time"
+    assert left_s == pytest.approx(22.5, abs=1.0)
+
+
+@pytest.mark.parametrize(("notice_s", "left_s"), [(60.0, 50.0), (6.0, 4.0)])
+def test_an_agent_that_does_not_come_back_costs_ten_seconds_or_a_third_of_the_notice(
+    notice_s: float, left_s: float
+) -> None:
+    gone = Link(0, 0.0)
+    gone.connected, gone.may_come_back = False, True
+    found_s, said = notice_to(gone, notice_s)
+    assert found_s == pytest.approx(left_s, abs=0.5)
+    assert said == "its guest was not told: it has no agent that answers"
+
+
+def test_an_agent_that_knows_of_no_notices_is_not_asked_again() -> None:
+    old = Link(0, 0.0, GuestRefused("no method preemption", UNKNOWN_METHOD))
+    old.may_come_back = True
+    assert notice_to(old) == (30.0, "its guest was not told: no method preemption")
 
 
 def test_without_any_time_the_power_is_cut_at_once() -> None:
