@@ -21,7 +21,7 @@ from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 from hostagent.state.intents import Intent, Phase
 from hostagent.supervised_task import guarded
 from hostagent.vm.drift_repair import DriftRepair
-from hostagent.vm.guest_link import GuestLink
+from hostagent.vm.guest_link import UNKNOWN_METHOD, GuestLink
 from hostagent.vm.guest_pressure import GuestPressure
 from hostagent.vm.intent_record import IntentRecord
 from hostagent.vm.notice import RunningNotice
@@ -397,10 +397,12 @@ class ManagedVM:
         if not self.intent.told or not self.link.connected:
             return
         params = {"request_id": self.intent.told, "reason": "it runs on"}
-        with contextlib.suppress(GuestRefused):  # an older guest agent knows of no end
-            try:
-                await self.link.call("preemption.withdrawn", params, PreemptionWithdrawn, TOLD_LIMIT_S)
-            except GuestUnreachable:
+        try:
+            await self.link.call("preemption.withdrawn", params, PreemptionWithdrawn, TOLD_LIMIT_S)
+        except GuestUnreachable:
+            return
+        except GuestRefused as error:
+            if error.code != UNKNOWN_METHOD:  # only an older guest agent, which knows of no end, never takes it
                 return
         await self.record.store(told="")
 

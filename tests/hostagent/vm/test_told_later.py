@@ -97,3 +97,38 @@ async def test_a_guest_agent_that_may_have_forgotten_a_growth_is_told_once_more_
     await until(lambda: not vm.resizer.untold)
     await vm.drift_repair.check("")
     assert times_told(world) == told + 1
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "is_final"),
+    [
+        (-32002, "hello first", False),
+        (-32000, "8 requests are under way; ask again", False),
+        (-32601, "no method preemption.withdrawn", True),
+    ],
+)
+async def test_a_guest_that_refuses_the_end_of_its_notice_is_told_again_unless_it_knows_of_no_end(
+    two_vms: list[Domain],
+    host: Host,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    said: str,
+    is_final: bool,
+) -> None:
+    vm, answer = host.vms["low-1"], world._guest_call
+
+    async def refuses(d: Domain, method: str, params: Reply) -> Reply:
+        if method == "preemption.withdrawn":
+            return {"error": {"code": code, "message": said}}
+        return await answer(d, method, params)
+
+    await until(lambda: vm.link.connected)
+    async with vm.lock:
+        await vm.record.store(told="p")
+        with monkeypatch.context() as refusing:
+            refusing.setattr(world, "_guest_call", refuses)
+            await vm.tell_that_it_stays()
+        assert vm.intent.told == ("" if is_final else "p")
+    vm.request_check()
+    await until(lambda: world.withdrawn == ([] if is_final else ["p"]) and vm.intent.told == "")
