@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -39,6 +40,9 @@ from guestagent.messages import (
 #: A guest that has lost its CPUs is slow; the host waits 15 s for both together.
 CAPABILITIES_LIMITS_S = (1.5, 5.0)
 TARGET_LIMITS_S = (2.5, 6.0)
+#: By then, as parts of the deadline, each of them is over where the host waits: it waits for no longer than that, and
+#: would hear nothing of those that did answer.
+OVER_BY = (0.4, 0.9)
 PROGRESS_LIMIT_S = 2.0
 SIZE_LIMIT_S = 0.5
 SIZE_AGE_S = 30.0
@@ -339,7 +343,10 @@ class Applications:
         hooks = self._load()
         if not hooks:
             return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), {}, set()
-        offers, reasons = self._capabilities(hooks, _limit_s(CAPABILITIES_LIMITS_S, params.deadline_s))
+        # Nobody waits for what is told again.
+        waits_s = params.deadline_s if owed is None else math.inf
+        limit_s = min(_limit_s(CAPABILITIES_LIMITS_S, params.deadline_s), OVER_BY[0] * waits_s)
+        offers, reasons = self._capabilities(hooks, limit_s)
         targets = self._targets(offers, params, guest_mib)
         reasons += [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
         missed = set(hooks) - set(offers)
@@ -363,7 +370,8 @@ class Applications:
         late: dict[str, dict[str, float]] = {}
         retries_s: list[float] = []
         expected_s = 0.0
-        for name, told in in_parallel(calls, _limit_s(TARGET_LIMITS_S, params.deadline_s)).items():
+        left_s = max(OVER_BY[1] * waits_s - (time.monotonic() - began), 0.0)
+        for name, told in in_parallel(calls, min(_limit_s(TARGET_LIMITS_S, params.deadline_s), left_s)).items():
             limits = {component: offers[name].resources[component].current for component in targets[name]}
             if isinstance(told, HookError):
                 reasons.append(f"{name}: {told}")

@@ -82,10 +82,10 @@ def record_guest(link: Any, recorder: Recorder) -> None:
     """
     real = link.call
 
-    async def recorded(method: str, params: Mapping[str, Any], *rest: Any) -> Any:
+    async def recorded(method: str, params: Mapping[str, Any], *rest: Any, **more: Any) -> Any:
         kept = dict(params)
         with recorder.span(method, (kept,)):
-            found = await real(method, params, *rest)
+            found = await real(method, params, *rest, **more)
             if method == "application.status":
                 kept["until_released_mib"] = found.released.memory_mib
             return found

@@ -226,7 +226,7 @@ class Executor:
         silent = guest or GuestReading((), (), 0.0, silent=True)
         return replace(silent, online=said.online, unpluggable=said.offlinable, kind=GuestKind.QEMU_GUEST_AGENT)
 
-    # --- application ---------------------------------------------------------------------------------------------
+    # --- application: its silence is not the guest agent's, which answers meanwhile; `status` judges that ---------
 
     async def _ask(self, instruction: AskApplication) -> Event:
         target = {name: instruction.target[name] for name in instruction.components}
@@ -236,7 +236,7 @@ class Executor:
         self.may_give = True
         try:
             answer = await self._link.call(
-                "application.deflate", params, ApplicationPromise, min(instruction.limit_s, 15.0)
+                "application.deflate", params, ApplicationPromise, min(instruction.limit_s, 15.0), breaks=False
             )
         except (GuestUnreachable, GuestRefused) as error:
             return ApplicationAnswered(_now(), instruction.step, reason=str(error))
@@ -254,7 +254,8 @@ class Executor:
         params = {"request_id": self._request_id, "wait_s": wait_s, "until_released_mib": instruction.until_mib}
         asked_at = _now()
         try:
-            report = await self._link.call("application.status", params, ApplicationRelease, STATUS_LIMIT_S + wait_s)
+            limit_s = STATUS_LIMIT_S + wait_s
+            report = await self._link.call("application.status", params, ApplicationRelease, limit_s, breaks=False)
         except (GuestUnreachable, GuestRefused) as error:
             return ApplicationReported(_now(), instruction.step, done=True, reason=str(error))
         if report.state == "running":
@@ -283,7 +284,7 @@ class Executor:
         params = self._application_params(instruction.target.as_dict(), instruction.bound_mib, instruction.limit_s)
         try:
             answer = await self._link.call(
-                "application.reinflate", params, ApplicationPromise, min(instruction.limit_s, 15.0)
+                "application.reinflate", params, ApplicationPromise, min(instruction.limit_s, 15.0), breaks=False
             )
         except (GuestUnreachable, GuestRefused) as error:
             return Told(_now(), instruction.step, reason=str(error))

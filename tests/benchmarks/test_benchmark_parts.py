@@ -144,12 +144,12 @@ async def test_calls_of_a_hypervisor_are_recorded_with_their_arguments_and_secon
 
 
 async def test_calls_of_a_guest_are_recorded_and_still_answered() -> None:
-    async def call(method: str, params: Any, answer: type, limit_s: float) -> str:
-        return f"{method} {limit_s}"
+    async def call(method: str, params: Any, answer: type, limit_s: float, breaks: bool) -> str:
+        return f"{method} {limit_s} {breaks}"
 
     link, recorder = SimpleNamespace(call=call), Recorder()
     record_guest(link, recorder)
-    assert await link.call("cpus.set", {"online": [0]}, dict, 5.0) == "cpus.set 5.0"
+    assert await link.call("cpus.set", {"online": [0]}, dict, 5.0, breaks=False) == "cpus.set 5.0 False"
     (found,) = recorder.take()
     assert (found.name, found.arguments) == ("cpus.set", ({"online": [0]},))
 

@@ -14,6 +14,7 @@ from app_adapters.errors import ApplicationError
 from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
 from guestagent import applications
+from guestagent.hooks import in_parallel
 from tests.guestagent.elastic import Elastic, Serve, Workers
 from tests.guestagent.harness import Bench, Host
 
@@ -216,6 +217,25 @@ def test_a_hung_hook_is_refused_in_the_end_and_holds_up_no_status(host: Host, se
     assert (first["id"], second["id"]) == (status_id, asked)
     assert second["result"]["state"] == "refused"
     assert "hung: no answer within" in second["result"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "offers_s", "answers_s"), [(60.0, 5.0, 6.0), (10.0, 1.5, 2.5), (2.5, 1.0, 2.25), (1.0, 0.4, 0.9)]
+)
+def test_an_answer_to_a_short_deadline_comes_before_its_end(
+    host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch, deadline_s: float, offers_s: float, answers_s: float
+) -> None:
+    limits_s: list[float] = []
+
+    def waits(calls: Any, limit_s: float) -> Any:
+        limits_s.append(limit_s)
+        return in_parallel(calls, 20.0)
+
+    monkeypatch.setattr(applications, "in_parallel", waits)
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
+    serve("cache", Elastic(300))
+    assert deflate(host, target_mib=400, deadline_s=deadline_s)["state"] == "promised"
+    assert limits_s == pytest.approx([offers_s, answers_s])
 
 
 def test_an_application_that_promises_after_its_time_is_followed_all_the_same(host: Host, serve: Serve) -> None:

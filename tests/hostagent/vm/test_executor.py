@@ -254,7 +254,7 @@ class Releasing:
     def __init__(self) -> None:
         self.params: list[Any] = []
 
-    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> ApplicationRelease:
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool) -> ApplicationRelease:
         self.params.append(params)
         return ApplicationRelease(request_id="request", state="running")
 
@@ -275,7 +275,7 @@ class Telling:
     def __init__(self) -> None:
         self.params: list[dict[str, Any]] = []
 
-    async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> ApplicationPromise:
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool) -> ApplicationPromise:
         self.params.append(params)
         return ApplicationPromise(request_id="request", state="promised", reason="gladly")
 
@@ -292,7 +292,7 @@ async def test_a_guest_is_told_the_cores_that_its_vm_has_at_full_size() -> None:
 @pytest.mark.parametrize("state", ["promised", "refused", "none", "silent", "called off"])
 async def test_an_application_that_was_asked_may_be_giving_whatever_the_host_hears(state: str) -> None:
     class Asking:
-        async def call(self, method: str, params: Any, answer: Any, limit_s: float) -> ApplicationPromise:
+        async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool) -> ApplicationPromise:
             if state == "silent":
                 raise GuestUnreachable("no answer in time")
             if state == "called off":
