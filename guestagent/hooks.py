@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Tuple, TypeVar
 
-from guestagent.errors import DropInError, GuestFailure, HookError, HookTimeout, ParseError
+from guestagent.errors import DropInError, HookError, HookTimeout, ParseError
 from guestagent.messages import AdapterCapabilities, SizeRange
 from guestagent.notices import make_run_dir, replace
 from guestagent.rpc import COMPONENTS, cleaned, is_amount, parse_json
@@ -128,7 +128,7 @@ def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], lis
 class Tokens:
     """The VM's token in files of `run_dir`, which is root's: root's own, and a copy for each user that a hook runs as.
 
-    `log` is given a sentence for a copy that cannot be made.
+    `log` is given a sentence for a file that cannot be written; that is tried again before hooks are asked.
     """
 
     def __init__(self, run_dir: str, log: Callable[[str], None]) -> None:
@@ -136,28 +136,43 @@ class Tokens:
         self._log = log
         self._lock = threading.Lock()
         self._copied: dict[str, tuple[int, str]] = {}
-        self._complaint = ""
+        self._complaints: dict[str, str] = {}
         #: What the host gave last, empty before its first hello.
+        self._given = ""
+        #: What hooks can read: as long as the file has an older one, that.
         self.token = ""
 
     def take(self, token: str) -> None:
-        """Write root's. Raises: GuestFailure."""
-        if token == self.token:
+        """Have this one from now on, in root's file."""
+        with self._lock:
+            self._given = token
+            self._write()
+
+    def _write(self) -> None:
+        if self._given == self.token:
             return
+        path, what = os.path.join(self._run_dir, TOKEN_FILE), "the token cannot be written"
         try:
             make_run_dir(self._run_dir)
-            replace(os.path.join(self._run_dir, TOKEN_FILE), token, 0o640)
+            replace(path, self._given, 0o640)
         except OSError as error:
-            raise GuestFailure(f"cannot write the token: {error}") from None
-        self.token = token
+            self._complain(what, str(error))
+            self.token = self.token or _held(path)
+            return
+        self.token = self._given
+        self._complaints.pop(what, None)
 
     def copy_for(self, users: dict[str, int]) -> None:
         """Have the token in `tokens/USER` for each of these, by name with their ids, and for nobody else."""
         with self._lock:
+            self._write()
             wanted = {user: (uid, self.token) for user, uid in users.items()}
             if not self.token or wanted == self._copied:
                 return
-            directory = os.path.join(self._run_dir, TOKEN_COPIES)
+            directory, what = (
+                os.path.join(self._run_dir, TOKEN_COPIES),
+                "the token cannot be written for users of hooks",
+            )
             try:
                 make_run_dir(directory)
                 for name in set(os.listdir(directory)) - set(wanted):
@@ -165,11 +180,24 @@ class Tokens:
                 for user, (uid, token) in wanted.items():
                     replace(os.path.join(directory, user), token, 0o400, uid)
             except OSError as error:
-                if str(error) != self._complaint:
-                    self._complaint = str(error)
-                    self._log(f"the token cannot be written for the users of hooks: {error}")
+                self._complain(what, str(error))
                 return
-            self._copied, self._complaint = wanted, ""
+            self._copied = wanted
+            self._complaints.pop(what, None)
+
+    def _complain(self, what: str, why: str) -> None:
+        if self._complaints.get(what) != why:
+            self._complaints[what] = why
+            self._log(f"{what}: {why}")
+
+
+def _held(path: str) -> str:
+    """The token that an earlier life of this agent has written; empty: none."""
+    try:
+        with open(path) as file:
+            return file.read(BODY_BYTES)
+    except (OSError, ValueError):
+        return ""
 
 
 @dataclass(frozen=True)

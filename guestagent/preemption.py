@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
-from guestagent.errors import GuestFailure
 from guestagent.messages import PreemptionParams, PreemptionResult, WithdrawalParams, WithdrawalResult
 from guestagent.notices import make_run_dir, replace
 from guestagent.rpc import parse_json
@@ -128,11 +127,12 @@ class Preemption:
         self._until = 0.0  # of this notice, by the monotonic clock
         self._programs = 0
         self._running: list[_Program] = []
+        self._unwritten: dict[str, Any] | None = None  # this notice, where the file cannot have it
 
     def tell(self, params: PreemptionParams) -> PreemptionResult:
         """Take a notice; the same one again only tells how far the programs are.
 
-        Raises: GuestFailure where it cannot be written down.
+        Its programs run also where it cannot be written down.
         """
         with self._lock:
             if params.request_id != self._request_id:
@@ -146,8 +146,7 @@ class Preemption:
                     self._write(params, [])
                     self._start(params.kind, params.seconds_left, params.reason)
                     self._spread(params.request_id, params.kind, params.seconds_left, params.reason)
-                    with contextlib.suppress(GuestFailure):  # then they are not known after a restart
-                        self._write(params, self._running)
+                    self._write(params, self._running)
                 self._request_id = params.request_id
                 self._log(f"this VM is preempted ({params.reason}): {params.kind} in {params.seconds_left:g} s")
             self._until = time.monotonic() + params.seconds_left
@@ -162,6 +161,7 @@ class Preemption:
                 return WithdrawalResult(False)
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._run_dir, FILE_NAME))
+            self._unwritten = None
             self._request_id, self._until = "", 0.0
             self._start(WITHDRAWN, WITHDRAWN_S, params.reason)
             self._spread(params.request_id, WITHDRAWN, None, params.reason)
@@ -181,6 +181,8 @@ class Preemption:
             return {**named, "seconds_left": round(max(left_s, 0.0), 1)}
 
     def _written(self) -> dict[str, Any] | None:
+        if self._unwritten is not None:
+            return self._unwritten
         try:
             with open(os.path.join(self._run_dir, FILE_NAME), "rb") as file:
                 found = parse_json(file.read(65536))
@@ -200,8 +202,12 @@ class Preemption:
         try:
             make_run_dir(self._run_dir)
             replace(os.path.join(self._run_dir, FILE_NAME), json.dumps(told), 0o644)
+            self._unwritten = None
         except OSError as error:
-            raise GuestFailure(f"cannot write the notice: {error}") from None
+            # An agent that is started again will not know of it, nor of its programs.
+            if self._unwritten is None:
+                self._log(f"the notice of preemption cannot be written for programs that poll: {error}")
+            self._unwritten = told
 
     def _spread(self, request_id: str, kind: str, seconds_left: float | None, reason: str) -> None:
         """Tell applications and people, each in a thread: none holds up the answer to the host."""

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from app_adapters.server import HookServer
 from guestagent.memory import Memory
 from tests.guestagent.elastic import Elastic, Serve
-from tests.guestagent.harness import BOOT_ID, TOKEN, Bench, GuestTree, Host
+from tests.guestagent.harness import BOOT_ID, TOKEN, Bench, GuestTree, Host, bench
 
 
 def test_hello_carries_the_nonce_and_writes_the_token(guest: Bench) -> None:
@@ -35,6 +36,47 @@ def test_hello_carries_the_nonce_and_writes_the_token(guest: Bench) -> None:
     assert (token.stat().st_mode & 0o777, guest.run_dir.stat().st_mode & 0o777) == (0o640, 0o755)
     host.hello("nonce-2", token="another")
     assert token.read_text() == "another"
+
+
+def test_a_token_that_cannot_be_written_is_no_reason_to_refuse_a_hello(
+    guest: Bench, serve: Serve, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host, token = guest.host(), guest.run_dir / "token"
+    host.hello()
+    serve("cache", Elastic(100))
+
+    def asked() -> int:
+        return len(host.result("application.capabilities")["adapters"])
+
+    in_the_way = guest.run_dir / "token.new"
+    in_the_way.mkdir()
+    for nonce in ("n2", "n3"):
+        assert host.hello(nonce, token="another")["nonce"] == nonce
+        assert (asked(), token.read_text()) == (1, TOKEN), "hooks are asked with the token that they can read"
+    assert capfd.readouterr().err.count("the token cannot be written") == 1
+    in_the_way.rmdir()
+    assert (asked(), token.read_text()) == (1, "another")
+
+
+def test_an_agent_that_was_started_again_asks_hooks_with_the_token_that_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "run" / "token.new").mkdir(parents=True)
+    (tmp_path / "run" / "token").write_text(TOKEN)
+    with bench(tmp_path) as guest:
+        host, server = guest.host(), HookServer(Elastic(100), port=0, token_file=str(guest.run_dir / "token")).start()
+        try:
+            guest.register("cache", server.address[1])
+            host.hello(token="another")
+            assert len(host.result("application.capabilities")["adapters"]) == 1
+        finally:
+            server.stop()
+
+
+def test_without_a_directory_for_its_files_an_agent_talks_to_its_host(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("no directory")
+    with bench(tmp_path) as guest:
+        host = guest.host()
+        host.hello()
+        assert host.result("status")["boot_id"] == BOOT_ID
 
 
 def test_hello_is_found_after_garbage(guest: Bench) -> None:

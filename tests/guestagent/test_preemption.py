@@ -133,6 +133,22 @@ def test_an_agent_that_was_started_again_does_not_run_the_programs_again(tmp_pat
     assert record.read_text() == "told\n"
 
 
+def test_a_notice_that_cannot_be_written_down_is_carried_out_all_the_same(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    (tmp_path / "run").write_text("no directory")
+    with bench(tmp_path) as guest:
+        program(guest, "10-save", f'echo "$@" >> {record}')
+        host = guest.host()
+        host.hello()
+        for _ in range(2):
+            assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
+        assert host.result("preemption.withdrawn", request_id="another", reason="") == {"known": False}
+        assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": True}
+        assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": False}
+        _until(lambda: record.read_text() == "stop 20 shortfall\nwithdrawn 30 it runs on\n")
+        _until(lambda: len(guest.told_people) == 2)
+
+
 @pytest.mark.parametrize("ends", ["by itself", "at the deadline"])
 def test_programs_go_on_while_the_agent_is_started_again_and_are_counted(tmp_path: Path, ends: str) -> None:
     gate, pid = tmp_path / "gate", tmp_path / "pid"
