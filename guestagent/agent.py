@@ -120,6 +120,7 @@ class Agent:
         }
         self._conversation = 0  # counts hellos; answers of an earlier one are dropped
         self._greeted = False
+        self._refusal = ""  # why the last hello was refused
         self._answers: deque[tuple[int, bytes]] = deque()
         self._running = threading.BoundedSemaphore(REQUESTS_AT_ONCE)
         self._stopping = False
@@ -239,6 +240,8 @@ class Agent:
             if not self._running.acquire(blocking=False):
                 raise GuestFailure(f"{REQUESTS_AT_ONCE} requests are under way; ask again")
         except RpcError as error:
+            if request.method == "hello":
+                self._refused(str(error))
             self._send(channel, error_line(request.id, error))
             return
         worker = threading.Thread(
@@ -277,6 +280,12 @@ class Agent:
         self._wake()
         return True
 
+    def _refused(self, why: str) -> None:
+        """Tell the guest's people once: the host says hello again and again."""
+        if why != self._refusal:
+            self._refusal = why
+            log(f"hello of the host is refused: {why:.300}", "warning")
+
     def _hello(self, params: Params) -> HelloResult:
         protocol = params.get("protocol")
         if isinstance(protocol, bool) or not isinstance(protocol, int):
@@ -292,6 +301,7 @@ class Agent:
         self._conversation += 1
         self._cold.ask_to_stop()  # nobody waits for it any more
         self._greeted = True
+        self._refusal = ""
         log(f"hello for VM {hello.vm}")
         return HelloResult(PROTOCOL, hello.nonce, __version__, boot_id, list(CAPABILITIES))
 

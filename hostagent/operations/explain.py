@@ -23,13 +23,13 @@ from hostagent.mechanisms import fixes
 from hostagent.mechanisms.fixes import DomainFacts
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.executor import guest_status, why_no_cold
+from hostagent.vm.guest_link import SILENT
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.resizer import NEED_THE_GUEST, NEED_THE_GUEST_TO_TAKE, OWN_MEANS
 
 #: Decisions in one explanation.
 DECISIONS: Final = 10
-SILENT: Final = "the guest agent is not connected"
 NO_APPLICATION: Final = "no application is registered with the guest agent"
 REGISTER: Final = fixes.text(
     "Register the application with the guest agent",
@@ -79,7 +79,9 @@ async def survey(hypervisor: Hypervisor, vm: ManagedVM) -> Survey:
         vm.resizer.ordinary.observe(reading.read_at, reading.statement, reading.qemu_agent)
         guest = vm.resizer.ordinary.reading(reading.vcpus)
     taking, giving = (
-        findings_now(vm.domain, findings, status, [mechanism for mechanism in need if mechanism not in own])
+        findings_now(
+            vm.domain, findings, status, [mechanism for mechanism in need if mechanism not in own], vm.link.silence
+        )
         for need in (NEED_THE_GUEST_TO_TAKE, NEED_THE_GUEST)
     )
     return Survey(reading, status, taking, giving, guest)
@@ -112,12 +114,14 @@ def findings_now(
     findings: tuple[Finding, ...] | HypervisorError,
     status: GuestStatus | None,
     need: Collection[Mechanism] = NEED_THE_GUEST_TO_TAKE,
+    silence: str = SILENT,
 ) -> tuple[Finding, ...]:
     """One finding for each mechanism, in their order: what the domain has, less what its guest does not do now.
 
     What is blocked already keeps its reason: it would be blocked with a willing guest too.
 
     :param need: what cannot be used on a guest that does not answer.
+    :param silence: why it does not.
     """
     known = {finding.mechanism: finding for finding in findings} if isinstance(findings, tuple) else {}
     rows = []
@@ -126,17 +130,17 @@ def findings_now(
         if isinstance(findings, HypervisorError):
             finding = Finding(mechanism, False, f"the domain could not be examined: {findings}")
         elif finding is None or finding.available:
-            finding = _by_the_guest(domain, mechanism, status, need) or finding
+            finding = _by_the_guest(domain, mechanism, status, need, silence) or finding
         rows.append(finding or Finding(mechanism, True, f"the {LAYER_OF[mechanism].value} layer has it"))
     return tuple(rows)
 
 
 def _by_the_guest(
-    domain: str, mechanism: Mechanism, status: GuestStatus | None, need: Collection[Mechanism]
+    domain: str, mechanism: Mechanism, status: GuestStatus | None, need: Collection[Mechanism], silence: str
 ) -> Finding | None:
     """What the guest blocks at this moment; None if nothing."""
     if status is None and mechanism in need:
-        return Finding(mechanism, False, SILENT, fixes.guest_agent(DomainFacts(domain, 0, 0)))
+        return Finding(mechanism, False, silence, fixes.guest_agent(DomainFacts(domain, 0, 0)))
     if mechanism is Mechanism.COLD and status is not None and (why := why_no_cold(status)):
         return Finding(mechanism, False, f"unsupported: {why}")
     if mechanism is Mechanism.APPLICATION and status is not None:

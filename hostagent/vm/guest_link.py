@@ -8,7 +8,6 @@ does not read. What a guest says unasked is counted and held to its schema, too.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import time
@@ -47,6 +46,8 @@ HELLO_LIMIT_S: Final = 10.0
 RETRY_S: Final = 2.0
 #: Bytes that may wait for a guest that does not read.
 WRITE_BACKLOG: Final = 4 * MAX_LINE
+#: What people are told of a guest whose agent is not connected, before the reason.
+SILENT: Final = "the guest agent is not connected"
 
 Answer = TypeVar("Answer", bound=GuestBody)
 log = structlog.get_logger()
@@ -85,6 +86,11 @@ class GuestLink:
         #: Set while the guest answers; a call that runs into its time limit clears it until the next hello.
         self.connected = False
         self._greeted = False
+        #: Why it is not connected, with "it" for the agent; empty: it is, or has not been tried yet.
+        self.why = ""
+        self._why_logged = ""
+        #: What ended the conversation, where the guest did.
+        self._ended = ""
         #: Messages that answered nothing and were no notification of this protocol.
         self.dropped = 0
         #: CPUs on line by the guest's last word, however old; None: it never said.
@@ -97,13 +103,19 @@ class GuestLink:
         # It outlives the operation that began it, which later lines of the log are not to name.
         structlog.contextvars.clear_contextvars()
         while True:
-            # A hypervisor that does not say where the channel is may say so the next time.
-            with contextlib.suppress(GuestUnreachable, HypervisorError, OSError):
+            try:
                 path = await self._find_channel()
                 self.has_channel = path is not None
-                if path is not None:
-                    await self._converse(path)
+                if path is None:
+                    raise GuestUnreachable("its domain has no channel for one")
+                await self._converse(path)
+            except (GuestUnreachable, HypervisorError, OSError) as error:
+                # A hypervisor that does not say where the channel is may say so the next time.
+                self.why = str(error)
             self.connected = False
+            if self.why != self._why_logged:
+                self._why_logged = self.why
+                self._log.info(SILENT, why=self.why)
             await asyncio.sleep(RETRY_S)
 
     @property
@@ -111,10 +123,15 @@ class GuestLink:
         """Whether an agent has said hello before, so that one that does not answer now is probably started again."""
         return self.has_channel and self._greeted
 
-    def hang_up(self) -> None:
-        """Begin anew with a hello: the guest has been reset, and nobody in it knows of this conversation."""
+    @property
+    def silence(self) -> str:
+        """That the guest agent is not connected, and why, as far as it is known."""
+        return f"{SILENT}: {self.why}" if self.why else SILENT
+
+    def hang_up(self, why: str = "its guest boots") -> None:
+        """Begin anew with a hello: nobody in the guest knows of this conversation any more, or goes on with it."""
         self._broken.set()
-        self.connected = False
+        self.connected, self.why = False, why
 
     async def call(
         self, method: str, params: Mapping[str, Any], answer: type[Answer], limit_s: float, breaks: bool = True
@@ -134,7 +151,7 @@ class GuestLink:
         except TimeoutError:
             if breaks:
                 # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
-                self.hang_up()
+                self.hang_up(f"it did not answer {method} in {limit_s:.1f} s")
             raise GuestUnreachable(
                 f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s"
             ) from None
@@ -143,15 +160,20 @@ class GuestLink:
         return said
 
     async def _converse(self, path: Path) -> None:
-        reader, writer = await asyncio.open_unix_connection(str(path), limit=MAX_LINE)
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(path), limit=MAX_LINE)
+        except OSError as error:
+            raise GuestUnreachable(f"its channel cannot be opened: {error.strerror or error}") from error
         self._writer = writer
         self._broken.clear()
+        self._ended = ""
         reading = asyncio.create_task(self._read_lines(reader), name=f"guest-lines:{self._vm}")
         broken = asyncio.create_task(self._broken.wait(), name=f"guest-breaker:{self._vm}")
         try:
             await self._say_hello()
             self._log.info("the guest agent answers")
             await asyncio.wait({broken, reading}, return_when=asyncio.FIRST_COMPLETED)
+            raise GuestUnreachable(self.why or self._ended or "the conversation broke off")
         finally:
             self.connected = False
             self._writer = None
@@ -171,11 +193,14 @@ class GuestLink:
         params = {"protocol": PROTOCOL, "nonce": nonce, "vm": self._vm, "token": self._token}
         try:
             hello = _checked(Hello, await self._exchange("hello", params, HELLO_LIMIT_S))
-        except (TimeoutError, GuestRefused) as error:
-            raise GuestUnreachable(f"no hello from {self._vm}: {error}") from error
+        except TimeoutError:
+            raise GuestUnreachable(self._ended or f"no hello within {HELLO_LIMIT_S:g} s") from None
+        except GuestRefused as error:
+            raise GuestUnreachable(f"it refused hello: {error}") from error
         if hello.nonce != nonce or hello.protocol != PROTOCOL:
-            raise GuestUnreachable(f"{self._vm} answered hello with another nonce or protocol")
+            raise GuestUnreachable("it answered hello with another nonce or protocol")
         self.connected = self._greeted = True
+        self.why = self._why_logged = ""
         self._on_hello(hello)
 
     async def _exchange(
@@ -212,8 +237,10 @@ class GuestLink:
             try:
                 line = await reader.readuntil(b"\n")
             except asyncio.IncompleteReadError:
+                self._ended = "it closed its end of the channel"
                 return
             except asyncio.LimitOverrunError:
+                self._ended = "it sent a line of more than 64 KiB"
                 self._log.warning("the guest sent a line of more than 64 KiB; the conversation starts again")
                 return
             message = _parsed(line)
@@ -221,6 +248,7 @@ class GuestLink:
                 continue
             now = time.monotonic()
             if len(arrivals) == MESSAGES_PER_S and now - arrivals[0] < 1.0:
+                self._ended = "it sent more than 20 unasked messages in a second"
                 self._log.warning("the guest sends more than 20 unasked messages a second; start again")
                 return
             arrivals.append(now)
@@ -241,7 +269,7 @@ class GuestLink:
             code = error.get("code")
             if code == HELLO_FIRST:
                 # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.
-                self.hang_up()
+                self.hang_up("it was started again")
             said = str(error.get("message", "no reason given"))[:300]
             future.set_exception(GuestRefused(said, code if isinstance(code, int) else None))
         else:

@@ -370,9 +370,8 @@ class Resizer:
 
     def _without_silent_guest(self, found: Sequence[Finding], need: Collection[Mechanism]) -> tuple[Finding, ...]:
         """The findings, without what needs a guest that answers if this one does not."""
-        silent = "the guest agent is not connected"
         return tuple(
-            replace(finding, available=False, reason=silent)
+            replace(finding, available=False, reason=self.link.silence)
             if finding.available and self._needs_the_agent(finding.mechanism, need)
             else finding
             for finding in found

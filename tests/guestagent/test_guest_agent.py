@@ -96,6 +96,17 @@ def test_nothing_goes_before_hello_and_a_wrong_protocol_is_no_hello(guest: Bench
     assert host.error("status")[0] == -32002
 
 
+def test_why_a_hello_is_refused_is_logged_once(guest: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    host = guest.host()
+    for _ in range(2):
+        host.error("hello", protocol=2, nonce="n", vm="v", token="t")
+    said = 'event="hello of the host is refused: this agent speaks protocol 1, not 2"'
+    assert capfd.readouterr().err.count(said) == 1
+    host.hello()
+    host.error("hello", protocol=2, nonce="n", vm="v", token="t")
+    assert capfd.readouterr().err.count(said) == 1
+
+
 def test_answers_of_an_earlier_conversation_never_arrive(guest: Bench, serve: Serve) -> None:
     host = guest.host()
     host.hello()

@@ -12,8 +12,9 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionPage, Explanation, PastResize
 from ebbtide.messages.operations import VMOutcome
 from ebbtide.messages.vms import VMSpec, VMState
-from hostagent.operations.explain import NO_APPLICATION, REGISTER, SILENT, why_this_size
+from hostagent.operations.explain import NO_APPLICATION, REGISTER, why_this_size
 from hostagent.state.intents import Cause, Intent, Phase
+from hostagent.vm.guest_link import SILENT
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.doing import host_idle, reclaim
@@ -190,6 +191,18 @@ async def test_a_guest_that_does_not_answer_blocks_what_needs_it_and_the_fix_sta
     for mechanism in (Mechanism.APPLICATION, Mechanism.CPU_OFFLINE, Mechanism.VIRTIO_MEM, Mechanism.BALLOON):
         assert (found[mechanism].reason, found[mechanism].fix) == (SILENT, START_AGENT), mechanism
     assert found[Mechanism.QUOTA].available
+
+
+async def test_why_a_guest_does_not_answer_stands_in_its_explanation_and_in_its_ledger(
+    client: Client, domain: Domain, host: Host, world: World
+) -> None:
+    world.guests_answer = False
+    vm = host.vms["low-1"]
+    vm.link.hang_up("it refused hello: this agent speaks protocol 2, not 1")
+    silent = f"{SILENT}: {vm.link.why}"
+    found = {row.mechanism: row for row in (await explain(client)).findings}
+    assert found[Mechanism.VIRTIO_MEM].reason == silent
+    assert silent in {finding.reason for finding in await vm.resizer.findings()}
 
 
 async def test_the_application_is_known_by_name_and_its_absence_by_what_registers_one(

@@ -367,3 +367,75 @@ async def test_a_line_nested_beyond_all_measure_is_no_message(guest: Guest, link
     guest.answer = lambda request: [b'{"id":' + b"[" * 30_000 + b"]" * 30_000 + b"}\n", *cpus(request)]
     await until(lambda: link.connected)
     assert (await link.call("cpus.set", {}, CpusSet, 2.0)).online == [0, 1]
+
+
+# --- why there is no conversation -------------------------------------------------------------------------------------
+
+
+def refused_hello(request: dict[str, Any]) -> list[bytes]:
+    error = {"code": -32001, "message": "this agent speaks protocol 2, not 1"}
+    return [json.dumps({"id": request["id"], "error": error}).encode() + b"\n"]
+
+
+async def test_why_a_guest_agent_is_not_connected_is_kept_and_logged_once(
+    guest: Guest, link: GuestLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hostagent.vm.guest_link.RETRY_S", 0.01)
+    guest.hello = refused_hello
+    with structlog.testing.capture_logs() as logged:
+        await until(lambda: guest.hellos >= 3)
+        why = "it refused hello: this agent speaks protocol 2, not 1"
+        assert link.silence == f"the guest agent is not connected: {why}"
+        guest.hello = lambda request: [honest_hello(request)]
+        await until(lambda: link.connected)
+    assert [line["why"] for line in logged if line["event"] == "the guest agent is not connected"] == [why]
+    assert link.why == ""
+
+
+@pytest.mark.parametrize(
+    ("hello", "why"),
+    [
+        (lambda request: [], "no hello within 0.2 s"),
+        (lambda request: [b"x" * 70_000 + b"\n"], "it sent a line of more than 64 KiB"),
+        (
+            lambda request: [honest_hello({**request, "params": {"nonce": "of an earlier conversation"}})],
+            "it answered hello with another nonce or protocol",
+        ),
+    ],
+)
+async def test_each_reason_for_no_hello_is_told(
+    guest: Guest, link: GuestLink, monkeypatch: pytest.MonkeyPatch, hello: Answer, why: str
+) -> None:
+    monkeypatch.setattr("hostagent.vm.guest_link.HELLO_LIMIT_S", 0.2)
+    monkeypatch.setattr("hostagent.vm.guest_link.RETRY_S", 0.01)
+    guest.hello = hello
+    await until(lambda: link.why == why)
+
+
+async def test_a_channel_that_cannot_be_opened_or_is_not_there_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hostagent.vm.guest_link.RETRY_S", 0.01)
+    paths: list[Path | None] = [tmp_path / "none.sock"]
+
+    async def find() -> Path | None:
+        return paths[0]
+
+    link = GuestLink("low-1", find, lambda hello: None)
+    task = asyncio.create_task(link.run())
+    await until(lambda: link.why == "its channel cannot be opened: No such file or directory")
+    paths[0] = None
+    await until(lambda: link.why == "its domain has no channel for one")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_conversation_that_breaks_says_what_broke_it(guest: Guest, link: GuestLink) -> None:
+    with pytest.raises(GuestUnreachable):
+        await status(link, limit_s=0.1)
+    assert link.why == "it did not answer status in 0.1 s"
+    await until(lambda: link.connected)
+    assert link.why == ""
+    assert guest.writer is not None
+    guest.writer.close()
+    await until(lambda: link.why == "it closed its end of the channel")
