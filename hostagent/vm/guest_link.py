@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -28,6 +29,7 @@ from ebbtide.messages.guest import (
     GuestBody,
     GuestStatus,
     Hello,
+    MemoryState,
     Notice,
     cleaned,
 )
@@ -43,7 +45,10 @@ HELLO_FIRST: Final = -32002
 UNKNOWN_METHOD: Final = -32601
 #: How long one hello is waited for: a guest that boots answers the one that waits in its channel.
 HELLO_LIMIT_S: Final = 10.0
+#: Between two conversations, in seconds; doubled, up to the second figure, by each one in which the guest broke the
+#: rules, until one has lasted as long as that.
 RETRY_S: Final = 2.0
+LONGEST_RETRY_S: Final = 60.0
 #: Bytes that may wait for a guest that does not read.
 WRITE_BACKLOG: Final = 4 * MAX_LINE
 #: What people are told of a guest whose agent is not connected, before the reason.
@@ -51,6 +56,24 @@ SILENT: Final = "the guest agent is not connected"
 
 Answer = TypeVar("Answer", bound=GuestBody)
 log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class RetryPace:
+    """How soon a conversation is begun again: each costs lines of the log, which a guest is not to fill."""
+
+    pause_s: float = field(default_factory=lambda: RETRY_S)
+
+    def ended(self, lasted_s: float, broken: bool) -> float:
+        """A conversation has ended.
+
+        :param lasted_s: since its hello; 0 where there was none.
+        :param broken: whether the guest broke the rules in it.
+        :returns: in how many seconds the next one begins.
+        """
+        pause_s = RETRY_S if lasted_s >= LONGEST_RETRY_S else self.pause_s
+        self.pause_s = min(2 * pause_s, LONGEST_RETRY_S) if broken else pause_s
+        return pause_s
 
 
 class GuestLink:
@@ -96,6 +119,11 @@ class GuestLink:
         #: CPUs on line by the guest's last word, however old; None: it never said.
         self.online: frozenset[int] | None = None
         self._broken = asyncio.Event()
+        self.retry = RetryPace()
+        #: Of this conversation: which boot said hello and when, and whether the guest broke the rules.
+        self._boot_id = ""
+        self._greeted_at: float | None = None
+        self._rules_broken = False
         self._log = log.bind(vm=vm)
 
     async def run(self) -> None:
@@ -103,6 +131,7 @@ class GuestLink:
         # It outlives the operation that began it, which later lines of the log are not to name.
         structlog.contextvars.clear_contextvars()
         while True:
+            self._greeted_at, self._rules_broken = None, False
             try:
                 path = await self._find_channel()
                 self.has_channel = path is not None
@@ -116,7 +145,8 @@ class GuestLink:
             if self.why != self._why_logged:
                 self._why_logged = self.why
                 self._log.info(SILENT, why=self.why)
-            await asyncio.sleep(RETRY_S)
+            lasted_s = time.monotonic() - self._greeted_at if self._greeted_at is not None else 0.0
+            await asyncio.sleep(self.retry.ended(lasted_s, self._rules_broken))
 
     @property
     def may_come_back(self) -> bool:
@@ -155,6 +185,8 @@ class GuestLink:
             raise GuestUnreachable(
                 f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s"
             ) from None
+        if isinstance(said, MemoryState) and self._is_of_another_boot(said):
+            raise GuestUnreachable(f"the guest agent of {self._vm} speaks for another boot than at its hello")
         if isinstance(said, GuestStatus | CpusSet):
             self.online = frozenset(said.cpus.online if isinstance(said, GuestStatus) else said.online)
         return said
@@ -201,6 +233,7 @@ class GuestLink:
             raise GuestUnreachable("it answered hello with another nonce or protocol")
         self.connected = self._greeted = True
         self.why = self._why_logged = ""
+        self._boot_id, self._greeted_at = hello.boot_id, time.monotonic()
         self._on_hello(hello)
 
     async def _exchange(
@@ -240,7 +273,7 @@ class GuestLink:
                 self._ended = "it closed its end of the channel"
                 return
             except asyncio.LimitOverrunError:
-                self._ended = "it sent a line of more than 64 KiB"
+                self._ended, self._rules_broken = "it sent a line of more than 64 KiB", True
                 self._log.warning("the guest sent a line of more than 64 KiB; the conversation starts again")
                 return
             message = _parsed(line)
@@ -248,7 +281,7 @@ class GuestLink:
                 continue
             now = time.monotonic()
             if len(arrivals) == MESSAGES_PER_S and now - arrivals[0] < 1.0:
-                self._ended = "it sent more than 20 unasked messages in a second"
+                self._ended, self._rules_broken = "it sent more than 20 unasked messages in a second", True
                 self._log.warning("the guest sends more than 20 unasked messages a second; start again")
                 return
             arrivals.append(now)
@@ -268,7 +301,9 @@ class GuestLink:
         if isinstance(error := message.get("error"), dict):
             code = error.get("code")
             if code == HELLO_FIRST:
-                # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.
+                # QEMU keeps the channel open when the guest agent is started again: only this tells that it was. One
+                # that says so again and again is heard ever more rarely, too.
+                self._rules_broken = True
                 self.hang_up("it was started again")
             said = str(error.get("message", "no reason given"))[:300]
             future.set_exception(GuestRefused(said, code if isinstance(code, int) else None))
@@ -287,10 +322,26 @@ class GuestLink:
         except ValidationError as error:
             self._log.debug("a notification of the guest does not fit", method=method, why=error.errors()[0]["msg"])
             return False
+        if isinstance(notice, MemoryState) and self._is_of_another_boot(notice):
+            return False
         try:
             self._on_notice(notice)
         except Exception:
             self._log.exception("a notification of the guest could not be dealt with", method=method)
+        return True
+
+    def _is_of_another_boot(self, said: MemoryState) -> bool:
+        """Whether it is not of the boot that said hello: then all begins anew.
+
+        A guest that has booted again says nothing before its hello, which counts once; else each of its sentences
+        could be a reboot, by which pressure ends.
+        """
+        if said.boot_id == self._boot_id:
+            return False
+        if self.connected:
+            self._log.warning("the guest speaks for another boot than at its hello; the conversation starts again")
+        self._rules_broken = True
+        self.hang_up("it spoke for another boot than at its hello")
         return True
 
 

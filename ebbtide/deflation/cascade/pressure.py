@@ -60,7 +60,8 @@ COOL_DOWN_S: Final = 60.0
 LONGEST_COOL_DOWN_S: Final = 3840.0
 #: Claims of pressure and requests count for so long at a stretch, in seconds: they are the guest's word alone, and one
 #: that claims without end would never be deflated. Each second without a claim that counts gives back so much of it,
-#: and one that has spent it is heard again when it has this share of it.
+#: and one that has spent it is heard again when it has this share of it. A claim costs at least the shortest calm that
+#: would end it: one that ends by a reboot, or by figures that go back, would cost nothing, however often it begins.
 BUDGET_S: Final = 900.0
 REFILL: Final = 0.25
 HEARD_AGAIN: Final = 0.25
@@ -181,6 +182,8 @@ class PressureWatch:
         self._per_s = REFILL
         self._calm_passed_s = 0.0
         self._spent = False
+        #: Since when there has been a claim that counts.
+        self._claims_since: float | None = None
 
     def observe(self, now: float, reading: PressureReading) -> None:
         """Take in a reading: of a regular look, or as the guest pushed it."""
@@ -188,7 +191,12 @@ class PressureWatch:
             self._pressed, self._calm_since = False, None
         rates = self._signs.rates if self._signs is not None else _Rates()
         if self._baseline is None or self._baseline[1].boot_id != reading.boot_id:
-            # No rate from one reading, and none across a reboot; a new boot starts without the old one's troubles.
+            # No rate from one reading, and none across a reboot; a new boot starts without the old one's troubles. But
+            # a reboot is the guest's word, too: what it claimed before stays booked, and coming back is coming back.
+            if self._pressed:
+                self._pass(now)
+                self._end_calm(-1.0)
+                self._ended_at = now
             self._baseline, rates = (now, reading), _Rates()
             self._pressed, self._wanted, self._earlier_faults_per_s = False, ZERO, 0.0
             self._calm_since = None
@@ -253,14 +261,24 @@ class PressureWatch:
         return Verdict(pressed or asks or presumed, known, wants, "; ".join(reasons), pressed)
 
     def _meter(self, now: float, claims: bool, calm: bool) -> None:
-        """Book the time since the last verdict against the budget of claims, or in its favour."""
+        """Book the time since the last verdict, and from now on against the budget of claims, or in its favour."""
+        self._pass(now)
+        if self._claims_since is not None and not claims:
+            self._book(min(now - self._claims_since - CALM_S, 0.0))
+        self._spent = self.budget_s <= 0 or (self._spent and self.budget_s < HEARD_AGAIN * BUDGET_S)
+        if self._spent or not claims:
+            self._claims_since, self._per_s = None, REFILL
+        else:
+            self._claims_since = now if self._claims_since is None else self._claims_since
+            self._per_s = 0.0 if calm else -1.0
+
+    def _pass(self, now: float) -> None:
+        """Book the time since the last verdict, as that said."""
         passed_s = now - self._metered_at if self._metered_at is not None else 0.0
         if self._per_s == 0:
             self._calm_passed_s += passed_s
         self._book(passed_s * self._per_s)
-        self._spent = self.budget_s <= 0 or (self._spent and self.budget_s < HEARD_AGAIN * BUDGET_S)
         self._metered_at = now
-        self._per_s = REFILL if self._spent or not claims else 0.0 if calm else -1.0
 
     def _book(self, seconds: float) -> None:
         self.budget_s = min(max(self.budget_s + seconds, 0.0), BUDGET_S)

@@ -14,7 +14,8 @@ import structlog
 
 from ebbtide.messages.guest import MAX_TEXT, CpusSet, GuestStatus, Hello, Notice, PressureNotice, RequestNotice
 from hostagent.errors import GuestRefused, GuestUnreachable
-from hostagent.vm.guest_link import GuestLink
+from hostagent.vm import guest_link
+from hostagent.vm.guest_link import LONGEST_RETRY_S, GuestLink, RetryPace
 from tests.hostagent.waiting import until
 
 Answer = Callable[[dict[str, Any]], list[bytes]]
@@ -367,6 +368,54 @@ async def test_a_line_nested_beyond_all_measure_is_no_message(guest: Guest, link
     guest.answer = lambda request: [b'{"id":' + b"[" * 30_000 + b"]" * 30_000 + b"}\n", *cpus(request)]
     await until(lambda: link.connected)
     assert (await link.call("cpus.set", {}, CpusSet, 2.0)).online == [0, 1]
+
+
+async def test_a_notification_of_another_boot_than_the_hellos_counts_for_nothing_and_begins_anew(
+    guest: Guest, link: GuestLink
+) -> None:
+    await until(lambda: link.connected)
+    guest.say("pressure", PRESSURE | {"boot_id": "another"})
+    guest.say("pressure", PRESSURE)
+    await until(lambda: guest.hellos >= 2 and link.connected)
+    assert guest.notices == []
+    assert link.dropped == 2
+    guest.say("pressure", PRESSURE)
+    await until(lambda: bool(guest.notices))
+    assert guest.notices == [PressureNotice.model_validate(PRESSURE)]
+
+
+async def test_a_status_of_another_boot_than_the_hellos_is_none_and_begins_anew(guest: Guest, link: GuestLink) -> None:
+    body = {"boot_id": "another", "uptime_s": 1, "memory": MEMORY}
+    guest.answer = lambda request: [reply(request, body | {"cpus": {"present": [0], "online": [0], "unpluggable": []}})]
+    with pytest.raises(GuestUnreachable, match="speaks for another boot than at its hello"):
+        await status(link)
+    assert link.online is None
+    await until(lambda: guest.hellos >= 2 and link.connected)
+
+
+@pytest.mark.parametrize("flood", FLOODS, ids=["a line of 70 kB", "40 messages at once"])
+async def test_a_guest_that_breaks_the_limits_after_each_hello_is_greeted_ever_more_rarely(
+    guest: Guest, link: GuestLink, flood: Callable[[], list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_link, "RETRY_S", 0.01)
+    link.retry.pause_s = 0.01
+    guest.hello = lambda request: [honest_hello(request), *flood()]
+    await until(lambda: guest.hellos >= 5)
+    assert link.retry.pause_s >= 0.16
+
+
+def test_the_pause_between_conversations_doubles_up_to_a_limit_until_one_has_lasted() -> None:
+    pace = RetryPace()
+    pauses = [pace.ended(1.0, broken=True) for _ in range(10)]
+    assert pauses == [min(guest_link.RETRY_S * 2**n, LONGEST_RETRY_S) for n in range(10)]
+    assert pace.ended(1.0, broken=False) == LONGEST_RETRY_S, "one that ends otherwise is no sign of better ways"
+    assert pace.ended(LONGEST_RETRY_S, broken=True) == guest_link.RETRY_S
+    assert pace.ended(0.0, broken=False) == 2 * guest_link.RETRY_S
+
+
+def test_a_guest_that_is_silent_or_hangs_up_is_greeted_as_soon_as_ever() -> None:
+    pace = RetryPace()
+    assert [pace.ended(lasted_s, broken=False) for lasted_s in (0.0, 5.0, 0.0)] == [guest_link.RETRY_S] * 3
 
 
 # --- why there is no conversation -------------------------------------------------------------------------------------

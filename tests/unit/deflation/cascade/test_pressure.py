@@ -418,3 +418,55 @@ def test_the_calm_by_which_pressure_ends_is_no_claim() -> None:
     while story.pressed:
         story.go_on(2)
     assert BUDGET_S - story.watch.budget_s <= spent + 4
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [replace(CALM, available_mib=0.0), replace(CALM, some_percent=60.0)],
+    ids=["nothing available", "a stall without a rate"],
+)
+def test_a_guest_that_takes_a_claim_back_by_another_boot_begins_pressure_only_as_often_as_its_budget_allows(
+    claim: PressureReading,
+) -> None:
+    watch, heard = PressureWatch(), 0
+    for tenth in range(36_000):
+        now = tenth / 10
+        watch.observe(now, replace(claim, boot_id="b2"))
+        heard += watch.verdict(now, LACKING).under_pressure
+        watch.observe(now + 0.001, replace(CALM, boot_id="b1"))
+        assert not watch.verdict(now + 0.001, LACKING).under_pressure
+    assert 0 < heard <= (BUDGET_S + 3600 * REFILL) / CALM_S + 1
+    assert watch.budget_s < BUDGET_S / 2
+
+
+def test_a_guest_that_begins_and_ends_a_stall_while_its_faults_go_back_spends_its_budget() -> None:
+    watch, heard = PressureWatch(), 0
+    for tenth in range(36_000):
+        now, faults = tenth / 10, 10**6 - tenth
+        watch.observe(now, replace(CALM, some_percent=60.0, major_faults=faults, swap_in_pages=None))
+        heard += watch.verdict(now, LACKING).under_pressure
+        watch.observe(now + 0.05, replace(CALM, major_faults=faults, swap_in_pages=None))
+        watch.verdict(now + 0.05, LACKING)
+    assert 0 < heard <= (BUDGET_S + 3600 * REFILL) / CALM_S + 1
+
+
+def test_a_calm_that_ends_by_another_boot_that_claims_again_counts_as_claimed() -> None:
+    watch, heard_s, now = PressureWatch(), 0, 0
+    for turn in range(800):
+        boot_id = f"b{turn}"
+        watch.observe(now, replace(CALM, boot_id=boot_id, available_mib=0.0))
+        watch.verdict(now, LACKING)
+        for second in range(1, 9):
+            watch.observe(now + second, replace(CALM, boot_id=boot_id))
+            heard_s += watch.verdict(now + second, LACKING).under_pressure
+        now += 9
+    assert heard_s <= BUDGET_S + now * REFILL
+
+
+def test_pressure_that_comes_back_after_a_reboot_takes_longer_to_end() -> None:
+    story = Story()
+    assert calm_after(story) == CALM_S + 2
+    assert story.go_on(100, some=60, faults_per_s=300)
+    story.reading = replace(CALM, boot_id="boot-2")
+    assert not story.go_on(AGAIN_S - 50)
+    assert calm_after(story) == CALM_S * 4 + 2
