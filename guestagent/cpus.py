@@ -136,7 +136,12 @@ class Cpus:
             with open(self._online_file(cpu)) as file:
                 return file.read().strip() == "1"
         except OSError:
-            return cpu == 0  # the boot CPU has no such file on x86
+            pass
+        # Without a switch it cannot go, which is not off line: the boot CPU of x86, all of a kernel without hotplug.
+        try:
+            return cpu in self._list("online")
+        except GuestFailure:
+            return cpu == 0
 
     def _unpluggable(self, online: list[int]) -> list[int]:
         idle = self._idle_shares()

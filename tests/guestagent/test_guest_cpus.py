@@ -34,9 +34,28 @@ def test_idle_cpus_go_by_number_and_the_boot_cpu_never(cpus: Cpus) -> None:
     assert (status.present, status.online, status.unpluggable) == ([0, 1, 2, 3], [0, 1, 2, 3], [3, 2, 1])
 
 
-def test_a_cpu_without_a_switch_is_not_offered(tree: GuestTree, cpus: Cpus) -> None:
+def test_a_cpu_without_a_switch_is_on_line_and_not_offered(tree: GuestTree, cpus: Cpus) -> None:
+    tree.write(tree.cpu_root / "online", "0-3\n")
     (tree.cpu_root / "cpu2/online").unlink()
-    assert 2 not in cpus.status().unpluggable
+    status = cpus.status()
+    assert (status.online, cpus.status(brief=True).online) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert 2 not in status.unpluggable
+
+
+def test_of_a_kernel_that_cannot_switch_cpus_those_on_line_stay(tree: GuestTree, cpus: Cpus) -> None:
+    tree.write(tree.cpu_root / "online", "0-2\n")  # the fourth was never started: maxcpus=3
+    for cpu in (1, 2, 3):
+        (tree.cpu_root / f"cpu{cpu}/online").unlink()
+    result = cpus.set_online([0])
+    assert result.online == [0, 1, 2]
+    assert [failure.cpu for failure in result.failed] == [2, 1]
+    assert cpus.status().unpluggable == []
+
+
+def test_what_a_switch_says_counts_for_its_cpu(tree: GuestTree, cpus: Cpus) -> None:
+    tree.write(tree.cpu_root / "online", "0-3\n")
+    tree.write(tree.cpu_root / "cpu3/online", "0\n")
+    assert cpus.status().online == [0, 1, 2]
 
 
 def test_the_most_idle_cpu_since_the_last_look_goes_first(tree: GuestTree, cpus: Cpus) -> None:
