@@ -48,7 +48,7 @@ OWN_MEANS = (Mechanism.BALLOON, Mechanism.CPU_OFFLINE)
 WANTED = "an operation waits for the VM"
 #: Time for plugging what a VM was started without, in seconds.
 PLUG_DEADLINE_S = 30.0
-#: For a guest that is told later what its VM was given, in seconds.
+#: For a guest that is told its VM's size later, in seconds.
 TELL_LIMIT_S = 10.0
 
 log = structlog.get_logger()
@@ -112,7 +112,7 @@ class Resizer:
         #: What the VM was started without.
         self.late = LateMemory()
         #: Whether an application may be smaller than it was, as an earlier agent may have left it, and whether the
-        #: guest could not be told what its VM was given, or may have forgotten it.
+        #: guest is still to be told its VM's size: it could not be, may have forgotten it, or was asked for less.
         self._gave, self.untold = self._unsure, False
         #: Until when an application may be giving what it has promised (monotonic seconds).
         self._gives_until = -math.inf
@@ -181,13 +181,13 @@ class Resizer:
         self.host.note(self.record.intent.spec.name, DecisionKind.REINFLATE, f"{what}: {outcome.sentence}", inputs)
 
     async def tell(self) -> None:
-        """Tell the guest of the VM's size, where that could not be done when it was given. Under the VM's lock."""
+        """Tell the guest of the VM's size, where it has not heard of it. Under the VM's lock."""
         giving = asyncio.get_running_loop().time() < self._gives_until
         if self.untold and not giving and self.link.connected and self.bound is not None:
             executor = self._executor(self._attempt(), asks_cpus=False)
             size = self.record.intent.committed.vector()
             await executor.carry_out(TellApplication(0, TELL_LIMIT_S, size, self.bound.memory_mib))
-            self.untold = not executor.told
+            self._heard(size, executor)
 
     async def undone(self) -> ResourceVector:
         """The size of a VM whose operation is given up: what was taken is given back, what was given stays as it is.
@@ -258,7 +258,10 @@ class Resizer:
             self._taking = executor.taking = False
         self._refusal = executor.refusal or self._refusal
         self._gave = self._gave or executor.may_give
-        if executor.may_give:
+        if executor.may_give and not down.reached:
+            # It is as small as was asked, and the VM is not: it hears what was reached.
+            self.untold, self._gives_until = True, -math.inf
+        elif executor.may_give:
             # It may be at that for as long: a word of another size would call it off.
             self._gives_until = began + deadline_s
         if not before.size.fits_in(down.after.size):
@@ -305,14 +308,18 @@ class Resizer:
         with structlog.contextvars.bound_contextvars(vm=name), span(f"vm {kind}", vm=name) as one:
             outcome = await run(machine, executor, self._interrupt)
             if isinstance(machine, Reinflation):
-                self.untold = not executor.told
-                if executor.told and self.record.upper.fits_in(machine.target):
-                    self._gave = False
+                self._heard(machine.target, executor)
             if not one.is_recorded:
                 return outcome
             one.set(before=str(outcome.before.size), target=str(outcome.target), after=str(outcome.after.size))
             one.set(shortfall="" if outcome.reached else str(outcome.shortfall), sentence=outcome.sentence)
             return outcome
+
+    def _heard(self, size: ResourceVector, executor: Executor) -> None:
+        """Take note of whether the guest was told of a size."""
+        self.untold = not executor.told
+        if executor.told and self.record.upper.fits_in(size):
+            self._gave = False
 
     def _moves_cpus(self, target: ResourceVector) -> bool:
         """Whether its CPUs are of interest: memory is not to wait for a qemu-guest-agent that does not answer."""

@@ -55,6 +55,56 @@ async def test_an_application_that_shrank_for_a_deflation_that_took_nothing_hear
     assert times_told(world) == 1
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_an_application_hears_the_size_that_is_left_after_a_reclaim_that_took_nothing(
+    command: Command, two_vms: list[Domain], host: Host, world: World, is_stopped: bool
+) -> None:
+    for domain in two_vms:
+        domain.application, domain.used_mib = "hang", domain.bound_mib - domain.cache_mib - 48.0
+    body = {"request_id": "r", "need": {"memory_mib": 1100.0}, "deadline_s": 3.0, "exclude": ["low-2"]}
+    asking = asyncio.ensure_future(command("POST", "/v1/reclaims", body))
+    await until(lambda: ("application.status", "r") in [(name, id_[:1]) for name, id_ in world.guest_calls])
+    if is_stopped:
+        host.vms["low-1"].resizer.interrupt("the guest is short of memory")
+    operation = await asking
+    assert (operation.state, operation.vms[0].after.memory_mib) == ("partial", 1024.0), operation.sentence
+    await command("POST", "/v1/reinflations", {"request_id": "back", "deadline_s": 3.0})
+    await until(lambda: times_told(world) == 1)
+    await host.vms["low-1"].drift_repair.check("")
+    assert times_told(world) == 1
+
+
+async def test_an_application_hears_what_a_deflation_that_fell_short_has_come_to_and_no_more(
+    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Reply] = []
+    answer = world._guest_call
+
+    async def noted(d: Domain, method: str, params: Reply) -> Reply:
+        said.extend([params] if method == "application.reinflate" else [])
+        return await answer(d, method, params)
+
+    monkeypatch.setattr(world, "_guest_call", noted)
+    two_vms[0].application = "slow"
+    target = {"cpu_cores": 3.0, "memory_mib": 500.0}
+    body = {"request_id": "t", "generation": 2, "target": target, "deadline_s": 3.0}
+    operation = await command("PUT", "/v1/vms/low-1/target", body)
+    reached = operation.vms[0].after
+    assert (operation.state, 500.0 < reached.memory_mib < 1024.0) == ("partial", True), operation.sentence
+    await until(lambda: bool(said))
+    assert said[0]["target"]["memory_mib"] == host.vms["low-1"].intent.committed.memory_mib == reached.memory_mib
+    assert said[0]["bound_mib"] == reached.memory_mib
+
+
+async def test_an_application_that_brought_a_deflation_to_its_end_is_told_nothing(
+    command: Command, two_vms: list[Domain], host: Host, world: World
+) -> None:
+    assert (await reclaim(command, memory_mib=1100.0)).state == "done"
+    for vm in host.vms.values():
+        await vm.drift_repair.check("")
+    assert times_told(world) == 0
+
+
 async def test_an_application_hears_from_the_next_agent_of_a_growth_that_a_kill_kept_from_it(
     agent: Agent, command: Command, two_vms: list[Domain], world: World, tmp_path: Path
 ) -> None:
