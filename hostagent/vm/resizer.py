@@ -113,7 +113,8 @@ class Resizer:
         self.late = LateMemory()
         #: Whether an application may be smaller than it was, as an earlier agent may have left it, and whether the
         #: guest is still to be told its VM's size: it could not be, may have forgotten it, or was asked for less.
-        self._gave, self.untold = self._unsure, False
+        #: What an earlier agent could not tell went with it.
+        self._gave, self.untold = self._unsure, record.intent.phase is not Phase.CREATING
         #: Until when an application may be giving what it has promised (monotonic seconds).
         self._gives_until = -math.inf
         #: Why the VM will have no more resizes; empty as long as it may.

@@ -117,7 +117,40 @@ async def test_an_application_hears_from_the_next_agent_of_a_growth_that_a_kill_
     assert times_told(world) == 0
     async with succeeding(world, tmp_path) as successor:
         await until(lambda: successor.host.vms["low-1"].intent.phase is Phase.SETTLED)
-        assert times_told(world) == 1
+        assert [id_[:2] for method, id_ in world.guest_calls if method == "application.reinflate"].count("t#") == 1
+
+
+async def test_an_application_hears_from_the_next_agent_of_a_growth_that_its_guest_could_not_be_told(
+    agent: Agent, command: Command, host: Host, two_vms: list[Domain], world: World, tmp_path: Path
+) -> None:
+    await reclaim(command, memory_mib=1100.0)
+    answer = world._guest_call
+
+    async def failing(d: Domain, method: str, params: Reply) -> Reply:
+        if method == "application.reinflate":
+            return {"error": {"code": -32000, "message": "no thread can be started"}}
+        return await answer(d, method, params)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "_guest_call", failing)
+        await command("POST", "/v1/reinflations", {"request_id": "back", "deadline_s": 30.0})
+        assert all(vm.intent.phase is Phase.SETTLED and vm.resizer.untold for vm in host.vms.values())
+        await agent.close()
+    assert times_told(world) == 0
+    async with succeeding(world, tmp_path) as successor:
+        await until(lambda: times_told(world) == len(two_vms))
+        await until(lambda: not any(vm.resizer.untold for vm in successor.host.vms.values()))
+        for vm in successor.host.vms.values():
+            await vm.drift_repair.check("")
+    assert times_told(world) == len(two_vms)
+
+
+async def test_an_application_of_a_vm_that_was_made_just_now_is_told_nothing(
+    two_vms: list[Domain], host: Host, world: World
+) -> None:
+    for vm in host.vms.values():
+        await vm.drift_repair.check("")
+    assert times_told(world) == 0
 
 
 async def test_an_application_that_is_still_giving_is_not_told_of_an_earlier_growth(
