@@ -40,6 +40,10 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
     engine = read_settings(options.engine_file) if options.engine_file is not None else EngineSettings()
     # What it needs is missed now, not when the manager leads.
     engine_of(engine)
+    notes = [
+        f"there is no user {user} on this machine: tasks that are to run as {user} wait until there is"
+        for user in engine.unknown_users
+    ]
     host = host.strip("[]")
     token = _token("--token-file", options.token_file) if options.token_file is not None else ""
     key = _token("--hosts-key-file", options.hosts_key_file)
@@ -84,6 +88,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         certificates=gate.certificates,
         certificate_days=options.certificate_days,
         rebalancing=_rebalancing(options) if options.rebalance else None,
+        notes=tuple(notes),
     )
     return settings, gate
 

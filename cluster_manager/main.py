@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imported here, so that --help and a wrong option are answered at once.
     import asyncio
 
+    import structlog
+
     from cluster_manager.configured import settings_of_all
     from ebbtide.rest.logs import configure_logs
 
@@ -63,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings, gate = settings_of_all(given.options)
     except (SettingsError, AccessError, EngineSettingsError) as error:
         return _refuse(given.said(str(error)), 2)
+    for note in settings.notes:
+        structlog.get_logger().warning(note)
     from cluster_manager.serving import serve
 
     try:

@@ -93,4 +93,6 @@ class Settings:
     webhooks: tuple[Webhook, ...] = ()
     #: What runs tasks, and what makes it.
     engine: EngineSettings = field(default_factory=EngineSettings)
+    #: What in the options is wrong and keeps nothing from its start, a sentence each.
+    notes: tuple[str, ...] = ()
     make_engine: Callable[[EngineSettings], Engine | None] = engine_of

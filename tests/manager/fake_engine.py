@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbtide.matcher.engines.settings import EngineSettings
-from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineUnreachable
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
 from ebbtide.matcher.match.tasks import TaskOrder
 
@@ -42,6 +42,8 @@ class FakeEngine:
         self.refusing: set[str] = set()
         #: Of tasks, those that it does not take.
         self.refusing_tasks: set[str] = set()
+        #: Users whom it does not know now.
+        self.unknown_users: set[str] = set()
         #: Machines where no attempt can write its record.
         self.unwritable: set[str] = set()
         #: Which machines are up; those of VMs are as long as their VMs run.
@@ -73,6 +75,8 @@ class FakeEngine:
         self._called("submit", attempt)
         if attempt.split(".")[1] in self.refusing_tasks:
             raise EngineRefused("it has DOS line breaks")
+        if order.user in self.unknown_users:
+            raise EngineFull(f"there is no user {order.user} on the manager's machine")
         self.attempts.setdefault(attempt, Running(order, Seen(AttemptState.HELD)))
 
     async def release(self, attempt: str, machine: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +48,6 @@ def test_a_table_says_what_is_other_than_usual(tmp_path: Path) -> None:
         ('engine = "pbs"', "engine: "),
         ('engine = "slurm"\nuser = "nobody"', "directory must be given"),
         ('engine = "slurm"\nuser = "nobody"\ndirectory = "tasks"', "absolute path"),
-        ('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody-knows"', "there is no user nobody-knows"),
         (
             'engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\ndask_scheduler = "tcp://x:1"',
             "dask_scheduler says nothing",
@@ -80,6 +80,18 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(EngineSettingsError, match="cannot read the engine file"):
         read_settings(tmp_path / "none.toml")
+
+
+def test_a_user_whom_nobody_knows_keeps_only_a_manager_down_that_is_not_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\n[users]\nci = "nobody-knows"'
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert read(tmp_path, text).unknown_users == ("nobody-knows",)
+    monkeypatch.setattr(os, "geteuid", lambda: pwd.getpwnam("nobody").pw_uid)
+    # It would run the tasks as itself.
+    with pytest.raises(EngineSettingsError, match="there is no user nobody-knows on this machine"):
+        read(tmp_path, text)
 
 
 def test_root_must_say_whose_tasks_they_are_and_others_have_no_choice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tempfile
 import tomllib
@@ -255,6 +256,23 @@ def test_the_check_looks_for_the_directory_of_the_store(file: Path, monkeypatch:
         config.checked(config.Daemon.MANAGER, file)
     monkeypatch.setattr(config, "SERVICE_DIRECTORY", Path("not/there"))
     config.checked(config.Daemon.MANAGER, file)
+
+
+def test_a_task_user_whom_nobody_knows_is_warned_of_and_keeps_nothing_down(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(config, "SERVICE_USER", "nobody-of-this-name")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    engine = file.parent / "engine.toml"
+    engine.write_text('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\n[users]\nci = "nobody-knows"\n')
+    file.write_text(NEEDED + 'engine_file = "engine.toml"\n')
+    said = "there is no user nobody-knows on this machine: tasks that are to run as nobody-knows wait until there is"
+    settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)
+    assert (settings.engine.users, settings.notes) == ({"ci": "nobody-knows"}, (said,))
+    config.check(file, to=Printing())
+    printed = capsys.readouterr()
+    assert "the manager can start with it" in printed.out
+    assert printed.err == f"note: {file}: {said}\n"
 
 
 def test_the_rebalancer_is_off_and_has_the_pace_that_the_file_says(file: Path) -> None:

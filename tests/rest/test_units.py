@@ -52,6 +52,12 @@ def test_the_unit_hides_nothing_that_its_daemon_reads(unit: str, setting: str) -
     assert f"\n{setting}=" not in (UNITS / f"{unit}.service").read_text(encoding="utf-8")
 
 
+def test_the_manager_begins_when_users_of_tasks_can_be_looked_up() -> None:
+    text = (UNITS / "ebb-manager.service").read_text(encoding="utf-8")
+    ordering = [word for line in text.splitlines() if line.startswith("After=") for word in line[6:].split()]
+    assert "nss-user-lookup.target" in ordering
+
+
 @pytest.mark.parametrize("unit", EXPOSURE)
 def test_the_unit_waits_for_signs_of_life_and_for_a_clean_end(unit: str) -> None:
     text = (UNITS / f"{unit}.service").read_text(encoding="utf-8")

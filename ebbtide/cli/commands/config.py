@@ -6,7 +6,6 @@ import enum
 import os
 import pwd
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,19 +52,26 @@ def check(
         if daemon is None and file.stem not in list(Daemon):
             raise EbbError(f"--daemon: {file} is neither manager.toml nor hostagent.toml by its name: say whose it is")
         found = {daemon or Daemon(file.stem): file}
-    wrong = {path: list(_wrong(one, path)) for one, path in found.items()}
+    looked = {path: _looked(one, path) for one, path in found.items()}
+    wrong = {path: errors for path, (errors, _) in looked.items()}
     users = {path: _checks_as(one) for one, path in found.items()}
 
     def told() -> None:
         for one, path in found.items():
             for sentence in wrong[path]:
                 print_error(sentence)
+            for sentence in looked[path][1]:
+                print(f"note: {path}: {sentence}", file=sys.stderr)
             if wrong[path]:
                 print(f"note: {path} was checked as user {users[path]}", file=sys.stderr)
             else:
                 print(f"{path}: the {one} can start with it as user {users[path]}")
 
-    to.say([{"file": str(path), "user": users[path], "errors": errors} for path, errors in wrong.items()], told)
+    rows = [
+        {"file": str(path), "user": users[path], "errors": errors, "notes": notes}
+        for path, (errors, notes) in looked.items()
+    ]
+    to.say(rows, told)
     if any(wrong.values()):
         raise typer.Exit(2)
 
@@ -87,15 +93,19 @@ def _checks_as(daemon: Daemon) -> str:
         return str(os.geteuid())
 
 
-def _wrong(daemon: Daemon, path: Path) -> Iterator[str]:
+def _looked(daemon: Daemon, path: Path) -> tuple[list[str], list[str]]:
+    """What keeps the daemon from its start, and what it would warn of."""
     try:
-        checked(daemon, path)
+        return [], list(checked(daemon, path))
     except AccessError as error:
-        yield from str(error).splitlines()
+        return str(error).splitlines(), []
 
 
-def checked(daemon: Daemon, path: Path) -> None:
-    """:raises AccessError: what the daemon would say, a sentence a line."""
+def checked(daemon: Daemon, path: Path) -> tuple[str, ...]:
+    """What the daemon would warn of at its start.
+
+    :raises AccessError: what keeps it from that, a sentence a line.
+    """
     if daemon is Daemon.MANAGER:
         from cluster_manager.configured import settings_of_all
         from cluster_manager.errors import SettingsError
@@ -111,6 +121,7 @@ def checked(daemon: Daemon, path: Path) -> None:
                 settings, _ = settings_of_all(given.options)
                 if isinstance(settings.database, Path):
                     _check_directory(settings.database.parent)
+                return settings.notes
             except (SettingsError, AccessError, EngineSettingsError) as error:
                 raise AccessError(given.said(str(error))) from None
     else:
@@ -122,6 +133,7 @@ def checked(daemon: Daemon, path: Path) -> None:
             check_files(asked.options, access_of(asked.options))
         except (AccessError, HostAgentError) as error:
             raise AccessError(asked.said(str(error))) from None
+        return ()
 
 
 def _check_directory(directory: Path) -> None:

@@ -52,6 +52,12 @@ class EngineSettings(BaseModel):
     matching: MatchOptions = LIVE
     prediction: PredictorOptions = LIVE_PREDICTION
 
+    @property
+    def unknown_users(self) -> tuple[str, ...]:
+        """Users of tasks whom this machine does not know now: their tasks wait until it does."""
+        every = dict.fromkeys(user for user in (self.user, *self.users.values()) if user is not None)
+        return tuple(user for user in every if _number_of(user) is None)
+
     @field_validator("matching", "prediction", mode="before")
     @classmethod
     def _beside_defaults(cls, given: Any, info: ValidationInfo) -> Any:
@@ -113,9 +119,17 @@ def checked(settings: EngineSettings) -> EngineSettings:
 
 
 def _check_user(user: str) -> None:
-    try:
-        number = pwd.getpwnam(user).pw_uid
-    except KeyError:
-        raise EngineSettingsError(f"user: there is no user {user} on this machine") from None
-    if os.geteuid() not in (0, number):
+    # Root may meet a name that nobody knows any more, or yet (LDAP after a boot): only tasks of that user wait.
+    if os.geteuid() == 0:
+        return
+    if (number := _number_of(user)) is None:
+        raise EngineSettingsError(f"user: there is no user {user} on this machine")
+    if os.geteuid() != number:
         raise EngineSettingsError(f"user: only root may run tasks as {user}")
+
+
+def _number_of(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None

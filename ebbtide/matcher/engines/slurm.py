@@ -19,7 +19,7 @@ from ebbtide.matcher.engines.records import Records, batch_script, merged
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.engines.slurm_json import jobs_of, machines_of
 from ebbtide.matcher.engines.slurm_programs import SlurmPrograms
-from ebbtide.matcher.errors import EngineSettingsError
+from ebbtide.matcher.errors import EngineFull, EngineSettingsError
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen, task_of
 from ebbtide.matcher.match.tasks import TaskOrder
 
@@ -160,5 +160,8 @@ def _identity(user: str | None) -> list[str]:
     """Options that have a job be this user's; None: the manager's own."""
     if user is None or os.geteuid() != 0:
         return []
-    # With the user alone the group stays root's.
-    return [f"--uid={user}", f"--gid={pwd.getpwnam(user).pw_gid}"]
+    try:
+        # With the user alone the group stays root's.
+        return [f"--uid={user}", f"--gid={pwd.getpwnam(user).pw_gid}"]
+    except KeyError as error:
+        raise EngineFull(f"there is no user {user} on the manager's machine") from error

@@ -105,18 +105,6 @@ async def test_a_task_is_matched_runs_and_is_done(tmp_path: Path) -> None:
 
 
 @each_store
-async def test_each_token_has_its_own_user_for_its_tasks(tmp_path: Path) -> None:
-    engine = FakeEngine(far=4)
-    async with cluster_of(tmp_path, **settings(engine, user=None, users={"token-file": "daemon"})) as cluster:
-        await submit(cluster, "mine")
-        await becomes(cluster, "mine", "running")
-        assert [running.order.user for running in engine.attempts.values()] == ["daemon"]
-    async with cluster_of(tmp_path, **settings(engine, user=None, users={"ci": "daemon"})) as cluster:
-        status, answer = await cluster.call("POST", "/v1/tasks", json=body("another"))
-        assert (status, answer["detail"].partition(":")[0]) == (403, "token-file has no user for its tasks")
-
-
-@each_store
 async def test_the_same_submission_again_is_one_task_and_another_one_is_refused(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, **settings(FakeEngine(far=4))) as cluster:
         first = await submit(cluster, "train")
