@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+#: Whose rights the manager's service has, and what systemd makes for it at its start (packaging/systemd).
+SERVICE_USER: Final = "ebbtide"
+SERVICE_DIRECTORY: Final = Path("/var/lib/ebbtide/manager")
+
+
+def service_user() -> pwd.struct_passwd | None:
+    """The user of the manager's service, where root asks and there is one."""
+    try:
+        return pwd.getpwnam(SERVICE_USER) if os.geteuid() == 0 else None
+    except KeyError:
+        return None
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cluster_manager.errors import StoreError
 from cluster_manager.leadership.locks import Taken, lock_of
-from cluster_manager.privileges import acting_as
+from cluster_manager.privileges import SERVICE_DIRECTORY, acting_as, service_user
 from cluster_manager.store import schema
 from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, prefix_of, run
 from cluster_manager.store.database import Database, PostgreSQL
@@ -144,11 +144,26 @@ def _check_version(file: Path, version: int) -> None:
 def _owner(database: Path) -> tuple[int, int]:
     """Whose the store is, who may be another one than he who restores it: whoever can put a link into its place."""
     if not database.parent.exists():
-        raise StoreError(f"cannot use the database {database}: there is no directory {database.parent}")
+        _make_directory(database)
     found = [path.lstat() for path in (database, database.resolve()) if path.is_symlink() or path.exists()]
     found.append(database.parent.stat())
     one = next((one for one in found if one.st_uid != 0), found[-1])
     return one.st_uid, one.st_gid
+
+
+def _make_directory(database: Path) -> None:
+    """That of the service: on a new machine systemd has not made it yet, and nobody should start a manager for it."""
+    directory, user = database.parent, service_user()
+    if directory != SERVICE_DIRECTORY or user is None:
+        raise StoreError(f"cannot use the database {database}: there is no directory {directory}")
+    try:
+        if not directory.parent.exists():
+            directory.parent.mkdir()
+            directory.parent.chmod(0o711)  # whatever the caller's umask: the service's user must get through
+        directory.mkdir(mode=0o700)
+        os.chown(directory, user.pw_uid, user.pw_gid)
+    except OSError as error:
+        raise StoreError(f"cannot make {directory}: {error.strerror}") from error
 
 
 def _restore_file(database: Path, file: Path, source: BinaryIO, now: float, called_off: Event) -> Restored:

@@ -22,6 +22,7 @@ import structlog
 from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from cluster_manager import privileges, restoring
 from cluster_manager.errors import StoreError
 from cluster_manager.execution import operations
 from cluster_manager.leadership.locks import FileLock
@@ -523,3 +524,26 @@ async def test_root_who_restores_follows_no_link_that_the_managers_user_has_left
         (directory / planted).unlink(missing_ok=True)
         await restore(directory / "manager.sqlite", home / "backup")
         assert {path.lstat().st_uid for path in directory.iterdir()} == {nobody}
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+async def test_on_a_machine_where_no_manager_has_run_a_restore_makes_the_directory_of_its_service(
+    stored: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    nobody = 65534
+    with TemporaryDirectory(prefix="ebb") as place:
+        os.chmod(place, 0o755)
+        directory = Path(place) / "ebbtide/manager"
+        monkeypatch.setattr(restoring, "SERVICE_DIRECTORY", directory)
+        monkeypatch.setattr(privileges, "SERVICE_USER", "nobody")
+        before = os.umask(umask)
+        try:
+            await restore(directory / "manager.sqlite", stored.parent / "backup")
+        finally:
+            os.umask(before)
+        assert {path.stat().st_uid for path in (directory, *directory.iterdir())} == {nobody}
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert directory.parent.stat().st_mode & 0o001
+        with pytest.raises(StoreError, match="there is no directory"):
+            await restore(Path(place) / "srv/manager.sqlite", stored.parent / "backup")

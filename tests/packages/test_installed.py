@@ -80,15 +80,40 @@ def test_its_programs_run_and_nothing_in_it_is_other_than_it_was_packed(debian: 
     assert named == ""
 
 
+BACKUP = """
+import asyncio, time
+from pathlib import Path
+from cluster_manager.store.backup import back_up
+from cluster_manager.store.store import Store
+
+async def main():
+    store = Store(Path("/root/made.sqlite"), time.time)
+    await store.open()
+    back_up(Path("/root/made.sqlite"), Path("/root/backup"))
+    await store.close()
+
+Path("/root/backup").touch(0o600)
+asyncio.run(main())
+"""
+
+
+def restored_without_a_start(debian: Debian) -> None:
+    """A store of a backup, on a machine where no manager has run and no systemd has made its directory."""
+    debian.run("/usr/lib/ebbtide/bin/python3", "-I", "-c", BACKUP)
+    assert "restored /root/backup" in debian.run("ebb-manager", "restore", "/root/backup")
+    assert debian.run("stat", "-c", "%a %U %G", "/var/lib/ebbtide/manager") == "700 ebbtide ebbtide\n"
+    assert debian.run("stat", "-c", "%a %U", "/var/lib/ebbtide/manager/manager.sqlite") == "600 ebbtide\n"
+
+
 def test_the_manager_serves_with_the_options_and_the_secrets_that_are_there(debian: Debian) -> None:
     for secret in ("token", "hosts.key"):
         assert debian.run("stat", "-c", "%a %U %G", f"/etc/ebbtide/{secret}") == "640 root ebbtide\n"
-    debian.run("install", "-d", "-o", "ebbtide", "-m", "700", "/var/lib/ebbtide/manager")
     assert "can start with it" in debian.run("ebb", "config", "check", "/etc/ebbtide/manager.toml")
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         port = place.getsockname()[1]
     address = f"127.0.0.1:{port}"
+    restored_without_a_start(debian)
     command = debian.command(
         "setpriv", "--pdeathsig=KILL", "--reuid=ebbtide", "--regid=ebbtide", "--clear-groups", "ebb-manager"
     )

@@ -15,6 +15,7 @@ import typer
 
 # Where we are installed need not be readable to the user as whom is checked.
 import ebbtide.matcher.engines.slurm  # noqa: F401
+from cluster_manager import privileges
 from ebbtide.cli.commands import config
 from ebbtide.cli.commands.options import Output, Printing
 from ebbtide.lab.state import write_private
@@ -27,7 +28,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A manager's options, which its service, here of the user nobody, can read with all that they name."""
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
-    monkeypatch.setattr(config, "SERVICE_USER", "nobody")
+    monkeypatch.setattr(privileges, "SERVICE_USER", "nobody")
     # Not pytest's directory: only root can pass through.
     directory = Path(tempfile.mkdtemp(prefix="ebbtide-test-"))
     directory.chmod(0o755)
@@ -94,7 +95,7 @@ def test_what_the_service_could_not_start_with_is_said_to_root(
 def test_where_the_service_has_no_user_the_caller_counts(
     options: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(config, "SERVICE_USER", "nobody-of-this-name")
+    monkeypatch.setattr(privileges, "SERVICE_USER", "nobody-of-this-name")
     with pytest.raises(typer.Exit):
         config.check(options, to=Printing(output=Output.JSON))
     (found,) = json.loads(capsys.readouterr().out)
@@ -105,4 +106,4 @@ def test_where_the_service_has_no_user_the_caller_counts(
 def test_the_user_is_that_of_the_unit() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.read(ROOT / "packaging/systemd/ebb-manager.service")
-    assert unit["Service"]["User"] == config.SERVICE_USER
+    assert unit["Service"]["User"] == privileges.SERVICE_USER

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from cluster_manager.options import ManagerOptions
+from cluster_manager.privileges import SERVICE_DIRECTORY, acting_as, service_user
 from ebbtide.cli.commands.options import Printing
 from ebbtide.cli.output import print_error
 from ebbtide.errors import EbbError
@@ -29,9 +30,6 @@ class Daemon(enum.StrEnum):
 
 
 _MODELS: dict[Daemon, type[DaemonOptions]] = {Daemon.MANAGER: ManagerOptions, Daemon.HOSTAGENT: HostAgentOptions}
-#: Whose rights the manager's service has (packaging/systemd/ebb-manager.service); the host agent's has root's.
-SERVICE_USER = "ebbtide"
-SERVICE_DIRECTORY = Path("/var/lib/ebbtide/manager")
 
 
 def check(
@@ -76,17 +74,9 @@ def check(
         raise typer.Exit(2)
 
 
-def _service_user() -> pwd.struct_passwd | None:
-    """The user of the manager's service, where root asks and there is one."""
-    try:
-        return pwd.getpwnam(SERVICE_USER) if os.geteuid() == 0 else None
-    except KeyError:
-        return None
-
-
 def _checks_as(daemon: Daemon) -> str:
     """The name of the user whose rights count: the service's, or the caller's."""
-    user = _service_user() if daemon is Daemon.MANAGER else None
+    user = service_user() if daemon is Daemon.MANAGER else None
     try:
         return (user or pwd.getpwuid(os.geteuid())).pw_name
     except KeyError:
@@ -109,11 +99,10 @@ def checked(daemon: Daemon, path: Path) -> tuple[str, ...]:
     if daemon is Daemon.MANAGER:
         from cluster_manager.configured import settings_of_all
         from cluster_manager.errors import SettingsError
-        from cluster_manager.privileges import acting_as
         from ebbtide.matcher.errors import EngineSettingsError
 
         with ExitStack() as stack:
-            if (user := _service_user()) is not None:
+            if (user := service_user()) is not None:
                 groups = os.getgrouplist(user.pw_name, user.pw_gid)
                 stack.enter_context(acting_as(user.pw_uid, user.pw_gid, groups))
             given = collect(ManagerOptions, path, {})
