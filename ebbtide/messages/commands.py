@@ -113,7 +113,9 @@ class ReinflateCommand(Command):
     """POST /v1/reinflations of a host agent: share this room among the VMs that lack something."""
 
     room: Vector | None = Field(None, description="what to share; default: all that the host has free")
-    vms: tuple[Name, ...] = Field((), description="who may grow; none named: all but harvest VMs")
+    vms: tuple[Name, ...] = Field(
+        (), description="who may grow; none named: all but harvest VMs, held ones up to the size of their target"
+    )
     deadline_s: Seconds = 60.0
     dry_run: DryRun = False
 

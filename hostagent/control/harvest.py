@@ -235,7 +235,9 @@ class Harvest:
     def _plan(self, targets: Mapping[str, ResourceVector]) -> list[ManagedVM]:
         """Plan for each VM: a reinflation of this host's own, whichever way it goes."""
         request_id = f"harvest-{uuid.uuid4().hex[:12]}"
-        return plan_all(self._host, targets, Request(request_id, "reinflate", {"request_id": request_id}, time.time()))
+        request = Request(request_id, "reinflate", {"request_id": request_id}, time.time())
+        # Their sizes follow the budget, whatever a target has set.
+        return plan_all(self._host, targets, request, freed=targets)
 
 
 def _now() -> float:

@@ -202,8 +202,11 @@ def _newcomer(host: Host, command: CreateCommand) -> Allocation:
 
 
 def reinflation_targets(host: Host, vms: Sequence[ManagedVM], command: ReinflateCommand) -> dict[str, ResourceVector]:
-    """Who of these VMs grows to what: those that the command names, or all; harvest VMs have a budget of their own."""
-    rows = without_harvest([vm.allocation() for vm in vms])
+    """Who of these VMs grows to what: those that the command names, or all, up to what a target holds them to.
+
+    Harvest VMs have a budget of their own.
+    """
+    rows = without_harvest([vm.allocation() if command.vms else vm.row_for_room() for vm in vms])
     room = shareable(host.free(), host.slice.capacity, lack(rows))
     if command.room is not None:
         room = room.smaller(command.room.vector())
@@ -217,14 +220,14 @@ def reinflation_targets(host: Host, vms: Sequence[ManagedVM], command: Reinflate
 def past_pressure(
     host: Host, rows: Iterable[Allocation], room: ResourceVector
 ) -> tuple[ResourceVector, Collection[str]]:
-    """VMs under pressure come first, also those that are not to grow now.
+    """VMs under pressure come first, also those that are not to grow now, or not to all that they want.
 
-    :param rows: those that are.
+    :param rows: those that are, each up to its upper size.
     :returns: the room for them, and the names of the VMs under pressure.
     """
-    names = {row.name for row in rows}
+    lacks = {row.name: row.upper.less(row.current) for row in rows}
     pressed = {vm.name: vm.pressure.wants for vm in host.vms.values() if vm.pressure.sentence}
-    besides = (wants for name, wants in pressed.items() if name not in names)
+    besides = (wants.less(lacks.get(name, ZERO)) for name, wants in pressed.items())
     return room_besides_pressure(room, besides), pressed.keys()
 
 

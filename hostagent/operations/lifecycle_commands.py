@@ -289,7 +289,7 @@ class LifecycleCommands:
                     code=ProblemCode.NO_ROOM,
                 )
             # Charged from this moment on, so that no other operation counts on the room.
-            vm.record.intent = intent.changed(phase=Phase.STARTING, cause=request.cause(ZERO))
+            vm.record.intent = intent.changed(phase=Phase.STARTING, cause=request.cause(ZERO), held=None)
             return partial(self._store_and_start, vm=vm, before=before)
 
         return await self._requests.take("start", command, accept, name=name)
@@ -444,7 +444,8 @@ class LifecycleCommands:
                 "spec.nominal",
                 code=ProblemCode.NO_ROOM,
             )
-        vm.record.plan(way.target, cause, spec=way.meanwhile, was=vm.intent.spec)
+        freed = {} if way.target.fits_in(vm.allocation().current) else {"held": None}
+        vm.record.plan(way.target, cause, spec=way.meanwhile, was=vm.intent.spec, **freed)
         try:
             await persist_all([vm])
         except HypervisorError:

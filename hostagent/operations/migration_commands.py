@@ -157,7 +157,7 @@ class MigrationCommands:
             host.changed.set()
             move = Departure(
                 domain_name(command.to, vm.name),
-                vm.intent.changed(owner=command.to, phase=Phase.ARRIVING, cause=None),
+                vm.intent.changed(owner=command.to, phase=Phase.ARRIVING, cause=None, held=None),
                 command.address,
                 command.copy_storage,
                 command.bandwidth_mib_s,

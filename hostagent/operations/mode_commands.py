@@ -183,7 +183,7 @@ class ModeCommands:
             # One that is paused is not off, and comes up with what it has.
             if size is not None and (await host.domain_states()).get(vm.domain) == "stopped":
                 await host.hypervisor.prepare_start(vm.domain, size)
-                await vm.record.store(committed=Vector.of(size), target=Vector.of(size))
+                await vm.record.store(committed=Vector.of(size), target=Vector.of(size), held=None)
                 host.note(vm.name, DecisionKind.REINFLATE, f"stopped, and starts with {size} from now on", {})
 
     async def _look_back(self, outcomes: list[VMOutcome], why_not: str = "") -> None:
@@ -205,7 +205,7 @@ class ModeCommands:
                 targets = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
                 shared = self._undone(rows)
             case HostMode.DRAINING:
-                rows = without_harvest(rows)
+                rows = without_harvest([vm.row_for_room() for vm in vms])
                 room = shareable(self._host.free(), self._host.slice.capacity, lack(rows))
                 targets, shared = {}, share_room(rows, *past_pressure(self._host, rows, room))
             case _:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from ebbtide.deflation.allocations import check_target, undeclared
-from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.modes import HostEvent, HostMode
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import ReclaimCommand, ReinflateCommand, TargetCommand
@@ -121,7 +121,9 @@ class SizeCommands:
         until = now() + deadline_s
         async with self._host.claimed(deadline_s * WAIT_SHARE) as claim:
             await self._host.sample()
-            members = plan_all(self._host, decide(claim.vms), Request(request_id, "mode", body, time.time()))
+            targets = decide(claim.vms)
+            freed = targets if self._host.modes.mode is HostMode.OFF else ()
+            members = plan_all(self._host, targets, Request(request_id, "mode", body, time.time()), freed)
             claim.keep(members)
             await persist_all(members)
             return await self._host.resize(members, left(until))
@@ -177,7 +179,7 @@ class SizeCommands:
         async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
             await self._host.sample()
             targets = reinflation_targets(self._host, claim.vms, command)
-            members = plan_all(self._host, targets, request)
+            members = plan_all(self._host, targets, request, freed=command.vms)
             claim.keep(members)
             await persist_all(members)
             return concluded(operation, await self._host.resize(members, left(until)))

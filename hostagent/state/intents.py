@@ -132,6 +132,17 @@ class Intent(Body):
     told: str = ""
     #: A domain of another owner: it is never removed, only released.
     adopted: Before | None = None
+    #: The size that a target has set and other operations have left in force, left out where there is none: earlier
+    #: agents know of no such field. See `held_size`.
+    held: Vector | None = Field(None, exclude_if=lambda held: held is None)
+
+    @property
+    def held_size(self) -> Vector | None:
+        """The size below nominal that a target has set: beyond it the VM grows by command only. None: none has."""
+        size = self.held
+        if self.cause is not None and self.cause.kind == "target":
+            size = None if self.given_up else self.target
+        return None if size is None or self.spec.nominal.vector().fits_in(size.vector()) else size
 
     @property
     def gently(self) -> bool:
@@ -139,7 +150,9 @@ class Intent(Body):
         return self.cause is not None and self.cause.gently and self.phase in (Phase.DEFLATING, Phase.REINFLATING)
 
     def changed(self, **fields: object) -> Intent:
-        """A copy with fields replaced."""
+        """A copy with fields replaced. What a target holds stays in force where another operation follows."""
+        if "cause" in fields:
+            fields = {"held": self.held_size, **fields}
         return self.model_copy(update=fields)
 
 

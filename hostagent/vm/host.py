@@ -478,11 +478,17 @@ class Host:
         return outcome
 
 
-def plan_all(host: Host, targets: Mapping[str, ResourceVector], request: Request) -> list[ManagedVM]:
-    """Plan for each VM, all in one turn of the loop: from here on no other operation counts on the room."""
+def plan_all(
+    host: Host, targets: Mapping[str, ResourceVector], request: Request, freed: Collection[str] = ()
+) -> list[ManagedVM]:
+    """Plan for each VM, all in one turn of the loop: from here on no other operation counts on the room.
+
+    :param freed: names of those that no target holds any more.
+    """
     members = [host.vms[name] for name in targets]
     for vm in members:
-        vm.record.plan(targets[vm.name], request.cause(vm.allocation().current))
+        fields = {"held": None} if vm.name in freed else {}
+        vm.record.plan(targets[vm.name], request.cause(vm.allocation().current), **fields)
     return members
 
 

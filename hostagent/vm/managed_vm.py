@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from dataclasses import replace
 from typing import Any
 
 from ebbtide.deflation.allocations import Allocation, Priority
@@ -140,6 +141,13 @@ class ManagedVM:
         """A VM under pressure gives nothing (rule 6), nor does one that is paused, moves, comes up or goes."""
         return not self.resizable or bool(self.pressure.sentence or self.resizer.terminating)
 
+    def row_for_room(self) -> Allocation:
+        """The row by which room is shared that nobody has named a VM for: up to the size that a target holds it to."""
+        row, held = self.allocation(), self.intent.held_size
+        if held is None or row.ceiling is not None:
+            return row
+        return replace(row, nominal=row.current.larger(held.vector()).larger(row.minimum))
+
     def row(self) -> Allocation:
         """The row by which a need is split: as its minimum counts what cannot be taken now."""
         allocation = self.allocation()
@@ -223,7 +231,7 @@ class ManagedVM:
             "contention": self.drift_repair.contention.sentence or None,
             "broken_offline_total": self.drift_repair.broken_offline_total,
             "throttled_share": self.drift_repair.throttled_share,
-            "held": self.deflated and self.intent.cause is not None and self.intent.cause.kind == "target",
+            "held": self.deflated and self.intent.held_size is not None,
             "start_size": self.intent.committed if stopped else None,
             "saved_mib": self.intent.saved_mib if stopped else None,
             "started_at": None if stopped else self.intent.started_at,

@@ -159,7 +159,7 @@ async def _killed(agent: AgentProcess, size: dict[str, float]) -> None:
 
 async def _reinflated(agent: AgentProcess) -> None:
     await agent.connected()
-    await agent.command("POST", "/v1/reinflations", {"request_id": "back"})
+    await agent.command("POST", "/v1/reinflations", {"request_id": "back", "vms": ["low-1"]})
     async with asyncio.timeout(20):
         while any(intent.phase is not Phase.SETTLED for intent in agent.intents()):
             await asyncio.sleep(0.05)

@@ -165,7 +165,8 @@ class Ward:
         return await self.ended(await self.begin_target(cpu_cores, memory_mib, **fields))
 
     async def reinflate(self) -> Operation:
-        return await self.command("POST", "/v1/reinflations", {"request_id": self.number("r"), "deadline_s": 30.0})
+        body = {"request_id": self.number("r"), "vms": [LOW], "deadline_s": 30.0}
+        return await self.command("POST", "/v1/reinflations", body)
 
     async def create(self, spec: dict[str, Any]) -> None:
         operation = await self.command("POST", "/v1/vms", {"request_id": self.number("c"), "vm": spec})

@@ -132,7 +132,7 @@ class Guest:
         return self.operate("PUT", f"/v1/vms/{VM}/target", command)
 
     def reinflate(self) -> Operation:
-        return self.operate("POST", "/v1/reinflations", {"request_id": secrets.token_hex(8)})
+        return self.operate("POST", "/v1/reinflations", {"request_id": secrets.token_hex(8), "vms": [VM]})
 
     def free(self) -> Vector:
         return HostReport.model_validate_json(self.ask("GET", "/v1/host")).free

@@ -285,7 +285,8 @@ class HostMachine(RuleBasedStateMachine):
         for name in self._names():
             guest = self.world.domains[name].guest
             guest.application = Application.PROMISES
-        command = ReinflateCommand(request_id=self._request_id(), epoch=self.epoch)
+        # By name: what a target holds grows by no other reinflation.
+        command = ReinflateCommand(request_id=self._request_id(), epoch=self.epoch, vms=tuple(self.host.vms))
         self._try(lambda: self.host_agent.sizes.reinflate(command))
         self._calm()
         # Harvest VMs need a budget, and have patience.

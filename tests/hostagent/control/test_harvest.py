@@ -307,6 +307,8 @@ async def test_a_size_that_was_set_by_a_target_is_reported_as_held(
     assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
     assert {vm.name: vm.held for vm in host.report().vms} == {"low-1": True, "low-2": False}
     assert (await command("POST", "/v1/reinflations", {"request_id": "r"})).state == "done"
+    assert host.vms["low-1"].status().held, "nobody has named it"
+    assert (await command("POST", "/v1/reinflations", {"request_id": "s", "vms": ["low-1"]})).state == "done"
     assert not host.vms["low-1"].status().held
 
 

@@ -69,7 +69,7 @@ async def test_a_target_moves_the_limits_and_a_reinflation_moves_them_back(
     assert operation.state == "done", operation.sentence
     assert (domain.disk_mib_s, domain.network_mib_s) == (30, 10)
     assert (agent.host.free().disk_mib_s, agent.host.free().network_mib_s) == (70, 90)
-    operation = await command("POST", "/v1/reinflations", {"request_id": "r"})
+    operation = await command("POST", "/v1/reinflations", {"request_id": "r", "vms": ["low-1"]})
     assert operation.state == "done", operation.sentence
     assert (domain.disk_mib_s, domain.network_mib_s) == (80, 60)
     assert agent.host.free().disk_mib_s == 20

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
+from hostagent.errors import HypervisorError
+from hostagent.libvirt.hypervisor import Departure, Whereabouts
 from hostagent.operations.agent import Agent
 from hostagent.operations.operations import TOLD, Operations, done
 from hostagent.state.intents import Cause, Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, low_vm, succeeding
-from tests.hostagent.fake_moves import ADDRESS
+from tests.hostagent.fake_moves import ADDRESS, NoMoves
+from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 
 
@@ -42,6 +48,33 @@ async def test_a_vm_that_has_grown_since_room_was_made_for_it_stays(command: Com
     assert operation.state is OperationState.FAILED
     assert "it has grown to 3 cores, 1024 MiB, and host-b has room for 2 cores, 1024 MiB" in operation.sentence
     assert host.vm("low-1").intent.phase is Phase.SETTLED
+
+
+async def test_a_size_that_a_target_holds_stays_behind_when_its_vm_moves_and_in_force_when_it_does_not(
+    command: Command, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Intent] = []
+
+    async def send(moves: NoMoves, domain: str, move: Departure, told: Callable[[str], None]) -> str:
+        sent.append(move.intent)
+        raise HypervisorError("the other host is full")
+
+    async def whereabouts(moves: NoMoves, domain: str) -> Whereabouts:
+        return "here"
+
+    monkeypatch.setattr(NoMoves, "send", send)
+    monkeypatch.setattr(NoMoves, "whereabouts", whereabouts)
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await until(lambda: host.vm("low-1").link.connected)
+    body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 1024.0}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    address = ADDRESS.model_dump(mode="json")
+    operation = await command(
+        "POST", "/v1/vms/low-1/departure", {"request_id": "d", "to": "host-b", "address": address}
+    )
+    assert operation.sentence == "low-1 stays on host-a: the other host is full"
+    assert [(one.held, one.held_size) for one in sent] == [(None, None)], "an older agent would not read it"
+    assert host.vm("low-1").status().held
 
 
 async def test_an_agent_that_finds_a_vm_off_does_not_say_that_it_has_moved(

@@ -40,14 +40,17 @@ def disk(host: Host, name: str = "low-1") -> float:
 
 async def test_a_reinflation_gives_it_back_as_far_as_its_manager_allows(command: Command, host: Host) -> None:
     await small(command, host)
-    some = ReinflateCommand(request_id="r", room=Vector(disk_mib_s=30.0))
+    some = ReinflateCommand(request_id="r", room=Vector(disk_mib_s=30.0), vms=("low-1",))
     assert reinflation_targets(host, host.resizable(), some)["low-1"].disk_mib_s == 50.0
-    assert (await command("POST", "/v1/reinflations", {"request_id": "r"})).state == "done"
+    assert (await command("POST", "/v1/reinflations", {"request_id": "r", "vms": ["low-1"]})).state == "done"
     assert disk(host) == 100.0
 
 
 async def test_a_host_that_drains_gives_it_back(command: Command, host: Host) -> None:
     await small(command, host)
+    some = {"request_id": "r", "room": {"disk_mib_s": 30.0}, "vms": ["low-1"]}
+    assert (await command("POST", "/v1/reinflations", some)).state == "done"
+    assert (disk(host), host.vm("low-1").status().held) == (50.0, False)
     await command("PUT", "/v1/mode", {"request_id": "m", "mode": "draining"})
     await until(lambda: disk(host) == 100.0)
 

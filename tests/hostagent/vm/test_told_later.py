@@ -171,7 +171,8 @@ async def test_a_guest_agent_that_may_have_forgotten_a_growth_is_told_once_more_
 ) -> None:
     body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 900.0}, "deadline_s": 20.0}
     assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
-    operation = await command("POST", "/v1/reinflations", {"request_id": "back", "deadline_s": 30.0})
+    back = {"request_id": "back", "vms": ["low-1"], "deadline_s": 30.0}
+    operation = await command("POST", "/v1/reinflations", back)
     assert operation.state == "done", operation.sentence
     vm, told = host.vms["low-1"], times_told(world)
     assert not vm.resizer.untold, "the first hello was no later one"
