@@ -301,9 +301,7 @@ class GuestLink:
         if isinstance(error := message.get("error"), dict):
             code = error.get("code")
             if code == HELLO_FIRST:
-                # QEMU keeps the channel open when the guest agent is started again: only this tells that it was. One
-                # that says so again and again is heard ever more rarely, too.
-                self._rules_broken = True
+                # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.
                 self.hang_up("it was started again")
             said = str(error.get("message", "no reason given"))[:300]
             future.set_exception(GuestRefused(said, code if isinstance(code, int) else None))
