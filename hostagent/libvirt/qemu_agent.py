@@ -16,6 +16,8 @@ import libvirt
 import structlog
 
 from ebbtide.deflation.cascade.reconcile import RepairPace
+from ebbtide.messages.common import cleaned_text
+from ebbtide.messages.guest import MAX_TEXT
 from hostagent.errors import DomainGone, HypervisorError
 from hostagent.libvirt.hypervisor import GuestCpus
 from hostagent.libvirt_connection import LibvirtConnection
@@ -84,8 +86,9 @@ class QemuAgents:
             raise
         except HypervisorError as error:
             pace.tried(asyncio.get_running_loop().time())
-            log.info("qemu-guest-agent is left alone for a while", domain=domain, why=str(error), s=pace.pause_s / 2)
-            return None, f"qemu-guest-agent did not do it: {error}"
+            why = cleaned_text(str(error), MAX_TEXT)  # libvirt passes on what the guest says of it
+            log.info("qemu-guest-agent is left alone for a while", domain=domain, why=why, s=pace.pause_s / 2)
+            return None, f"qemu-guest-agent did not do it: {why}"
         pace.held()
         return answer, ""
 

@@ -9,6 +9,7 @@ from typing import Any
 import libvirt
 import pytest
 
+from ebbtide.messages.guest import MAX_TEXT
 from hostagent.errors import DomainGone, HypervisorError
 from hostagent.libvirt.hypervisor import GuestCpus
 from hostagent.libvirt.qemu_agent import ANSWER_S, QemuAgents, cpu_numbers
@@ -123,6 +124,19 @@ async def test_an_agent_that_libvirt_has_given_up_on_is_left_alone(agents: QemuA
     domain.guestVcpus = lambda: None  # type: ignore[method-assign, assignment, return-value]
     assert await agents.cpus("web") is None
     assert "left alone" in await agents.bring("web", (0,))
+
+
+async def test_what_an_agent_says_of_its_failure_can_be_stored_and_shown_and_is_cut(
+    agents: QemuAgents, domain: Domain
+) -> None:
+    def refuses(cpus: str, state: int, flags: int) -> None:
+        raise libvirt.libvirtError("no \ud800 \x1b[2J \u202e way " + "long " * 5000)
+
+    domain.setGuestVcpus = refuses  # type: ignore[method-assign]
+    why = await agents.bring("web", (0,))
+    assert why.startswith("qemu-guest-agent did not do it: no ")
+    assert why.isprintable()
+    assert len(why) < MAX_TEXT + 50
 
 
 async def test_a_guest_that_says_nonsense_says_nothing(agents: QemuAgents, domain: Domain) -> None:
