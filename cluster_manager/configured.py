@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cluster_manager.alerts.webhooks import read_webhooks
 from cluster_manager.authority import CertificateAuthority
@@ -20,6 +22,7 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.gate import Gate
 from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import settings_of
+from ebbtide.rest.tls import is_everywhere
 from ebbtide.rest.tokens import Principal, principal, read_token
 from ebbtide.tracing.exporting import check_tracing
 
@@ -65,7 +68,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         authority = CertificateAuthority.load(
             options.client_ca, options.ca_key, options.tls_certificate, options.next_ca_key
         )
-    listens_at = f"{gate.scheme}://{options.listen}" if int(port) else None
+    url = _url_of(options, host, int(port), gate.scheme, notes)
     settings = Settings(
         database=database_of(options.database, options.database_password_file),
         token=token,
@@ -78,7 +81,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         agent_tls=gate.calls,
         revoked=gate.revoked,
         most_hosts=options.most_hosts,
-        url=options.url.rstrip("/") if options.url else listens_at,
+        url=url,
         retention=Retention(age_s=options.keep_days * DAY_S, most_events=options.keep_events),
         history=options.history,
         engine=engine,
@@ -91,6 +94,24 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         notes=tuple(notes),
     )
     return settings, gate
+
+
+def _url_of(options: ManagerOptions, host: str, port: int, scheme: str, notes: list[str]) -> str | None:
+    """Where hosts and clients reach the manager; None: it is not known.
+
+    :param host: where it listens.
+    :param notes: what is to be said of it is added.
+    """
+    url, called, given = f"{scheme}://{options.listen}" if port else None, host, "--listen"
+    if options.url:
+        url, given = options.url.rstrip("/"), "--url"
+        with suppress(ValueError):
+            called = urlsplit(url).hostname or ""
+    if url is None or not is_everywhere(called):
+        return url
+    # No reason to stay down: the hosts of a cluster may all have joined otherwise.
+    notes.append(f"{given} {called} is no address that others could call: no host can be invited until --url says one")
+    return None
 
 
 def _rebalancing(options: ManagerOptions) -> RebalancingRules:

@@ -53,7 +53,10 @@ class ManagerOptions(DaemonOptions):
     certificate_days: Annotated[float, Field(gt=0, le=3650)] = Field(
         CERTIFICATE_DAYS, description="how long they are valid; hosts renew them when a third of that is left"
     )
-    url: str | None = Field(None, description="where clients reach this manager; default: what it listens on")
+    url: str | None = Field(
+        None,
+        description="where hosts and clients reach this manager; default: what it listens on, if that is one address",
+    )
     keep_days: Annotated[float, Field(ge=1, le=MOST_DAYS)] = Field(
         Retention().age_s / DAY_S,
         description="how long events, ended operations, ended VMs, ended tasks and core changes are kept",

@@ -16,7 +16,7 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, settings_config
 from ebbtide.rest.rates import Rate
 from ebbtide.rest.settings import AccessSettings, key_pair, settings_of
-from ebbtide.rest.tls import is_protected
+from ebbtide.rest.tls import is_everywhere, is_protected
 from hostagent.errors import HostAgentError
 from hostagent.state.files import ACPI_VERDICT, SAVE_DIR
 
@@ -176,7 +176,7 @@ def access_of(options: HostAgentOptions) -> AccessSettings:
     address, _ = address_of(options.listen)
     settings = settings_of(options, address)
     caller = key_pair(options.certificate, options.key, "--certificate and --key")
-    if options.url is None and address.strip("[]") in ("0.0.0.0", "::"):
+    if options.url is None and is_everywhere(address):
         raise AccessError(f"--listen {address} is no address that the manager could call: give --url")
     url_of(options, settings.scheme)
     for url in options.manager:

@@ -34,7 +34,7 @@ from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.rates import Buckets, Rate
-from ebbtide.rest.tls import is_loopback
+from ebbtide.rest.tls import is_everywhere, is_loopback
 
 log = structlog.get_logger()
 
@@ -89,7 +89,8 @@ class Enrolments:
 
     async def recall(self) -> None:
         """What was invited and revoked before this term. Raises StoreError."""
-        urls = await self._store.leaders()
+        # Of earlier versions: where one listens on all addresses nobody is called.
+        urls = {url for url in await self._store.leaders() if not is_everywhere(urlsplit(url).hostname or "")}
         self._leaders = frozenset(plain_address(host) for url in urls if (host := urlsplit(url).hostname))
         if self._url is not None:
             others = sorted(url for url in urls - {self._url} if _kind_of(url) == _kind_of(self._url))
@@ -112,17 +113,22 @@ class Enrolments:
             )
         return self._authority
 
-    async def invite(self, request: InvitationRequest) -> Invitation:
-        """Make an invitation. Raises RequestError."""
+    def _reached_at(self) -> str:
+        """Where hosts reach it. Raises RequestError: 409, nobody knows."""
         if self._url is None:
             raise RequestError(
                 409,
                 "this manager does not know where hosts reach it: start it with --url",
                 code=ProblemCode.NOT_CONFIGURED,
             )
+        return self._url
+
+    async def invite(self, request: InvitationRequest) -> Invitation:
+        """Make an invitation. Raises RequestError."""
+        url = self._reached_at()
         if request.host is not None:
             self._check_host(request.host)
-        secure = self._url.startswith("https://")
+        secure = url.startswith("https://")
         fingerprint = f".{self.authority.fingerprint}" if secure else ""
         # Hexadecimal: it is a word of a command, which must not begin with a hyphen.
         token, now = secrets.token_hex(32), self._clock()
@@ -135,7 +141,7 @@ class Enrolments:
             left = tuple(one for one in self._known.invitations if one.expires_at > now or self._is_on_its_way(one))
             await self._save(self._known.model_copy(update={"invitations": (*left, invited)}))
         log.info("host invited", host=request.host or "any new one", expires_s=request.expires_s)
-        return Invitation(token=token + fingerprint, url=self._url, host=request.host, expires_at=invited.expires_at)
+        return Invitation(token=token + fingerprint, url=url, host=request.host, expires_at=invited.expires_at)
 
     async def enrol(self, request: EnrolmentRequest, from_here: bool = False, remote: str | None = None) -> Enrolment:
         """Take a host in. Raises RequestError: 403 the invitation does not count, 400 the request is not good.
@@ -143,7 +149,7 @@ class Enrolments:
         :param from_here: the request came from this very machine.
         :param remote: the address from which it came.
         """
-        secure = self._url is not None and self._url.startswith("https://")
+        secure = self._reached_at().startswith("https://")
         key, certificate = None, None
         async with self._turn:
             now, digest = self._clock(), _digest(request.token)

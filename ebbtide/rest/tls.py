@@ -28,6 +28,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_everywhere(host: str) -> bool:
+    """Whether an address means all of a machine, where one can listen and nobody can call."""
+    try:
+        found = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return (getattr(found, "ipv4_mapped", None) or found).is_unspecified
+
+
 def is_protected(url: str) -> bool:
     """Whether what is sent to a URL can be read on this machine at the most: HTTPS, or loopback."""
     try:

@@ -27,6 +27,7 @@ from ebbtide.lab.state import write_private
 from ebbtide.rest.errors import AccessError, OptionsError
 from ebbtide.rest.options import DaemonOptions, collect, example_of, read_options
 from hostagent.options import HostAgentOptions
+from tests.rest.pki import Pki
 
 MODELS: list[type[DaemonOptions]] = [ManagerOptions, HostAgentOptions]
 NEEDED = 'hosts_key_file = "hosts.key"\ndatabase = "m.sqlite"\ntoken_file = "token"\n'
@@ -273,6 +274,30 @@ def test_a_task_user_whom_nobody_knows_is_warned_of_and_keeps_nothing_down(
     printed = capsys.readouterr()
     assert "the manager can start with it" in printed.out
     assert printed.err == f"note: {file}: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "url", "noted"),
+    [
+        ('listen = "0.0.0.0:7100"', None, ["--listen 0.0.0.0"]),
+        ('listen = "[::]:7100"', None, ["--listen ::"]),
+        ('listen = "[::ffff:0.0.0.0]:7100"', None, ["--listen ::ffff:0.0.0.0"]),
+        ('listen = "0.0.0.0:7100"\nurl = "https://0.0.0.0:7100"', None, ["--url 0.0.0.0"]),
+        ('listen = "0.0.0.0:7100"\nurl = "https://manager:7100/"', "https://manager:7100", []),
+        ('listen = "192.0.2.1:7100"', "https://192.0.2.1:7100", []),
+        ('listen = "192.0.2.1:0"', None, []),
+    ],
+)
+def test_a_manager_on_all_addresses_starts_and_knows_none_that_others_could_call(
+    file: Path, lines: str, url: str | None, noted: list[str]
+) -> None:
+    pki = Pki(file.parent / "tls")
+    pair = pki.pair("ebb-manager")
+    tls = {"tls_certificate": pair.certificate, "tls_key": pair.key, "client_ca": pki.ca}
+    file.write_text(NEEDED + "".join(f'{name} = "{path}"\n' for name, path in tls.items()) + lines + "\n")
+    settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)
+    assert settings.url == url
+    assert [note.partition(" is no address")[0] for note in settings.notes] == noted
 
 
 def test_the_rebalancer_is_off_and_has_the_pace_that_the_file_says(file: Path) -> None:

@@ -64,7 +64,7 @@ def request(name: str = "host-b", key: Any = None, subject: list[Any] | None = N
 
 
 @contextlib.asynccontextmanager
-async def enrolling(tmp_path: Path, *agents: FakeAgent, url: str = URL) -> AsyncIterator[Cluster]:
+async def enrolling(tmp_path: Path, *agents: FakeAgent, url: str | None = URL) -> AsyncIterator[Cluster]:
     Pki(tmp_path / "ca")
     authority = CertificateAuthority.load(tmp_path / "ca/ca.pem", tmp_path / "ca/ca.key")
     async with cluster_of(tmp_path, *agents, url=url, authority=authority) as cluster:
@@ -274,6 +274,20 @@ async def test_without_tls_tokens_are_all_that_a_host_gets_and_without_a_url_nob
         status, problem = await cluster.call("POST", "/v1/invitations", json={})
         assert (status, "start it with --url" in problem["detail"]) == (409, True)
         assert (await cluster.call("GET", "/v1/ca"))[0] == 409
+
+
+@pytest.mark.service
+@each_store
+async def test_a_manager_that_nobody_can_call_takes_in_nobody_and_hosts_are_told_of_none_such(tmp_path: Path) -> None:
+    everywhere = "https://0.0.0.0:7100"
+    async with enrolling(tmp_path, url=everywhere) as cluster:
+        token = await invite(cluster)
+    async with enrolling(tmp_path, url=None) as cluster:
+        status, problem = await enrol(cluster, token)
+        assert (status, "start it with --url" in problem["detail"]) == (409, True), problem
+    async with enrolling(tmp_path) as cluster:
+        status, joined = await enrol(cluster, token)
+        assert (status, joined["managers"]) == (200, [URL]), joined
 
 
 def test_a_certificate_is_renewed_when_a_third_of_its_life_is_left() -> None:
