@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +13,32 @@ from typing import Final
 #: Whose rights the manager's service has, and what systemd makes for it at its start (packaging/systemd).
 SERVICE_USER: Final = "ebbtide"
 SERVICE_DIRECTORY: Final = Path("/var/lib/ebbtide/manager")
+#: There where systemd runs.
+SYSTEMD: Final = Path("/run/systemd/system")
+LIMIT_S: Final = 10.0
 
 
 def service_user() -> pwd.struct_passwd | None:
     """The user of the manager's service, where root asks and there is one."""
+    if os.geteuid() != 0:
+        return None
     try:
-        return pwd.getpwnam(SERVICE_USER) if os.geteuid() == 0 else None
+        return pwd.getpwnam(_user_of_unit() or SERVICE_USER)
     except KeyError:
         return None
+
+
+def _user_of_unit() -> str | None:
+    """As systemd has it, with drop-ins: for tasks of several users it is root. None: no systemd, or no unit."""
+    if not SYSTEMD.is_dir():
+        return None
+    asked = ("systemctl", "show", "--property=LoadState,User", "ebb-manager.service")
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    return (said.get("User") or "root") if said.get("LoadState") == "loaded" else None
 
 
 @contextmanager

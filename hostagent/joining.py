@@ -33,7 +33,7 @@ from ebbtide.rest.tls import client_context, is_loopback
 from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
 from hostagent.errors import HostAgentError
-from hostagent.options import MANAGER_NAME, HostAgentOptions, address_of, capacity_of
+from hostagent.options import MANAGER_NAME, UNNAMED, HostAgentOptions, address_of, capacity_of
 from hostagent.state.files import make_parents, replace
 
 #: Beside the agent's own state, since the service may write there: certificates are renewed.
@@ -47,8 +47,6 @@ _OF_CLUSTER: Final = frozenset(
 )
 #: There where systemd runs.
 SYSTEMD: Final = Path("/run/systemd/system")
-#: The id in the file that comes with the package.
-UNNAMED: Final = "..."
 ABOUT: Final = "Join a cluster, with an invitation of `ebb host invite`."
 EXAMPLES: Final = """\
 examples:

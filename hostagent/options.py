@@ -13,7 +13,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Address, LibvirtUri, Name
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.options import DaemonOptions, Paths, Texts, settings_config
+from ebbtide.rest.options import DaemonOptions, Paths, Texts, read_file, settings_config
 from ebbtide.rest.rates import Rate
 from ebbtide.rest.settings import AccessSettings, key_pair, settings_of
 from ebbtide.rest.tls import is_everywhere, is_protected
@@ -22,6 +22,8 @@ from hostagent.state.files import ACPI_VERDICT, SAVE_DIR
 
 #: The common name of the manager's certificate.
 MANAGER_NAME: Final = "ebb-manager"
+#: The id in the file that comes with the package.
+UNNAMED: Final = "..."
 #: Most calls are the manager's, which acts for all users.
 RATE: Final = Rate(200.0, 1000.0)
 _STATE: Final = Path("/var/lib/ebbtide")
@@ -168,6 +170,14 @@ def _names_a_host(url: str) -> bool:
         # The port is looked at when it is asked for.
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
+        return False
+
+
+def is_unnamed(file: Path) -> bool:
+    """Whether a file of options is as it comes with the package; one that cannot be read is taken for somebody's."""
+    try:
+        return read_file(file)[0].get("id") == UNNAMED
+    except (AccessError, OSError):
         return False
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 
@@ -25,11 +25,9 @@ from ebbtide.cli.doctor_certificates import certificates
 from ebbtide.cli.findings import Finding
 from ebbtide.lab import kvm_device, paths, services
 from ebbtide.lab.errors import LabError
-from ebbtide.rest.errors import AccessError
-from ebbtide.rest.options import read_file
 from hostagent.limits.cgroups import cgroup_layout
 from hostagent.mechanisms.accelerator import probe_accelerator
-from hostagent.options import HostAgentOptions
+from hostagent.options import HostAgentOptions, is_unnamed
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Programs, the Debian packages that hold them, and what needs them; a lab needs what a host needs, too.
@@ -54,8 +52,6 @@ PRIVATE = ("*.sqlite*", "*token*", "*.key", "state.json", "core-changes.jsonl", 
 #: capacity holds them and what QEMU needs besides; the rest is for the daemons.
 MEMORY_MIB = 4096
 DISK_MIB = 3000
-#: The id in the example of a host agent's options.
-_UNNAMED: Final = "..."
 
 
 @dataclass(frozen=True)
@@ -117,11 +113,7 @@ def _machine(manager: Path, agent: Path) -> tuple[Finding, frozenset[str]]:
 
     The package brings both files, that of the host agent without the host's id.
     """
-    try:
-        named = agent.exists() and read_file(agent)[0].get("id") != _UNNAMED
-    except (AccessError, OSError):
-        named = True  # by somebody, though it cannot be read
-    if named:
+    if agent.exists() and not is_unnamed(agent):
         said, purposes = f"a host, by {agent}", frozenset({"host"})
     elif agent.exists() or manager.exists():
         said, purposes = f"no host: {agent} names none", frozenset[str]()

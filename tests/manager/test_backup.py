@@ -537,6 +537,7 @@ async def test_on_a_machine_where_no_manager_has_run_a_restore_makes_the_directo
         directory = Path(place) / "ebbtide/manager"
         monkeypatch.setattr(restoring, "SERVICE_DIRECTORY", directory)
         monkeypatch.setattr(privileges, "SERVICE_USER", "nobody")
+        monkeypatch.setattr(privileges, "SYSTEMD", Path("/nowhere"))
         before = os.umask(umask)
         try:
             await restore(directory / "manager.sqlite", stored.parent / "backup")

@@ -16,9 +16,12 @@ import typer
 # Where we are installed need not be readable to the user as whom is checked.
 import ebbtide.matcher.engines.slurm  # noqa: F401
 from cluster_manager import privileges
+from cluster_manager.options import ManagerOptions
 from ebbtide.cli.commands import config
 from ebbtide.cli.commands.options import Output, Printing
 from ebbtide.lab.state import write_private
+from ebbtide.rest.options import example_of
+from hostagent.options import HostAgentOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +32,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
     monkeypatch.setattr(privileges, "SERVICE_USER", "nobody")
+    monkeypatch.setattr(privileges, "SYSTEMD", Path("/nowhere"))
     # Not pytest's directory: only root can pass through.
     directory = Path(tempfile.mkdtemp(prefix="ebbtide-test-"))
     directory.chmod(0o755)
@@ -101,6 +105,51 @@ def test_where_the_service_has_no_user_the_caller_counts(
     (found,) = json.loads(capsys.readouterr().out)
     assert found["user"] == "root"
     assert "user must be given: the manager is root" in found["errors"][0]
+
+
+@pytest.mark.parametrize(
+    ("answers", "user"),
+    [
+        ("LoadState=loaded\nUser=root", "root"),
+        ("LoadState=loaded\nUser=", "root"),
+        ("LoadState=loaded\nUser=nobody", "nobody"),
+        ("LoadState=not-found\nUser=", "nobody"),
+        ("", "nobody"),
+    ],
+)
+def test_a_manager_is_checked_as_the_user_that_systemd_gives_it(
+    options: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: str, user: str
+) -> None:
+    programs = options.parent / "bin"
+    programs.mkdir()
+    systemctl = programs / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\n[ "$1 $3" = "show ebb-manager.service" ] || exit 1\necho "{answers}"\n')
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(privileges, "SYSTEMD", options.parent)
+    if user == "root":
+        _tasks(options)
+    config.check(options, to=Printing())
+    assert capsys.readouterr().out == f"{options}: the manager can start with it as user {user}\n"
+
+
+def test_on_a_managers_machine_the_options_of_a_host_that_nobody_has_named_are_passed_over(
+    options: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unnamed = options.parent / "hostagent.toml"
+    unnamed.write_text(example_of(HostAgentOptions))
+    monkeypatch.setattr(ManagerOptions, "file", options)
+    monkeypatch.setattr(HostAgentOptions, "file", unnamed)
+    config.check(None, None, to=Printing())
+    said = capsys.readouterr()
+    assert said.out == f"{options}: the manager can start with it as user nobody\n"
+    assert said.err == f"note: {unnamed} names no host, so it was not checked\n"
+    # Who asks for it is told, and so is everybody where it has a name.
+    for daemon in (config.Daemon.HOSTAGENT, None):
+        with pytest.raises(typer.Exit):
+            config.check(None, daemon, to=Printing())
+        assert "hostagent.toml" in capsys.readouterr().err
+        unnamed.write_text('id = "No Name"\n')
 
 
 def test_the_user_is_that_of_the_unit() -> None:

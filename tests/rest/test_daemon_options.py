@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import cluster_manager.main as manager
 import hostagent.main as host_agent
-from cluster_manager import configured
+from cluster_manager import configured, privileges
 from cluster_manager.defaults import RebalancingRules
 from cluster_manager.options import ManagerOptions
 from ebbtide.cli.commands import config
@@ -188,7 +188,8 @@ def test_the_example_names_every_option_at_its_default(model: type[DaemonOptions
 def test_the_check_says_what_the_daemon_would(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(config, "SERVICE_USER", "nobody-of-this-name")
+    monkeypatch.setattr(privileges, "SERVICE_USER", "nobody-of-this-name")
+    monkeypatch.setattr(privileges, "SYSTEMD", Path("/nowhere"))
     file.write_text(NEEDED)
     config.check(file, to=Printing())
     assert capsys.readouterr().out == f"{file}: the manager can start with it as user {file.owner()}\n"
@@ -251,7 +252,8 @@ def test_the_check_refuses_what_the_host_agent_would_end_with(tmp_path: Path, li
 
 
 def test_the_check_looks_for_the_directory_of_the_store(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "SERVICE_USER", "nobody-of-this-name")
+    monkeypatch.setattr(privileges, "SERVICE_USER", "nobody-of-this-name")
+    monkeypatch.setattr(privileges, "SYSTEMD", Path("/nowhere"))
     file.write_text(NEEDED.replace("m.sqlite", "not/there/m.sqlite"))
     with pytest.raises(AccessError, match=r":2: database: --database: the directory not/there is not there"):
         config.checked(config.Daemon.MANAGER, file)

@@ -19,7 +19,7 @@ from ebbtide.cli.output import print_error
 from ebbtide.errors import EbbError
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, collect, example_of
-from hostagent.options import HostAgentOptions, access_of
+from hostagent.options import HostAgentOptions, access_of, is_unnamed
 
 
 class Daemon(enum.StrEnum):
@@ -40,12 +40,16 @@ def check(
 ) -> None:
     """Check the files of the daemons' options, and the files that they name, as the daemons do at their start.
 
-    Root checks the manager's as the user of its service, ebbtide, where there is one.
+    Root checks the manager's as the user of its service, where there is one. Without FILE a host agent's that names no
+    host, as the package brings it, is passed over beside a manager's.
     """
     if file is None:
         found = {one: model.file for one, model in _MODELS.items() if daemon in (None, one) and model.file.exists()}
         if not found:
             raise EbbError("there is no file of options in /etc/ebbtide: `ebb config example` prints one")
+        if len(found) > 1 and is_unnamed(agents := found[Daemon.HOSTAGENT]):
+            del found[Daemon.HOSTAGENT]
+            print(f"note: {agents} names no host, so it was not checked", file=sys.stderr)
     else:
         if daemon is None and file.stem not in list(Daemon):
             raise EbbError(f"--daemon: {file} is neither manager.toml nor hostagent.toml by its name: say whose it is")
