@@ -49,6 +49,8 @@ HELLO_LIMIT_S: Final = 10.0
 #: rules, until one has lasted as long as that.
 RETRY_S: Final = 2.0
 LONGEST_RETRY_S: Final = 60.0
+#: So soon after its hello, in seconds, no agent is started again that is not started again all the time.
+EARLY_S: Final = 5.0
 #: Bytes that may wait for a guest that does not read.
 WRITE_BACKLOG: Final = 4 * MAX_LINE
 #: What people are told of a guest whose agent is not connected, before the reason.
@@ -145,8 +147,7 @@ class GuestLink:
             if self.why != self._why_logged:
                 self._why_logged = self.why
                 self._log.info(SILENT, why=self.why)
-            lasted_s = time.monotonic() - self._greeted_at if self._greeted_at is not None else 0.0
-            await asyncio.sleep(self.retry.ended(lasted_s, self._rules_broken))
+            await asyncio.sleep(self.retry.ended(self._lasted_s(), self._rules_broken))
 
     @property
     def may_come_back(self) -> bool:
@@ -190,6 +191,10 @@ class GuestLink:
         if isinstance(said, GuestStatus | CpusSet):
             self.online = frozenset(said.cpus.online if isinstance(said, GuestStatus) else said.online)
         return said
+
+    def _lasted_s(self) -> float:
+        """How long ago this conversation's hello was; 0 where there was none."""
+        return time.monotonic() - self._greeted_at if self._greeted_at is not None else 0.0
 
     async def _converse(self, path: Path) -> None:
         try:
@@ -302,6 +307,7 @@ class GuestLink:
             code = error.get("code")
             if code == HELLO_FIRST:
                 # QEMU keeps the channel open when the guest agent is started again: only this tells that it was.
+                self._rules_broken = self._rules_broken or self._lasted_s() < EARLY_S
                 self.hang_up("it was started again")
             said = str(error.get("message", "no reason given"))[:300]
             future.set_exception(GuestRefused(said, code if isinstance(code, int) else None))

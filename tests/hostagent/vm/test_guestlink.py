@@ -404,6 +404,33 @@ async def test_a_guest_that_breaks_the_limits_after_each_hello_is_greeted_ever_m
     assert link.retry.pause_s >= 0.16
 
 
+async def test_a_guest_that_wants_a_hello_right_after_each_is_greeted_ever_more_rarely(
+    guest: Guest, link: GuestLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_link, "RETRY_S", 0.01)
+    link.retry.pause_s = 0.01
+    error = {"code": guest_link.HELLO_FIRST, "message": "hello first"}
+    guest.answer = lambda request: [json.dumps({"id": request["id"], "error": error}).encode() + b"\n"]
+    for hellos in range(1, 5):
+        await until(lambda hellos=hellos: guest.hellos >= hellos)  # type: ignore[misc]
+        with pytest.raises(GuestRefused):
+            await status(link)
+    assert link.retry.pause_s >= 0.08
+
+
+async def test_an_agent_that_is_started_again_after_a_while_is_greeted_as_soon_as_ever(
+    guest: Guest, link: GuestLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_link, "EARLY_S", 0.0)
+    pause_s = link.retry.pause_s
+    error = {"code": guest_link.HELLO_FIRST, "message": "hello first"}
+    guest.answer = lambda request: [json.dumps({"id": request["id"], "error": error}).encode() + b"\n"]
+    with pytest.raises(GuestRefused):
+        await status(link)
+    await until(lambda: guest.hellos >= 2)
+    assert link.retry.pause_s == pause_s
+
+
 def test_the_pause_between_conversations_doubles_up_to_a_limit_until_one_has_lasted() -> None:
     pace = RetryPace()
     pauses = [pace.ended(1.0, broken=True) for _ in range(10)]
