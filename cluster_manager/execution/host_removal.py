@@ -52,6 +52,10 @@ class HostRemoval:
         # Just after a start every host is silent, those too that will report in a moment.
         await self.hosts.settle()
         async with self.operations.admission, self.hosts.leaving(host):
+            if self.hosts.get(host) is None and self.enrolments.has_joined(host):
+                await self.enrolments.forget(host)
+                log.info("host forgotten that never reported", host=host)
+                return ForgottenHost(id=host, vms=(), sentence=f"{host} is forgotten: it has joined and never reported")
             self._check(host)
             plans = self.operations.plans_at(host)
             stranded = [state for state in plans if lost_vms and is_stranded(state, host)]

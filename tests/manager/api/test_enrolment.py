@@ -290,6 +290,26 @@ async def test_a_manager_that_nobody_can_call_takes_in_nobody_and_hosts_are_told
         assert (status, joined["managers"]) == (200, [URL]), joined
 
 
+@pytest.mark.service
+@each_store
+async def test_a_host_that_has_joined_and_never_reported_can_be_forgotten_and_its_id_is_free(tmp_path: Path) -> None:
+    made = []
+    for name in ("ca", "next"):
+        Pki(tmp_path / name)
+        made.append(CertificateAuthority.load(tmp_path / name / "ca.pem", tmp_path / name / "ca.key"))
+    authority = replace(made[0], following=made[1])
+    async with cluster_of(tmp_path, url=URL, authority=authority) as cluster:
+        token = await invite(cluster)
+        assert (await enrol(cluster, token))[0] == 200
+        assert (await cluster.get("/v1/ca/rollover"))["hosts"] == ["host-b"]
+        status, told = await cluster.call("DELETE", "/v1/hosts/host-b")
+        assert (status, told["id"], told["vms"]) == (200, "host-b", []), told
+        assert (await cluster.get("/v1/ca/rollover"))["hosts"] == []
+        assert (await cluster.call("DELETE", "/v1/hosts/host-b"))[0] == 404
+        assert (await enrol(cluster, token))[0] == 403, "its invitation is over"
+        assert (await enrol(cluster, await invite(cluster)))[0] == 200
+
+
 def test_a_certificate_is_renewed_when_a_third_of_its_life_is_left() -> None:
     begins = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     ends = begins + datetime.timedelta(days=90)
