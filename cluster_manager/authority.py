@@ -48,7 +48,7 @@ class CertificateAuthority:
     def load(cls, certificate: Path, key: Path, own: Path | None = None, next_key: Path | None = None) -> Self:
         """The CA of a key among the certificates in a file.
 
-        :param next_key: of the one among them that is to follow.
+        :param next_key: of the one among them that is to follow; none is where there is but one and this file is gone.
         :raises AccessError: a file cannot be read, or a key belongs to no certificate.
         """
         try:
@@ -61,7 +61,7 @@ class CertificateAuthority:
             names = _names_in(x509.load_pem_x509_certificate(own.read_bytes())) if own is not None else frozenset()
             made = []
             for path in (key, next_key):
-                if path is not None:
+                if path is not None and not (path is next_key and len(found) == 1 and _is_gone(path)):
                     check_private(path, "key")
                     secret = load_pem_private_key(path.read_bytes(), None)
                     its = next((one for one in found if one.public_key() == secret.public_key()), None)
@@ -149,6 +149,14 @@ def public_key_of(request: str, name: str) -> Any:
     if not isinstance(public, ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | rsa.RSAPublicKey):
         raise AccessError("its key must be EC, Ed25519 or RSA")
     return public
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _names_in(certificate: x509.Certificate) -> frozenset[str]:

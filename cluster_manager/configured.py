@@ -68,6 +68,11 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         authority = CertificateAuthority.load(
             options.client_ca, options.ca_key, options.tls_certificate, options.next_ca_key
         )
+        if options.next_ca_key is not None and authority.following is None:
+            notes.append(
+                f"--next-ca-key {options.next_ca_key} is gone and {options.client_ca} has one CA: the other one was "
+                "followed (`ebb ca finish`); remove next_ca_key from the options"
+            )
     url = _url_of(options, host, int(port), gate.scheme, notes)
     settings = Settings(
         database=database_of(options.database, options.database_password_file),

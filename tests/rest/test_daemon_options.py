@@ -20,6 +20,7 @@ import hostagent.main as host_agent
 from cluster_manager import configured, privileges
 from cluster_manager.defaults import RebalancingRules
 from cluster_manager.options import ManagerOptions
+from ebbtide.cli.certificates import Authority, begin_rollover, finish_rollover
 from ebbtide.cli.commands import config
 from ebbtide.cli.commands.options import Printing
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
@@ -300,6 +301,32 @@ def test_a_manager_on_all_addresses_starts_and_knows_none_that_others_could_call
     settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)
     assert settings.url == url
     assert [note.partition(" is no address")[0] for note in settings.notes] == noted
+
+
+def test_a_ca_that_was_followed_leaves_a_manager_that_starts_with_the_options_of_before_and_says_so(
+    file: Path,
+) -> None:
+    tls = file.parent / "tls"
+    pair = Pki(tls).pair("ebb-manager")
+    begin_rollover(tls)
+    paths = {"tls_certificate": pair.certificate, "tls_key": pair.key, "client_ca": tls / "ca.pem"}
+    paths |= {"ca_key": tls / "ca.key", "next_ca_key": tls / "next-ca.key"}
+    file.write_text(NEEDED + "".join(f'{name} = "{path}"\n' for name, path in paths.items()))
+
+    def noted() -> tuple[str, ...]:
+        return configured.settings_of_all(collect(ManagerOptions, file, {}).options)[0].notes
+
+    assert noted() == ()
+    (tls / "next-ca.key").rename(tls / "kept")
+    with pytest.raises(AccessError, match=r"cannot read .*next-ca\.key: No such file"):
+        noted()
+    (tls / "kept").rename(tls / "next-ca.key")
+    following = Authority.following(tls, 1)
+    assert following is not None
+    finish_rollover(tls, following, 1)
+    (note,) = noted()
+    assert note.startswith(f"--next-ca-key {tls}/next-ca.key is gone")
+    assert note.endswith("remove next_ca_key from the options")
 
 
 def test_the_rebalancer_is_off_and_has_the_pace_that_the_file_says(file: Path) -> None:
