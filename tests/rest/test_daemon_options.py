@@ -265,7 +265,8 @@ def test_the_check_looks_for_the_directory_of_the_store(file: Path, monkeypatch:
 def test_a_task_user_whom_nobody_knows_is_warned_of_and_keeps_nothing_down(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(config, "SERVICE_USER", "nobody-of-this-name")
+    monkeypatch.setattr(privileges, "SERVICE_USER", "nobody-of-this-name")
+    monkeypatch.setattr(privileges, "SYSTEMD", Path("/nowhere"))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     engine = file.parent / "engine.toml"
     engine.write_text('engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\n[users]\nci = "nobody-knows"\n')
