@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 Reply = dict[str, Any]
 
@@ -96,6 +96,9 @@ class Domain:
 @dataclass
 class World:
     """All domains. ``calls`` lists what was asked for, in order; ``delay`` gives the seconds each call takes."""
+
+    #: Which boot guests speak for.
+    BOOT_ID: ClassVar[str] = "b"
 
     directory: Path
     domains: dict[str, Domain] = field(default_factory=dict)
@@ -443,13 +446,14 @@ class World:
         return {"result": handler(d, params)}
 
     def _hello(self, d: Domain, params: Reply) -> Reply:
-        return {"protocol": 1, "nonce": params["nonce"], "agent": "fake", "boot_id": "b", "capabilities": ["cpu"]}
+        boot_id = self.BOOT_ID
+        return {"protocol": 1, "nonce": params["nonce"], "agent": "fake", "boot_id": boot_id, "capabilities": ["cpu"]}
 
     def _status(self, d: Domain, params: Reply) -> Reply:
         reserve = 48.0
         free = sorted(d.online - d.pinned - {0}, reverse=True)
         return {
-            "boot_id": "b",
+            "boot_id": self.BOOT_ID,
             "uptime_s": 100.0,
             "cpus": {"present": list(range(d.vcpus)), "online": sorted(d.online), "unpluggable": free},
             "memory": {

@@ -21,7 +21,7 @@ from ebbtide.lab.cluster import free_ports
 from ebbtide.lab.state import write_private
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.credentials import command_token, report_token
-from tests.guestagent.harness import Bench, bench
+from tests.guestagent.harness import BOOT_ID, Bench, bench
 from tests.hostagent.world import Domain, Reply, World
 from tests.manager.cluster import TOKEN
 from tests.manager.fake_agent import HOSTS_KEY
@@ -34,6 +34,8 @@ AGENTS_OWN = ("hello", "application.", "preemption")
 
 class GuestWorld(World):
     """A host in whose guests a real guest agent speaks for the applications."""
+
+    BOOT_ID = BOOT_ID
 
     guest: Bench
 
