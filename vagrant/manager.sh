@@ -10,7 +10,8 @@ done
 hostnamectl set-hostname manager
 networkctl reload
 
-apt-get install -q -y /tmp/ebbtide.deb
+# With the options as they were edited here: dpkg has nobody to ask.
+apt-get install -q -y -o Dpkg::Options::=--force-confold /tmp/ebbtide.deb
 # An emulated machine is thirty times slower than the hosts that the unit's times are for.
 if [ "$(systemd-detect-virt)" = qemu ]; then
     install -d /etc/systemd/system/ebb-manager.service.d

@@ -217,7 +217,23 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         found = re.search(r"line (\d+)", str(error))
         line = found[1] if found is not None else str(len(text.splitlines()) or 1)
         raise OptionsError(f"{path}:{line}: {re.sub(r' *[(]at .*[)]$', '', str(error))}") from None
-    return values, {name: _line_of(name, text) for name in values}
+    lines = {name: _line_of(name, text) for name in values}
+    for name, value in values.items():
+        if _has_null(value):
+            raise OptionsError(f"{path}:{lines[name]}: {name}: no option holds a null character")
+    return values, lines
+
+
+def _has_null(value: object) -> bool:
+    """No path and no program's argument can have one; the calls that take them say so each in its own way."""
+    match value:
+        case str():
+            return "\0" in value
+        case list():
+            return any(map(_has_null, value))
+        case dict():
+            return any(map(_has_null, [*value, *value.values()]))
+    return False
 
 
 def _line_of(name: str, text: str) -> int:

@@ -126,3 +126,12 @@ def test_a_broken_file_ends_a_daemon_with_2_before_it_has_begun_anything(
         for sentence in said.splitlines():
             assert re.match(rf"{daemon}: ({where}:\d+: [^\n]+|--[a-z-]+ is missing)\Z", sentence), sentence
             assert len(sentence) < 600
+
+
+@pytest.mark.parametrize("daemon", ["ebb-manager", "ebb-hostagent"])
+@pytest.mark.parametrize("value", ['"\\u0000"', '["a", "b\\u0000"]'])
+def test_a_null_character_is_named_with_its_option(here: Path, daemon: str, value: str) -> None:
+    file = here / "daemon.toml"
+    file.write_text(DAEMONS[daemon][3] + f"tokens_file = {value}\n")
+    line = DAEMONS[daemon][3].count("\n") + 1
+    assert run(daemon, file) == (2, f"{daemon}: {file}:{line}: tokens_file: no option holds a null character\n")
