@@ -169,10 +169,8 @@ class Tokens:
             wanted = {user: (uid, self.token) for user, uid in users.items()}
             if not self.token or wanted == self._copied:
                 return
-            directory, what = (
-                os.path.join(self._run_dir, TOKEN_COPIES),
-                "the token cannot be written for users of hooks",
-            )
+            directory = os.path.join(self._run_dir, TOKEN_COPIES)
+            what = "the token cannot be written for the users of hooks"
             try:
                 make_run_dir(directory)
                 for name in set(os.listdir(directory)) - set(wanted):
