@@ -3,7 +3,8 @@
 Guests as in part one, their caches filled before each deflation. In one run one of the two is deflated alone, then both
 at once, then the first again beside busy loops; which of them is alone changes from run to run. How much CPU time the
 guests themselves took stands beside it: under emulation two guests want more than two cores, so that the cores may be
-what they wait for, and not the agent.
+what they wait for, and not the agent. So one alone and both at once are also measured with each guest kept on a core of
+its own, as on a host that has cores for all its guests; the agent runs on whatever core is free.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import psutil
 
 from benchmarks.deflating.bare import FellShort
 from benchmarks.deflating.overhead import BOOT_MIB, NOMINAL, SPARE_TURNS, TARGET, fill
-from benchmarks.figures import Figure, Figures, ratios
+from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import BenchHost, resize, running, start_vm
 from benchmarks.passes import Pass
 from ebbtide.messages.common import Vector
@@ -54,6 +55,9 @@ class Turns:
     alone: list[Deflated] = field(default_factory=list)
     both: list[Deflated] = field(default_factory=list)
     busy: list[Deflated] = field(default_factory=list)
+    #: Each guest on a core of its own.
+    apart_alone: list[Deflated] = field(default_factory=list)
+    apart_both: list[Deflated] = field(default_factory=list)
     #: Runs that do not count, since the agent fell short.
     dropped: int = 0
 
@@ -76,6 +80,8 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
                     alone = await _deflate(ground, agent, [one], how)
                     both = await _deflate(ground, agent, vms, how)
                     busy = await _deflate(ground, agent, [one], how, LOOPS)
+                    apart_alone = await _deflate(ground, agent, [one], how, apart=True)
+                    apart_both = await _deflate(ground, agent, vms, how, apart=True)
                 except FellShort as error:
                     turns.dropped += 1
                     spare -= 1
@@ -86,10 +92,13 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
                 turns.alone.append(alone)
                 turns.both.append(both)
                 turns.busy.append(busy)
+                turns.apart_alone.append(apart_alone)
+                turns.apart_both.append(apart_both)
                 how.report(
                     f"run {number} of {how.runs}: one VM {alone.seconds:.2f} s ({alone.cores:.2f} cores), "
                     f"{VMS} at once {both.seconds:.2f} s ({both.cores:.2f} cores), "
-                    f"one beside {LOOPS} busy loops {busy.seconds:.2f} s ({busy.cores:.2f} cores)"
+                    f"one beside {LOOPS} busy loops {busy.seconds:.2f} s ({busy.cores:.2f} cores), "
+                    f"on cores of their own one {apart_alone.seconds:.2f} s, {VMS} {apart_both.seconds:.2f} s"
                 )
         finally:
             for vm in vms:
@@ -97,12 +106,17 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
     return figures(turns)
 
 
-async def _deflate(ground: BenchHost, agent: Agent, vms: Sequence[ManagedVM], how: Pass, loops: int = 0) -> Deflated:
-    """Fill their caches, deflate them all at once, beside so many busy loops, and give all back."""
+async def _deflate(
+    ground: BenchHost, agent: Agent, vms: Sequence[ManagedVM], how: Pass, loops: int = 0, apart: bool = False
+) -> Deflated:
+    """Fill their caches, deflate them all at once, beside so many busy loops, and give all back.
+
+    :param apart: keep each guest on a core of its own meanwhile.
+    """
     for vm in vms:
         await fill(ground, vm, how)
     processes = [psutil.Process(qemu_pid(vm.domain)) for vm in vms]
-    with busy_loops(loops):
+    with busy_loops(loops), apart_on_cores(processes if apart else []):
         # For the loops to have started, and for the guests to be done with what the filling left.
         await asyncio.sleep(SETTLE_S)
         before_s, began_s = _cpu_s(processes), time.perf_counter()
@@ -132,6 +146,30 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
+@contextlib.contextmanager
+def apart_on_cores(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Each process on a core of its own, all its threads. Raises BenchmarkFailed where there are too few cores."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < len(processes):
+        raise BenchmarkFailed(
+            f"{len(processes)} guests on cores of their own need as many cores, there are {len(cores)}"
+        )
+    try:
+        for process, core in zip(processes, cores, strict=False):
+            _keep_on(process, {core})
+        yield
+    finally:
+        for process in processes:
+            _keep_on(process, set(cores))
+
+
+def _keep_on(process: psutil.Process, cores: set[int]) -> None:
+    for thread in process.threads():
+        # It may have ended meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread.id, cores)
+
+
 def figures(turns: Turns) -> Figures:
     """Ratios within each run, and what tells whether the cores were what was waited for."""
     cores = os.cpu_count() or 1
@@ -139,6 +177,11 @@ def figures(turns: Turns) -> Figures:
     alone_s = [found.seconds for found in turns.alone]
     made: Figures = {
         "two_vms_to_one": Figure.over(ratios([found.seconds for found in turns.both], alone_s), "ratio", one),
+        "two_vms_apart_to_one": Figure.over(
+            ratios([found.seconds for found in turns.apart_both], [found.seconds for found in turns.apart_alone]),
+            "ratio",
+            f"{one}; each guest on a core of its own",
+        ),
         "busy_to_quiet": Figure.over(ratios([found.seconds for found in turns.busy], alone_s), "ratio", quiet),
         "two_vms_runs_dropped": Figure.over([turns.dropped], "runs", "not counted: the agent fell short"),
     }
@@ -146,6 +189,8 @@ def figures(turns: Turns) -> Figures:
         ("one_vm", turns.alone, one),
         ("two_vms", turns.both, f"{VMS} VMs deflated at once"),
         ("busy", turns.busy, f"one VM deflated beside {LOOPS} busy loops"),
+        ("one_vm_apart", turns.apart_alone, f"{one}, on a core of its own"),
+        ("two_vms_apart", turns.apart_both, f"{VMS} VMs deflated at once, each on a core of its own"),
     )
     for name, found, words in names:
         words = f"{words}, {cores} cores"

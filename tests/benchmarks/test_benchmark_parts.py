@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -423,6 +425,8 @@ def test_what_two_guests_need_of_the_cores_stands_beside_their_time(monkeypatch:
         alone=[neighbours.Deflated(4.0, 4.0)],
         both=[neighbours.Deflated(6.0, 10.0)],
         busy=[neighbours.Deflated(8.0, 4.0)],
+        apart_alone=[neighbours.Deflated(5.0, 5.0)],
+        apart_both=[neighbours.Deflated(6.0, 10.0)],
         dropped=2,
     )
     figures = neighbours.figures(turns)
@@ -430,7 +434,35 @@ def test_what_two_guests_need_of_the_cores_stands_beside_their_time(monkeypatch:
     assert figures["two_vms_least_to_one"].value == 1.25
     assert figures["busy_to_quiet"].value == 2.0
     assert figures["busy_guests_cores"].value == 0.5
+    assert figures["two_vms_apart_to_one"].value == 1.2
     assert figures["two_vms_runs_dropped"].value == 2
+
+
+def test_guests_on_cores_of_their_own_are_kept_there_with_all_threads_and_no_longer_than_that() -> None:
+    cores = os.sched_getaffinity(0)
+    program = (
+        "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(flush=True); input()"
+    )
+    with contextlib.ExitStack() as stack:
+        running = []
+        for _ in range(2):
+            popen = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.callback(popen.wait)
+            stack.callback(popen.kill)
+            assert popen.stdout is not None
+            popen.stdout.readline()
+            running.append(psutil.Process(popen.pid))
+        with neighbours.apart_on_cores(running):
+            kept = [{frozenset(os.sched_getaffinity(each.id)) for each in process.threads()} for process in running]
+        assert [len(sets) for sets in kept] == [1, 1]
+        assert sorted(len(next(iter(sets))) for sets in kept) == [1, 1]
+        assert kept[0] != kept[1]
+        assert all(os.sched_getaffinity(each.id) == cores for process in running for each in process.threads())
+    with (
+        pytest.raises(BenchmarkFailed, match="need as many cores"),
+        neighbours.apart_on_cores([psutil.Process()] * 999),
+    ):
+        pass
 
 
 def test_busy_loops_end_with_what_they_were_beside() -> None:

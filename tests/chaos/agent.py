@@ -135,10 +135,11 @@ class ChaosAgent(FakeAgent):
         for request_id, (operation, _) in list(self._operations.items()):
             if operation.state is not OperationState.RUNNING and forgets and request_id not in remembered:
                 del self._operations[request_id]
-        for request_id, (kind, name) in self._working.items():
+        for request_id, (kind, name) in list(self._working.items()):
             if self._chance.random() < 0.5:
                 continue
             # It had not got so far that anything of it would be found again.
+            del self._working[request_id]
             self._operations.pop(request_id, None)
             self._pending.pop(request_id, None)
             if kind == "create":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,13 @@ def unsettled(database: Path) -> list[tuple[Any, ...]]:
         "UNION SELECT 'removal', name, host FROM vms WHERE owes_removal = 1 AND phase <> 'ended' "
         "UNION SELECT 'reinflation', id, '' FROM hosts WHERE owes_reinflation = 1",
     )
+
+
+def histories(database: Path, found: Sequence[str]) -> list[str]:
+    """What the manager wrote down of each VM that is named in what is wrong."""
+    events = rows(database, "SELECT at, plan, host, kind, sentence, vm FROM events ORDER BY id")
+    names = {name for sentence in found for name in re.findall(r"vm-\d+", sentence)}
+    return ["  ".join(str(field) for field in event) for event in events if event[-1] in names]
 
 
 async def settled(database: Path, limit_s: float) -> list[tuple[Any, ...]]:
