@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ssl
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import structlog
 
-from ebbtide.messages.enrolment import Renewal, RenewalRequest
+from ebbtide.messages.enrolment import LONGEST_PEM, Renewal, RenewalRequest
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tls import KeyPair
 from hostagent.control.succession import Succession
@@ -30,6 +31,10 @@ LIMIT_S: Final = 30.0
 LEAST_LEFT: Final = 1 / 3
 
 
+class PlaceError(AccessError):
+    """A renewed certificate could not be kept."""
+
+
 def due(begins: datetime.datetime, ends: datetime.datetime, now: datetime.datetime) -> bool:
     """Whether it is time to renew a certificate."""
     return ends - now < (ends - begins) * LEAST_LEFT
@@ -43,6 +48,18 @@ def load(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise AccessError(f"cannot read the certificate {path}: {error}") from error
+
+
+def check_place(certificate: Path) -> None:
+    """Look whether another one could take the place of a certificate. Blocks.
+
+    :raises PlaceError: it could not.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=certificate.parent) as file:
+            file.write(bytes(LONGEST_PEM))
+    except OSError as error:
+        raise PlaceError(f"{certificate.parent} cannot be written: {error.strerror or error}") from error
 
 
 def request_of(key: Any, host: str) -> str:
@@ -95,9 +112,16 @@ class Renewing:
 
     async def run(self) -> None:
         """Renew whenever it is time."""
+        told = ""
         while True:
             try:
                 await self.look()
+                told = ""
+            except PlaceError as error:
+                # It stays so until somebody changes it, as where the service's unit keeps the place from being written.
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("the certificate cannot be renewed", certificate=str(self._own.certificate), why=told)
             except (AccessError, OSError, ValueError) as error:
                 log.warning("the certificate was not renewed", certificate=str(self._own.certificate), why=str(error))
             await asyncio.sleep(EVERY_S)
@@ -105,6 +129,7 @@ class Renewing:
     async def look(self) -> bool:
         """Renew the certificate if it is time, or another CA is to sign it; whether it was.
 
+        :raises PlaceError: it was time, and no manager was asked, since the certificate could not be kept.
         :raises AccessError, OSError: it was time, and failed.
         :raises ValueError: there is no certificate for such an address.
         """
@@ -116,6 +141,7 @@ class Renewing:
         found = await asyncio.to_thread(load, self._own.certificate)
         if not of_another and not due(found.not_valid_before_utc, found.not_valid_after_utc, self._now()):
             return False
+        await asyncio.to_thread(check_place, self._own.certificate)
         signer = self._succession.signer if self._succession is not None else None
         body = RenewalRequest(csr=await asyncio.to_thread(self._request), address=self._address, ca=signer)
         failures = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from structlog.testing import capture_logs
 from cluster_manager.authority import CertificateAuthority
 from ebbtide.messages.enrolment import Renewal, RenewalRequest
 from ebbtide.rest.errors import AccessError
+from hostagent.control import renewal
 from hostagent.control.renewal import Renewing, load
 from tests.hostagent.waiting import until
 from tests.rest.pki import Pki
@@ -66,3 +69,43 @@ async def test_an_address_that_no_certificate_can_have_does_not_end_the_renewal(
     assert not running.done()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_certificate_that_could_not_be_kept_is_not_asked_for_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pki = Pki(tmp_path)
+    own, looks, asked = pki.pair("host-b"), [0], [0]
+    late = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=20)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def now() -> datetime.datetime:
+        looks[0] += 1
+        return late
+
+    async def sign(_: web.Request) -> web.Response:
+        asked[0] += 1
+        return web.json_response(status=503)
+
+    monkeypatch.setattr(renewal, "EVERY_S", 0.01)
+    app = web.Application()
+    app.router.add_post("/v1/hosts/host-b/certificate", sign)
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        renewing = Renewing("host-b", "127.0.0.1", own, [url], "a-token", pki.client(), lambda: lambda: None, now)
+        with capture_logs() as logs, monkeypatch.context() as here:
+            here.setattr(tempfile, "TemporaryFile", refuse)
+            here.setattr(renewal, "replace", refuse)
+            running = asyncio.create_task(renewing.run(), name="renewal")
+            await until(lambda: looks[0] > 3 or running.done())
+            assert [line["event"] for line in logs] == ["the certificate cannot be renewed"]
+            assert logs[0]["why"] == f"{own.certificate.parent} cannot be written: Read-only file system"
+            assert asked == [0]
+            here.undo()
+            # Once there is a place for it the managers are asked.
+            await until(lambda: asked[0] > 0 or running.done())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert asked[0] > 0
