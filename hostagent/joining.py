@@ -45,6 +45,8 @@ LONGEST_TOKEN: Final = 500
 _OF_CLUSTER: Final = frozenset(
     {"url", "manager_ca", "certificate", "key", "manager_name", "tls_certificate", "tls_key", "client_ca"}
 )
+#: Where the packaged unit lets the agent write nothing: ProtectSystem=full, ProtectHome=read-only.
+_UNWRITABLE: Final = tuple(map(Path, ("/usr", "/boot", "/efi", "/etc", "/home", "/root", "/run/user")))
 #: There where systemd runs.
 SYSTEMD: Final = Path("/run/systemd/system")
 ABOUT: Final = "Join a cluster, with an invitation of `ebb host invite`."
@@ -168,6 +170,9 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
             capacity_of(given.capacity)
     except ValueError as error:
         raise HostAgentError(str(error)) from None
+    # Without TLS there is no certificate to renew.
+    if parts.scheme == "https" and _is_for_service(given):
+        _check_directory(given.directory)
     # A file that cannot be read is no reason to ask the manager first. Without its token a host has joined half way.
     old = _options(given.config)
     named = old.get("id", UNNAMED) != UNNAMED and Path(old.get("token_file", given.config)).exists()
@@ -175,6 +180,18 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
         what = given.config if named else given.directory / "host.pem"
         raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
     return host, manager, listen
+
+
+def _check_directory(directory: Path) -> None:
+    """Raises HostAgentError where the service could not renew a certificate."""
+    place = directory.resolve()
+    for root in _UNWRITABLE:
+        if place.is_relative_to(root.resolve()):
+            raise HostAgentError(
+                f"--directory {directory}: the service ebb-hostagent can write nothing below {root}, so the "
+                f"certificate would never be renewed; give another one, like {DIRECTORY}, or --no-start where "
+                "something else runs the agent"
+            )
 
 
 def _options(config: Path) -> dict[str, Any]:
@@ -321,8 +338,13 @@ def _own_address(manager: str, port: int) -> str:
     return f"[{address}]" if ":" in address else address
 
 
+def _is_for_service(given: argparse.Namespace) -> bool:
+    """Whether the packaged service is to run the agent."""
+    return not given.no_start and given.config == HostAgentOptions.file and SYSTEMD.is_dir()
+
+
 def _start(given: argparse.Namespace) -> None:
-    if given.no_start or given.config != HostAgentOptions.file or not SYSTEMD.is_dir():
+    if not _is_for_service(given):
         config = "" if given.config == HostAgentOptions.file else f" --config {given.config}"
         print(f"start it: ebb-hostagent{config}")
         return

@@ -75,6 +75,22 @@ async def inviting(tmp_path: Path) -> AsyncIterator[Inviting]:
     await made.manager._store.close()
 
 
+@pytest.fixture
+def started(inviting: Inviting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """On a machine with systemd: what it was told."""
+    told: list[str] = []
+
+    def run(words: list[str], **_: Any) -> Any:
+        told.append(" ".join(words))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    inviting.config.parent.mkdir()
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(HostAgentOptions, "file", inviting.config)
+    monkeypatch.setattr(joining, "SYSTEMD", tmp_path)
+    return told
+
+
 async def test_a_host_that_joins_again_by_force_keeps_what_was_set_for_it(
     inviting: Inviting, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,21 +125,40 @@ async def test_a_host_that_joins_by_force_is_told_which_managers_it_leaves(
 
 
 async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
-    inviting: Inviting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    inviting: Inviting, started: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    called: list[list[str]] = []
-
-    def run(words: list[str], **_: Any) -> Any:
-        called.append(words)
-        return SimpleNamespace(returncode=0, stderr="")
-
-    inviting.config.parent.mkdir()
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(HostAgentOptions, "file", inviting.config)
-    monkeypatch.setattr(joining, "SYSTEMD", tmp_path, raising=False)
     await inviting.join()
-    assert called == [["systemctl", "enable", "ebb-hostagent"], ["systemctl", "restart", "ebb-hostagent"]]
+    assert started == ["systemctl enable ebb-hostagent", "systemctl restart ebb-hostagent"]
     assert "the service ebb-hostagent runs" in capsys.readouterr().out
+
+
+UNWRITABLE = ("/etc", "/usr", "/boot", "/efi", "/home", "/root", "/run/user")
+
+
+@pytest.mark.parametrize("place", [*UNWRITABLE, "a link to /etc"])
+async def test_a_directory_that_the_service_cannot_write_is_refused_before_the_invitation_is_used(
+    inviting: Inviting, started: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    def nothing(*_: object) -> None:
+        raise OSError(errno.EROFS, "nothing is written by a test", place)
+
+    if place not in UNWRITABLE:
+        (tmp_path / "link").symlink_to("/etc")
+        place = str(tmp_path / "link")
+    monkeypatch.setattr(joining, "make_parents", nothing)
+    with pytest.raises(HostAgentError, match=f"--directory {place}/ebbtide-none: the service ebb-hostagent can write"):
+        await inviting.join("--directory", f"{place}/ebbtide-none")
+    assert not inviting.asked
+    # What something else runs may write there.
+    with pytest.raises(HostAgentError, match="nothing is written by a test"):
+        await inviting.join("--directory", f"{place}/ebbtide-none", "--no-start")
+    assert not started
+
+
+def test_the_unit_keeps_its_agent_from_writing_where_join_refuses_a_directory() -> None:
+    unit = (Path(__file__).parents[3] / "packaging/systemd/ebb-hostagent.service").read_text(encoding="utf-8")
+    assert {"ProtectSystem=full", "ProtectHome=read-only"} <= set(unit.splitlines())
+    assert {str(place) for place in joining._UNWRITABLE} == set(UNWRITABLE)
 
 
 async def test_a_host_without_a_folder_for_its_options_joins(inviting: Inviting) -> None:
