@@ -21,15 +21,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ebbtide.messages.common import Name, problem_in
+from ebbtide.messages.common import Address, Name, problem_in
 from ebbtide.messages.enrolment import Authority, Enrolment, EnrolmentRequest
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.tls import client_context, is_loopback
+from ebbtide.rest.tls import client_context, is_everywhere, is_loopback
 from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
 from hostagent.errors import HostAgentError
@@ -93,7 +93,11 @@ def _parser() -> argparse.ArgumentParser:
         "every user of this machine [%(default)s]",
     )
     parser.add_argument("--id", default=_own_name(), help="this host's name in the cluster [%(default)s]")
-    parser.add_argument("--listen", help=f"where to serve [the address that reaches the manager, port {PORT}]")
+    parser.add_argument(
+        "--listen",
+        help="where to serve, and to be called in the place of any `url` of before [what the file of options has, else "
+        f"the address that reaches the manager, port {PORT}]",
+    )
     parser.add_argument("--capacity", help="as of ebb-hostagent [what the file of options has, else auto]")
     parser.add_argument("--config", type=Path, default=HostAgentOptions.file, help="the options go here [%(default)s]")
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="key, certificate, tokens [%(default)s]")
@@ -111,11 +115,7 @@ async def _join(given: argparse.Namespace) -> None:
         raise HostAgentError("the token is not whole: behind a point it has the fingerprint of the cluster's CA")
     if not secure and not is_loopback(url.hostname or ""):
         raise HostAgentError(f"{manager} would get the token over plain HTTP: give https://")
-    if not secure and listen is not None and not is_loopback(listen[0]):
-        raise HostAgentError(
-            f"--listen {given.listen} can be reached from other machines, and over plain HTTP a host gets no "
-            "certificate: give an address of loopback"
-        )
+    reached, at = _place(given, listen, url)
     if secure:
         _need_cryptography()
     try:
@@ -130,16 +130,8 @@ async def _join(given: argparse.Namespace) -> None:
         if secure:
             tls = await _trusted(manager, fingerprint)
             csr = request_of(_key_in(directory / "host.key"), host)
-        address, port = listen if listen is not None else ("", PORT)
-        reached = address
-        if address.strip("[]") in ("", "0.0.0.0", "::"):
-            reached = _own_address(url.hostname or "", url.port or 443)
         asked = EnrolmentRequest(token=token, host=host, address=reached.strip("[]"), csr=csr)
         answer = await _ask(tls, "POST", f"{manager}/v1/enrolments", Enrolment, asked)
-        # Of all addresses, the one that the certificate names is where the manager calls.
-        at = {"listen": f"{address or reached}:{port}"}
-        if address and address != reached:
-            at["url"] = f"{url.scheme}://{reached}:{port}"
         # The options first: where that fails nothing is left that would count as a host which has joined.
         _private(given.config, _options_text(directory, answer, given, at, manager))
         _write(directory, answer)
@@ -160,7 +152,7 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
         host = TypeAdapter(Name).validate_python(given.id)
     except ValidationError:
         raise HostAgentError(f"--id {given.id} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
-    manager = given.url.rstrip("/")
+    manager = _manager_of(given)
     parts = urlsplit(manager)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "@" in parts.netloc:
         raise HostAgentError(f"{given.url} is no address of a manager: it must be like https://10.0.0.1:7100")
@@ -192,6 +184,87 @@ def _check_directory(directory: Path) -> None:
                 f"certificate would never be renewed; give another one, like {DIRECTORY}, or --no-start where "
                 "something else runs the agent"
             )
+
+
+def _place(
+    given: argparse.Namespace, listen: tuple[str, int] | None, manager: SplitResult
+) -> tuple[str, dict[str, str]]:
+    """The address that the certificate names, and the options on where the agent serves.
+
+    What the operator has set stays, but for what ``--listen`` says, and ``--force`` where it fits no more.
+
+    :raises HostAgentError: the manager could not call there, or others could without TLS.
+    """
+    old = _options(given.config)
+    set_url = old.get("url") if listen is None and not given.force else None
+    source = f"--listen {given.listen}"
+    # Asked for only where it is needed: a host that is told all about itself joins without a route, too.
+    own = ""
+    if listen is None and "listen" in old:
+        source = f'listen = "{old["listen"]}" in {given.config}'
+        listen = _set_address(old["listen"], source)
+        own = _own_address(manager.hostname or "", manager.port or 443)
+        unreached = is_loopback(listen[0]) and not is_loopback(own)
+        if given.force:
+            known = _manager_of(given) in _managers_in(old)
+            if not is_everywhere(listen[0]) and (unreached or not known or not _is_own(listen[0])):
+                listen = "", listen[1]
+        elif unreached and set_url is None:
+            raise HostAgentError(f"{source} is no address that the manager could call: change it, or give --listen")
+    address, port = listen if listen is not None else ("", PORT)
+    if manager.scheme != "https" and address and not is_loopback(address):
+        raise HostAgentError(
+            f"{source} can be reached from other machines, and over plain HTTP a host gets no certificate: give an "
+            "address of loopback"
+        )
+    everywhere = not address or is_everywhere(address)
+    reached = (own or _own_address(manager.hostname or "", manager.port or 443)) if everywhere else address
+    at = {"listen": f"{address or reached}:{port}"}
+    if set_url is not None:
+        return _host_in(set_url, manager.scheme, given.config), at
+    # Of all addresses, the one that the certificate names is where the manager calls.
+    if address and everywhere:
+        at["url"] = f"{manager.scheme}://{reached}:{port}"
+    return reached, at
+
+
+def _set_address(text: Any, source: str) -> tuple[str, int]:
+    try:
+        return address_of(str(text))
+    except ValueError as error:
+        raise HostAgentError(f"{source}: {error}") from None
+
+
+def _host_in(url: Any, scheme: str, config: Path) -> str:
+    """The host in the option ``url``: the manager will call it, and look for it in the certificate."""
+    try:
+        parts = urlsplit(TypeAdapter(Address).validate_python(url))
+    except ValidationError:
+        raise HostAgentError(f"url in {config} must be a scheme, a host and a port, nothing else") from None
+    if parts.scheme != scheme or not parts.hostname:
+        raise HostAgentError(f"url {url} in {config} must begin with {scheme}://, as the manager's does")
+    return parts.hostname
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine still has an address."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(place)
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+def _manager_of(given: argparse.Namespace) -> str:
+    return str(given.url).rstrip("/")
+
+
+def _managers_in(options: Mapping[str, Any]) -> list[str]:
+    """The URLs in a file of options, where one may stand alone."""
+    found = options.get("manager", [])
+    return [found] if isinstance(found, str) else list(found)
 
 
 def _options(config: Path) -> dict[str, Any]:
@@ -306,10 +379,14 @@ def _options_text(
         }
     # What was set for this host: its templates, its reserve.
     left = {name: value for name, value in old.items() if name not in options}
-    dropped = sorted(_OF_CLUSTER & left.keys()) if given.force else []
-    before = old.get("manager", [])
-    gone = [f"manager {url}" for url in ([before] if isinstance(before, str) else before) if url not in managers]
-    if said := dropped + (gone if given.force else []):
+    # Where the manager calls goes by --listen, where that is given.
+    of_before = _OF_CLUSTER if given.force else {"url"} if given.listen is not None else frozenset[str]()
+    dropped = sorted(of_before & left.keys())
+    moved = (
+        [f"listen {old['listen']}"] if given.listen is None and old.get("listen", at["listen"]) != at["listen"] else []
+    )
+    gone = [f"manager {url}" for url in _managers_in(old) if url not in managers]
+    if said := dropped + moved + (gone if given.force else []):
         print(f"not kept of the options before: {', '.join(said)}")
     options |= {name: value for name, value in left.items() if name not in dropped}
     # A string of JSON is one of TOML, and so are numbers, truth values and arrays.

@@ -216,6 +216,88 @@ async def test_a_host_that_listens_at_all_addresses_is_called_at_the_one_in_its_
     assert "url" not in inviting.options
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1:7109", "0.0.0.0:7109"])
+@pytest.mark.parametrize("again", [(), ("--force",)], ids=["first", "by force"])
+async def test_a_host_serves_where_its_options_say_unless_joining_is_told_otherwise(
+    inviting: Inviting, listen: str, again: tuple[str, ...]
+) -> None:
+    inviting.config.parent.mkdir()
+    if again:
+        await inviting.join()
+        found = inviting.config.read_text()
+        inviting.config.write_text(re.sub("^listen = .*$", f'listen = "{listen}"', found, flags=re.MULTILINE))
+    else:
+        inviting.config.write_text(f'listen = "{listen}"\n')
+    await inviting.join(*again)
+    assert inviting.options["listen"] == listen
+    assert inviting.asked[-1].address == "127.0.0.1"
+    access_of(options_of(["--config", str(inviting.config)]).options)
+    await inviting.join("--force", "--listen", "127.0.0.1:7110")
+    assert inviting.options["listen"] == "127.0.0.1:7110"
+
+
+async def test_a_host_is_called_where_its_options_say_and_its_certificate_names_that(inviting: Inviting) -> None:
+    inviting.config.parent.mkdir()
+    inviting.config.write_text('url = "https://host-b.example:7109"\nlisten = "0.0.0.0:7101"\n')
+    await inviting.join()
+    assert inviting.asked[-1].address == "host-b.example"
+    assert (inviting.options["url"], inviting.options["listen"]) == ("https://host-b.example:7109", "0.0.0.0:7101")
+    access_of(options_of(["--config", str(inviting.config)]).options)
+
+
+async def test_a_host_that_is_told_where_to_listen_is_not_called_where_it_was_before(
+    inviting: Inviting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inviting.config.parent.mkdir()
+    inviting.config.write_text('url = "https://host-b.example:7109"\n')
+    await inviting.join("--listen", "127.0.0.1:7101")
+    assert inviting.asked[-1].address == "127.0.0.1"
+    assert "url" not in inviting.options
+    assert "not kept of the options before: url\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("manager", ["the same", "another"])
+async def test_an_address_that_fits_no_more_is_replaced_by_force_and_its_port_stays(
+    inviting: Inviting, capsys: pytest.CaptureFixture[str], manager: str
+) -> None:
+    url, listen = (inviting.url, "192.0.2.7") if manager == "the same" else ("https://192.0.2.1:7100", "127.0.0.2")
+    inviting.config.parent.mkdir()
+    inviting.config.write_text(f'id = "host-b"\nmanager = "{url}"\nlisten = "{listen}:7109"\n')
+    await inviting.join("--force")
+    assert inviting.options["listen"] == "127.0.0.1:7109"
+    assert f"not kept of the options before: listen {listen}:7109" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ('listen = "7101"', 'listen = "7101" in .*: this is not like 127.0.0.1:7101'),
+        ('listen = "127.0.0.1:7101"', "is no address that the manager could call: change it, or give --listen"),
+        ('url = "http://192.0.2.7:7101"', "must begin with https://, as the manager's does"),
+        ('url = "https://192.0.2.7:7101/api"', "must be a scheme, a host and a port, nothing else"),
+    ],
+)
+async def test_options_by_which_a_host_could_not_be_called_use_no_invitation(
+    inviting: Inviting, monkeypatch: pytest.MonkeyPatch, options: str, said: str
+) -> None:
+    inviting.config.parent.mkdir()
+    inviting.config.write_text(f"{options}\n")
+    monkeypatch.setattr(joining, "_own_address", lambda *_: "192.0.2.7")
+    with pytest.raises(HostAgentError, match=said):
+        await inviting.join()
+    assert not inviting.asked
+    assert inviting.config.read_text() == f"{options}\n"
+
+
+async def test_without_certificates_no_host_joins_where_its_options_let_others_reach_it(inviting: Inviting) -> None:
+    inviting.url = inviting.url.replace("https", "http")
+    inviting.config.parent.mkdir()
+    inviting.config.write_text('listen = "0.0.0.0:7101"\n')
+    with pytest.raises(HostAgentError, match=r'listen = "0\.0\.0\.0:7101" in .* can be reached from other machines'):
+        await inviting.join()
+    assert not inviting.asked
+
+
 async def test_without_certificates_no_host_joins_where_others_could_reach_it(inviting: Inviting) -> None:
     inviting.url = inviting.url.replace("https", "http")
     with pytest.raises(HostAgentError, match=r"--listen 0\.0\.0\.0:7101 can be reached from other machines"):
