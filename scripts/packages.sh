@@ -134,7 +134,7 @@ for shell in bash:bash-completion/completions/ebb zsh:zsh/vendor-completions/_eb
 done
 # Loaded when it is first asked, it answers at once.
 echo '_ebb_completion "$@"' >>"$root/usr/share/zsh/vendor-completions/_ebb"
-install -m 755 packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm "$root/DEBIAN/"
+install -m 755 packaging/debian/preinst packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm "$root/DEBIAN/"
 install -d "$root/usr/share/doc/ebbtide"
 git ls-files -z README.md CHANGELOG.md 'docs/*.md' 'docs/*.svg' 'docs/*.png' 'docs/openapi' deploy examples |
     xargs -0 cp --parents --target-directory "$root/usr/share/doc/ebbtide"

@@ -56,6 +56,7 @@ def machine(tmp_path: Path) -> Machine:
 
 STOPPED = "systemctl stop ebb-hostagent.service"
 STARTED = "systemctl start ebb-hostagent.service"
+LOOKED_AT = [f"systemctl is-enabled {unit}.service" for unit in ("ebb-manager", "ebb-hostagent")]
 DISABLED = "systemctl disable --now ebb-hostagent.service ebb-manager.service"
 
 
@@ -76,7 +77,7 @@ def test_a_removal_gives_back_first_and_then_disables_both(machine: Machine, lea
     (machine.folder / "var/lib/ebbtide/agent/state.json").touch()
     code, calls, said = machine.run("debian/prerm", "remove", **({"EBB_LEAVE_LIMITS": "1"} if leaves else {}))
     assert code == 0, said
-    assert calls[1:] == [STOPPED, *([] if leaves else ["ebb-hostagent release"]), DISABLED]
+    assert calls[1:] == [STOPPED, *([] if leaves else ["ebb-hostagent release"]), *LOOKED_AT, DISABLED]
 
 
 @pytest.mark.parametrize("line", ['state_dir = "{}"', "  state_dir='{}'  # on the large disk"])
@@ -147,6 +148,82 @@ def test_a_host_has_the_example_of_options_until_it_joins_and_no_upgrade_touches
     options.touch()
     assert machine.run("debian/postrm", "purge")[0] == 0
     assert not options.parent.exists()
+
+
+def removed(machine: Machine, *enabled: str) -> Path:
+    """A removal that finds these units enabled; returns its record of them."""
+    units = "|".join(f"is-enabled\\ {unit}.service" for unit in enabled or ["none"])
+    machine.program("systemctl", f'case "$*" in {units}) echo enabled ;; is-enabled*) echo disabled; exit 1 ;; esac')
+    code, _, said = machine.run("debian/prerm", "remove")
+    assert code == 0, said
+    assert machine.run("debian/postrm", "remove")[0] == 0
+    return machine.folder / "var/lib/ebbtide/enabled"
+
+
+def brought_up(calls: list[str]) -> list[str]:
+    return [call for call in calls if call.startswith(("systemctl enable", "systemctl start"))]
+
+
+HOST_AGAIN = ["systemctl enable ebb-hostagent.service", STARTED]
+
+
+@pytest.mark.parametrize("enabled", [["ebb-hostagent"], ["ebb-manager", "ebb-hostagent"]])
+def test_a_package_that_is_installed_again_enables_what_its_removal_found_enabled(
+    machine: Machine, enabled: list[str]
+) -> None:
+    record = removed(machine, *enabled)
+    assert machine.run("debian/preinst", "install", "1.2") == (0, [], "")
+    code, calls, said = machine.run("debian/postinst", "configure", "1.2")
+    again = [f"systemctl {does} {unit}.service" for unit in enabled for does in ("enable", "start")]
+    assert (code, brought_up(calls), said) == (0, again, "")
+    assert not record.exists()
+    assert brought_up(machine.run("debian/postinst", "configure", "1.3")[1]) == [], "once"
+
+
+def test_a_package_whose_services_were_disabled_is_installed_again_with_them_disabled(machine: Machine) -> None:
+    assert not removed(machine).exists()
+    assert machine.run("debian/preinst", "install", "1.2")[0] == 0
+    assert brought_up(machine.run("debian/postinst", "configure", "1.2")[1]) == []
+
+
+def test_an_upgrade_enables_nothing_that_a_removal_long_ago_has_found_enabled(machine: Machine) -> None:
+    """A version that knows of no record may have been installed and its services disabled since."""
+    record = removed(machine, "ebb-hostagent")
+    assert machine.run("debian/preinst", "upgrade", "1.2")[0] == 0
+    assert brought_up(machine.run("debian/postinst", "configure", "1.2")[1]) == []
+    assert not record.exists()
+
+
+def test_a_removal_that_fails_while_it_disables_leaves_enabled_what_was(machine: Machine) -> None:
+    machine.program(
+        "systemctl",
+        'case "$*" in is-enabled*hostagent*) echo enabled ;; is-enabled*) exit 1 ;; disable*) exit 1 ;; esac',
+    )
+    assert machine.run("debian/prerm", "remove")[0] == 1
+    code, calls, _ = machine.run("debian/postinst", "abort-remove")
+    assert (code, calls) == (0, HOST_AGAIN)
+    # One that is refused has disabled nothing.
+    lab_is_up(machine)
+    machine.program("ebb", "exit 1")
+    assert machine.run("debian/prerm", "remove")[0] == 1
+    assert machine.run("debian/postinst", "abort-remove") == (0, [], "")
+
+
+def test_a_package_is_installed_again_where_no_systemd_runs_and_where_systemctl_fails(machine: Machine) -> None:
+    removed(machine, "ebb-hostagent")
+    machine.without_systemd()
+    machine.program("systemctl", "exit 1")
+    assert machine.run("debian/preinst", "install", "1.2")[0] == 0
+    code, calls, said = machine.run("debian/postinst", "configure", "1.2")
+    assert (code, brought_up(calls)) == (0, HOST_AGAIN[:1])
+    assert said == "ebbtide: it does not start by itself: systemctl enable ebb-hostagent.service\n"
+
+
+def test_a_purge_forgets_what_was_enabled(machine: Machine) -> None:
+    record = removed(machine, "ebb-hostagent")
+    assert record.exists()
+    assert machine.run("debian/postrm", "purge")[0] == 0
+    assert not record.parent.exists()
 
 
 ENABLE, RELOAD, RESTART, TRY_RESTART = (
