@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,16 +21,20 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_role_is_clean(name: str, tmp_path: Path) -> None:
+def run(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environ = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "ANSIBLE_HOME": str(tmp_path),
+        "HOME": str(home),
+        "ANSIBLE_HOME": str(home),
         "LC_ALL": "C.UTF-8",
         "NO_COLOR": "1",
     }
-    done = subprocess.run(COMMANDS[name], cwd=PLACE, env=environ, capture_output=True, text=True)
+    return subprocess.run(command, cwd=PLACE, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_role_is_clean(name: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *COMMANDS[name])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -45,3 +50,34 @@ def test_a_host_gets_the_packages_of_all_programs_that_its_agent_calls() -> None
     called = {PROGRAMS[program][0] for program in ("qemu-system-x86_64", "qemu-img", "libvirtd", "virtlogd")}
     assert set(installed) == called | {"iproute2"}
     assert (install["update_cache"], install["cache_valid_time"] > 0) == (True, True)
+
+
+def test_the_role_begins_only_where_it_is_said_at_which_url_the_manager_serves(tmp_path: Path) -> None:
+    """By its first task alone: the others would install packages on this machine."""
+    url = "https://10.0.0.1:7100"
+    given: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"ebbtide_manager_url": "10.0.0.1:7100"}, False),
+        ({"ebbtide_manager_url": url}, True),
+        ({"ebbtide_manager_environment": {"EBB_MANAGER": url}}, True),
+        # Root's own, on the manager.
+        ({"ebbtide_manager_environment": {"EBB_CONTEXT": "here"}}, True),
+    ]
+    first = of_role("tasks")[0]
+    assert set(first) == {"name", "ansible.builtin.assert"}
+    tasks = [
+        first | {"vars": some, "register": f"looked_{n}", "ignore_errors": True} for n, (some, _) in enumerate(given)
+    ]
+    looked = ", ".join(f"looked_{n}" for n in range(len(given)))
+    found = tmp_path / "found.json"
+    tasks.append({"ansible.builtin.copy": {"content": f"{{{{ [{looked}] | to_json }}}}", "dest": str(found)}})
+    # The groups are those of an inventory.
+    defaults = {name: value for name, value in of_role("defaults").items() if "query(" not in str(value)}
+    python = {"ansible_python_interpreter": sys.executable}
+    play = {"hosts": "localhost", "gather_facts": False, "vars": defaults | python, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+    done = run(tmp_path, "ansible-playbook", "--inventory", "localhost,", "-c", "local", str(tmp_path / "play.yml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(found.read_text(encoding="utf-8"))
+    assert [not result["failed"] for result in results] == [passes for _, passes in given]
+    assert results[0]["msg"].startswith("Set ebbtide_manager_url to the URL at which the manager serves")

@@ -158,11 +158,7 @@ def test_the_role_makes_a_machine_a_host_and_changes_nothing_a_second_time(lab: 
     given = {
         "ebbtide_host_id": "host-a",
         "ebbtide_package": str(next((lab.folder / "dist").glob("ebbtide_*.deb"))),
-        "ebbtide_manager_environment": {
-            "EBB_MANAGER": MANAGER,
-            "EBB_TOKEN_FILE": "/etc/ebbtide/token",
-            "EBB_CA": "/etc/ebbtide/tls/ca.pem",
-        },
+        "ebbtide_manager_url": MANAGER,
     }
     options = ("--inventory", str(inventory), "--become", "--extra-vars", json.dumps(given))
     environ = {
