@@ -8,6 +8,7 @@ from aiohttp import hdrs, web
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from cluster_manager.errors import InvalidBody, RequestError
+from cluster_manager.inventory.later_words import read_of_agent
 from cluster_manager.manager import Manager
 from ebbtide.messages.common import RequestId, problem_of
 from ebbtide.messages.labels import Selector, selector_of
@@ -46,16 +47,18 @@ def selector_in(query: dict[str, Any]) -> Selector:
 _REQUEST_ID: Final[TypeAdapter[str]] = TypeAdapter(RequestId)
 
 
-async def body_of(request: web.Request, form: type[B], *, later: bool = False) -> B:
+async def body_of(request: web.Request, form: type[B], *, agent: str | None = None) -> B:
     """The body in its form.
 
-    :param later: it may be a later version's, which says more.
+    :param agent: the host whose agent sends it, which may be of a later version and say more.
 
     :raises RequestError: 400 with the field.
     """
     try:
         # Strict: "3" is no number, as the OpenAPI document says.
-        return form.model_validate_json(await request.read(), strict=True, extra="ignore" if later else None)
+        if agent is not None:
+            return read_of_agent(form, await request.read(), agent, strict=True)
+        return form.model_validate_json(await request.read(), strict=True)
     except ValidationError as error:
         raise InvalidBody(problem_of(error)) from error
 

@@ -44,7 +44,7 @@ async def take_usage(request: web.Request) -> web.Response:
     manager.enrolments.refuse_revoked(host)
     raw = await request.read()
     async with manager.reporting(host, len(raw)):
-        manager.take_usage(host, await body_of(request, HostUsage, later=True))
+        manager.take_usage(host, await body_of(request, HostUsage, agent=host))
     return answer(UsageReply(every_s=SAMPLED_EVERY_S if manager.settings.history else UNWANTED_S))
 
 

@@ -63,7 +63,7 @@ async def take_report(request: web.Request) -> web.Response:
         if (repeated := await manager.repeat_report(host, raw)) is not None:
             return answer(repeated)
         async with manager.hosts.intake.turn(urgent=manager.hosts.ages(host)):
-            report = await body_of(request, HostReport, later=True)
+            report = await body_of(request, HostReport, agent=host)
         await asyncio.sleep(0)
         if report.id != host:
             raise RequestError(400, f"id: the report is of {report.id}, the path of {host}", "id")

@@ -10,7 +10,7 @@ from typing import Final
 from cluster_manager.alerts.outbox import Drop, Outbox, Outcome
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import Vector, is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.machines import CalibrationReport
 from ebbtide.messages.vms import VMState
@@ -214,7 +214,7 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
         sheet.put(CLUSTER.hosts, states[state], state)
     capacity, free, deflatable = _Sum(), _Sum(), _Sum()
     sums = {priority: (_Sum(), _Sum(), _Sum()) for priority in Priority}
-    vms: Counter[tuple[VMState, Priority]] = Counter()
+    vms: Counter[tuple[str, Priority]] = Counter()
     pressed = 0
     for host in hosts:
         report = host.report
@@ -224,7 +224,8 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
         free.add(report.free)
         deflatable.add(report.deflatable)
         for vm in report.vms:
-            vms[vm.state, vm.priority] += 1
+            # Words of hosts make no labels.
+            vms[vm.state.value if is_known(vm.state) else "unknown", vm.priority] += 1
             pressed += vm.pressure is not None
             if vm.state is VMState.STOPPED:
                 continue  # it holds nothing, which would look like deflation
@@ -239,4 +240,4 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
             sheet.put_amounts(metrics, found.vector, priority.value)
     sheet.put(CLUSTER.pressed, pressed)
     for (vm_state, priority), count in vms.items():
-        sheet.put(CLUSTER.vms, count, vm_state.value, priority.value)
+        sheet.put(CLUSTER.vms, count, vm_state, priority.value)

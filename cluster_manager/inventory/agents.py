@@ -17,6 +17,7 @@ import structlog
 from pydantic import BaseModel, ValidationError
 
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable
+from cluster_manager.inventory.later_words import read_of_agent
 from cluster_manager.settings import AgentLimits
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.messages.adoptions import MEASURED_S, Adoptable
@@ -345,8 +346,7 @@ class Agents:
         """
         raw = await self._raw_at(url, host, method, path, params, body, held_s, left_out)
         try:
-            # One of a later version may say more.
-            return answer.model_validate_json(raw, extra="ignore")
+            return read_of_agent(answer, raw, host)
         except ValidationError as error:
             raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
 

@@ -22,6 +22,7 @@ from cluster_manager.inventory.availability import Availability
 from cluster_manager.inventory.changes import Changes
 from cluster_manager.inventory.host_locks import HostLocks
 from cluster_manager.inventory.intake import Intake
+from cluster_manager.inventory.later_words import read_of_agent
 from cluster_manager.inventory.report_news import News, has_room_to_share, news_in
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
@@ -90,8 +91,7 @@ class Host:
         """One that cannot be read is that of a host of which nothing is known but its name, until the next."""
         if isinstance(stored := self._report, StoredHost):
             try:
-                # As one that comes in: one of a later version may say more.
-                self._report = HostReport.model_validate_json(stored.report_json, extra="ignore")
+                self._report = read_of_agent(HostReport, stored.report_json, stored.id)
             except ValidationError as error:
                 why = why_unread(error)
                 log.warning("a stored report cannot be read; the host's next one replaces it", host=stored.id, why=why)
@@ -219,7 +219,7 @@ class Hosts:
         """What to tell of a report: of VMs, only where the host's are recorded."""
         news: list[News] = []
         before = told.mode if told is not None else HostMode.ACTIVE
-        if report.mode is not before:
+        if report.mode != before:
             because = f" ({report.mode_reason})" if report.mode_reason else ""
             news.append(News("mode", None, f"{report.id} is {report.mode}{because}, was {before}"))
         news += news_in(report, told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ebbtide.messages.common import is_known
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.vms import VMState
@@ -65,7 +66,7 @@ def _of_vms(report: HostReport, known: HostReport | None) -> list[News]:
     before = {vm.name: vm.state for vm in known.vms} if known is not None else {}
     news = []
     for vm in stopped:
-        if before.get(vm.name) is vm.state:
+        if before.get(vm.name) is vm.state or not is_known(vm.state):
             continue
         where = f"on {report.id}: {vm.off_reason}"
         if vm.state is VMState.PAUSED:

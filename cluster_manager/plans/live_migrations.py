@@ -56,7 +56,7 @@ from cluster_manager.plans.report_queries import demand_of, has_template, missin
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import Vector, is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import OperationState
@@ -370,6 +370,8 @@ def _in_doubt(state: LiveMigrationPlan, event: Event) -> Step:
             found = status_in(report, vm)
             if found is not None and found.state is VMState.MIGRATING:
                 return _await(state, f"{vm} is still moving", home, event.elapsed_s)
+            if found is not None and not is_known(found.state):
+                return _await(state, stands(found), home, event.elapsed_s)
             if found is not None and found.state is not VMState.STOPPED:
                 return _abort(state, f"{vm} runs on {home}")
             progress = once(state.progress, f"{vm} is off on {home}")

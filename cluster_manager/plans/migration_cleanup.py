@@ -25,12 +25,14 @@ from cluster_manager.plans.plans import (
     unexpected,
 )
 from cluster_manager.plans.reclaim_steps import status_in
+from ebbtide.messages.common import is_known
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMState, VMStatus
 
 #: States of a VM that has come up.
 UP = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING)
+_DOING = {VMState.STOPPING: "being stopped", VMState.MIGRATING: "still leaving"}
 
 
 def has_arrived(found: VMStatus | None) -> bool:
@@ -96,8 +98,8 @@ def _on_reading(state: MovePlan, event: HostRead) -> Step:
         return instruct(state, Remove(host=host, step=state.step, vm=vm, reason="delete"))
     if found is None:
         return _cleared(state, f"{host} has no {vm} any more")
-    if found.state in (VMState.STOPPING, VMState.MIGRATING):
-        doing = "being stopped" if found.state is VMState.STOPPING else "still leaving"
+    if found.state in (VMState.STOPPING, VMState.MIGRATING) or not is_known(found.state):
+        doing = _DOING.get(found.state, found.state)
         return wait(state, f"{vm} is {doing} on {host}", stage, host, event.elapsed_s)
     if found.state is not VMState.STOPPED:
         # It was off when it moved: an operator has started it past the manager, and must not lose it.

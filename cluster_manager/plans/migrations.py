@@ -54,6 +54,7 @@ from cluster_manager.plans.reclaim_steps import (
 from cluster_manager.plans.report_queries import demand_of, has_template
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.common import is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
@@ -177,7 +178,7 @@ def _on_reading(state: MovePlan, report: HostReport, elapsed_s: float) -> Step:
     if present is not None and not state.starts:
         return _leave(state, f"{report.id} has a VM named {spec.name} that is another one")
     if present is not None:
-        return _found(state, present)
+        return _found(state, present, elapsed_s)
     if state.starts and state.lapses >= MOST_LAPSES:
         return _clean(state, f"{report.id} forgets that it was told to start {spec.name}")
     if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
@@ -249,7 +250,9 @@ def _in_doubt(state: MovePlan, event: Event) -> Step:
     match state.instruction, event:
         case ReadHost(), HostRead(report=report):
             present = status_in(report, vm)
-            return _found(state, present) if present is not None else _clean(state, f"{host}: {vm} was not started")
+            if present is not None:
+                return _found(state, present, event.elapsed_s)
+            return _clean(state, f"{host}: {vm} was not started")
         case ReadHost(), HostFailed():
             return wait(state, event.sentence, "unsure", host, event.elapsed_s)
         case AwaitHost(), HostBack():
@@ -268,8 +271,10 @@ def _in_doubt(state: MovePlan, event: Event) -> Step:
     raise unexpected(state, event)
 
 
-def _found(state: MovePlan, present: VMStatus) -> Step:
+def _found(state: MovePlan, present: VMStatus, elapsed_s: float) -> Step:
     """The VM is on the new host: it has come up there, or goes."""
+    if not is_known(present.state):
+        return wait(state, stands(present), "unsure", present.host, elapsed_s)
     if present.state in (*UP, VMState.PAUSED):
         return arrived(state, stands(present))
     return _clean(state, f"{present.host}: {present.name} did not come up")

@@ -27,6 +27,7 @@ from cluster_manager.plans.plans import (
 from cluster_manager.plans.removals import CancelPlan, ReinflationPlan, RemovalPlan, TargetPlan
 from cluster_manager.plans.returns import ReturnPlan
 from ebbtide.deflation.floors import HARD_FLOOR
+from ebbtide.messages.common import as_sent
 from ebbtide.messages.operations import OperationState
 
 AnyPlan = Annotated[
@@ -118,8 +119,8 @@ def read_plan(text: str) -> Plan:
     """A plan as it is stored."""
     # Every plan of the earlier version has this key, none of this one.
     if '"life":' in text and "life" in (found := json.loads(text)):
-        return _ANY.validate_python(_renewed(found))
-    return _ANY.validate_json(text)
+        return _ANY.validate_python(_renewed(found), context=as_sent)
+    return _ANY.validate_json(text, context=as_sent)
 
 
 def _renewed(found: dict[str, Any]) -> dict[str, Any]:

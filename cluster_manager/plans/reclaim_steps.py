@@ -26,7 +26,6 @@ from cluster_manager.plans.plans import (
     unexpected,
 )
 from cluster_manager.plans.report_queries import (
-    STANDS,
     closed,
     deflatable_beside,
     failed_layer,
@@ -34,6 +33,7 @@ from cluster_manager.plans.report_queries import (
     not_yet,
     reclaim_need,
     silent_on,
+    why_still,
 )
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.placement import placement_step
@@ -166,9 +166,9 @@ def without_paused(state: R, report: HostReport) -> R:
     nothing. One that was stopped on command is not charged.
     """
     still = {
-        vm.name: STANDS[vm.state]
+        vm.name: why
         for vm in report.vms
-        if vm.state in STANDS
+        if (why := why_still(vm))
         and vm.start_size is None
         and vm.priority is not Priority.FIXED
         and vm.name not in state.left_out

@@ -12,7 +12,7 @@ from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.resources import COMPONENTS, ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import Joining, joining, sizes_to_reach
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import Vector, is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
@@ -173,9 +173,15 @@ def allocations_of(report: HostReport) -> list[Allocation]:
     return [vm.allocation() for vm in report.vms if vm.start_size is None]
 
 
+def why_still(vm: VMStatus) -> str:
+    """What keeps a VM's agent from taking anything from it; empty: nothing."""
+    unknown = "" if is_known(vm.state) else f"is {vm.state}, a state that is not known here"
+    return STANDS.get(vm.state, unknown)
+
+
 def gives_nothing(vm: VMStatus) -> bool:
     """Whether a VM's agent takes nothing from it: it is under pressure, or its size cannot be changed now."""
-    return bool(vm.pressure) or vm.state in STANDS
+    return bool(vm.pressure) or bool(why_still(vm))
 
 
 def not_yet(report: HostReport, left_out: Collection[str] = ()) -> list[VMStatus]:

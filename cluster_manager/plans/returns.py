@@ -47,7 +47,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.return_queue import DEFAULT_PACE, ReturnPace, ReturnQueue, Waiting
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import Vector, is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import StartRequest
@@ -217,7 +217,7 @@ class Returns:
             if (status := found.get(spec.name)) is not None:
                 try:
                     # One that runs all the same needs no more than that this is written down.
-                    off = status.state in (VMState.STOPPED, VMState.STOPPING)
+                    off = status.state in (VMState.STOPPED, VMState.STOPPING) or not is_known(status.state)
                     least = least_to_return(spec, status, report) if off else ZERO
                     elsewhere = off and seen_elsewhere(report, spec, status) and fits_elsewhere(spec)
                     rows.append(Waiting(spec.name, least, elsewhere))

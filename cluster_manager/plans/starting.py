@@ -21,6 +21,7 @@ from cluster_manager.plans.plans import (
     unexpected,
 )
 from cluster_manager.plans.reclaim_steps import LifecyclePlan, concluded, end, reclaimed, status_in
+from ebbtide.messages.common import is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMState, VMStatus
@@ -49,6 +50,8 @@ def advance_starting(
                 return stays_off(state, off, f"{report.id} has no VM {vm} any more")
             if found.state is VMState.STOPPING:
                 return stays_off(state, off, f"it is still being stopped on {report.id}")
+            if not is_known(found.state):
+                return stays_off(state, off, f"it is {found.state} on {report.id}, a state that is not known here")
             if found.state is not VMState.STOPPED:
                 sentence = f"{vm} runs on {report.id}"
                 return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, report.id, sentence))

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from ebbtide.client.errors import ClientError, ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.tls import tls_problem
-from ebbtide.messages.common import Problem, problem_in
+from ebbtide.messages.common import Problem, as_sent, problem_in
 from ebbtide.messages.problem_codes import ProblemCode
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class Connection:
             body = await self._request("GET", path, query=query_of({**query, **page}))
             try:
                 # A manager of a later version may say more.
-                found.rows += [model.model_validate(row, extra="ignore") for row in body[key]]
+                found.rows += [model.model_validate(row, extra="ignore", context=as_sent) for row in body[key]]
                 if after is None:
                     found.changes = body.get("changes", 0)
                 # One page may be of all and another of changes: where the manager, or how much has changed, differs.
@@ -200,7 +200,7 @@ class Connection:
         answer = await self._request(method, path, query=query, body=body, headers=headers, held_s=held_s)
         try:
             # A manager of a later version may say more.
-            return model.model_validate(answer, extra="ignore")
+            return model.model_validate(answer, extra="ignore", context=as_sent)
         except ValidationError as error:
             raise ManagerUnreachable(f"{self.url} does not answer like a manager: {error}") from error
 

@@ -90,7 +90,8 @@ RESUME: Final = "`ebb host resume {host}` makes it active again"
 
 def reaction(mode: HostMode, event: HostEvent) -> Reaction:
     """What the agent does about an event in a mode."""
-    if event not in _NOT_DONE[mode]:
+    # A mode of a later version is one in which nothing is done for now.
+    if event not in _NOT_DONE.get(mode, _NOT_DONE[HostMode.PAUSED]):
         return Reaction.DONE
     return Reaction.REFUSED if event in _COMMANDS else Reaction.LEFT
 
@@ -103,7 +104,8 @@ def refusal(host: str, mode: HostMode, reason: str, event: HostEvent) -> str:
     if reaction(mode, event) is not Reaction.REFUSED:
         return ""
     because = f" ({reason})" if reason else ""
-    return f"{host} {_WHY[mode]}{because}; {RESUME.format(host=host)}"
+    why = _WHY.get(mode, f"is {mode}, a mode that is not known here")
+    return f"{host} {why}{because}; {RESUME.format(host=host)}"
 
 
 def takes_new_vms(mode: HostMode) -> bool:

@@ -6,10 +6,23 @@ Names carry units. A ``target`` is always the size to reach, never an amount; am
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic_core import CoreSchema, core_schema, from_json
 
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.errors import InvalidField
@@ -93,6 +106,51 @@ Rows: TypeAlias = Annotated[tuple[_T, ...], FailFast(), Field(max_length=MOST_VM
 Sentence = Annotated[str, AfterValidator(cleaned_text)]
 
 
+#: What a word is read as that no enum of this version has, by its field, its enum and the word; None: as it was sent.
+#: Bodies of a later version are validated with one as their context; without it an unknown word is an error.
+WordReader = Callable[[str, Any, str], StrEnum | None]
+#: Characters of a word of another daemon.
+_LONGEST_WORD: Final = 64
+
+
+def as_sent(field: str, kind: Any, word: str) -> None:
+    """The `WordReader` of those who only show what they read."""
+
+
+def is_known(word: StrEnum) -> bool:
+    """Whether this version has a word, or a later one has sent it."""
+    return word.value in type(word)._value2member_map_
+
+
+class _OpenWord:
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def read(value: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+            try:
+                return known(value)
+            except ValidationError:
+                if info.context is None or not isinstance(value, str):
+                    raise
+                word = cleaned_text(value, _LONGEST_WORD)
+                return info.context(info.field_name, source, word) or _unknown_member(source, word)
+
+        # An enum's own serializer warns of what it does not know.
+        as_is = core_schema.simple_ser_schema("any")
+        return core_schema.with_info_wrap_validator_function(read, handler(source), serialization=as_is)
+
+
+def _unknown_member(kind: Any, word: str) -> str:
+    """A member of an enum beside those that it has; of a `Literal` it is the word itself."""
+    if not isinstance(kind, type):
+        return word
+    member: StrEnum = str.__new__(kind, word)
+    member._name_ = member._value_ = word
+    return member
+
+
+#: An enum, or a `Literal` of words, in answers and reports: later versions have more of them.
+Open: TypeAlias = Annotated[_T, _OpenWord()]
+
+
 class Body(BaseModel):
     """Base of all bodies: unknown fields are refused, values cannot be changed after the check, numbers are finite."""
 
@@ -157,7 +215,7 @@ class FieldProblem(Body):
     """One field that is wrong."""
 
     field: str = Field(description="its path in the body, with points, or the parameter or header")
-    code: Literal["missing", "unknown", "invalid"] = Field("invalid", description="what is the matter with it")
+    code: Open[Literal["missing", "unknown", "invalid"]] = Field("invalid", description="what is the matter with it")
     detail: Sentence = Field(description="one sentence that says what is wrong")
 
 
@@ -215,7 +273,7 @@ def problem_in(status: int, raw: bytes | str) -> Problem | None:
         found: Any = from_json(raw)
         if isinstance(found, dict) and found.get("code") not in list(ProblemCode):
             found["code"] = code_of(status)
-        return Problem.model_validate(found, extra="ignore", strict=False)
+        return Problem.model_validate(found, extra="ignore", strict=False, context=as_sent)
     except (ValidationError, ValueError):
         return None
 

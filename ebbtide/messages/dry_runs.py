@@ -8,13 +8,13 @@ from pydantic import Field
 
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.ledger import Layer
-from ebbtide.messages.common import Body, Name, RequestId, Vector
+from ebbtide.messages.common import Body, Name, Open, RequestId, Vector
 
 
 class ForecastRow(Body):
     """One layer and one resource of a dry run; amounts in the unit of the resource's name."""
 
-    layer: Layer = Field(description="which")
+    layer: Open[Layer] = Field(description="which")
     resource: str = Field(description="the component of the vector")
     asked: float = Field(description="of this layer")
     could: float = Field(description="what it would take or give by the latest readings; nothing of it is verified")
@@ -62,7 +62,7 @@ class Forecast(Body):
     """The answer to a command with ``dry_run``: what would be done. Nothing has been changed or remembered."""
 
     request_id: RequestId
-    kind: Literal["target", "reclaim", "reinflate"] = Field(description="what was asked for")
+    kind: Open[Literal["target", "reclaim", "reinflate"]] = Field(description="what was asked for")
     host: Name = Field(description="the host's id")
     vms: tuple[VMForecast, ...] = Field(description="one row a VM")
     shortfall: Vector = Field(Vector(), description="what would be missing, of all VMs")
@@ -90,8 +90,8 @@ class DryRunReport(Body):
     """The answer to a creation or deletion with ``dry_run``, by the hosts' last reports; layers may give less."""
 
     request_id: RequestId
-    kind: Literal["create", "delete"] = Field(description="what was asked for")
-    would: Literal["done", "failed"] = Field(description="how the operation would end")
+    kind: Open[Literal["create", "delete"]] = Field(description="what was asked for")
+    would: Open[Literal["done", "failed"]] = Field(description="how the operation would end")
     sentence: str = Field(description="what would be done and why, or why it would be refused")
     host: Name | None = Field(None, description="where the VM would be, or is")
     hosts: tuple[HostChoice, ...] = Field((), description="in the order in which they would be tried")
@@ -99,7 +99,7 @@ class DryRunReport(Body):
     deflated: tuple[SizeChange, ...] = Field((), description="who would shrink, and by how much")
     grown: tuple[SizeChange, ...] = Field((), description="who would grow")
     preempted: tuple[Name, ...] = Field((), description="who would be stopped: the last resort")
-    reason: Literal["minimum", "shortfall"] | None = Field(None, description="why a VM would be preempted")
+    reason: Open[Literal["minimum", "shortfall"]] | None = Field(None, description="why a VM would be preempted")
     steps: tuple[str, ...] = Field((), description="what would be done, a sentence a step")
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.modes import HostMode
-from ebbtide.messages.common import Body, Name, Vector, WatchedPage
+from ebbtide.messages.common import Body, Name, Open, Vector, WatchedPage
 from ebbtide.messages.operations import VMOutcome
 from ebbtide.messages.vms import (
     NOTICE_S,
@@ -89,8 +89,8 @@ class DecisionPage(Body):
 class FindingRow(Body):
     """Whether one mechanism can be used on one VM now."""
 
-    mechanism: Mechanism = Field(description="its name")
-    layer: Layer = Field(description="to which it belongs")
+    mechanism: Open[Mechanism] = Field(description="its name")
+    layer: Open[Layer] = Field(description="to which it belongs")
     available: bool = Field(description="whether it can be used now")
     reason: str = Field(description="why not; where it is available: what is used")
     fix: str = Field("", description="what would make it available, to be copied")
@@ -121,7 +121,7 @@ class Explanation(Body):
     sentence: str = Field(description="why it has its size")
     bound: Vector | None = Field(description="what the host lets it hold, read just now; null: it could not be read")
     deflatable: Vector = Field(description="what could still be taken down to its minimum")
-    mode: HostMode = Field(description="of its host")
+    mode: Open[HostMode] = Field(description="of its host")
     mode_reason: str = Field("", description="as it was given")
     findings: tuple[FindingRow, ...] = Field(description="what each mechanism can do, by layer")
     resizes: tuple[PastResize, ...] = Field((), description="the latest, oldest first")
@@ -201,9 +201,9 @@ class VMExplanation(Body):
     """GET /v1/vms/NAME/explain of the manager: the host's explanation, and what the manager itself knows."""
 
     host: str | None = Field(description="where it is; null: on none")
-    state: ManagedState = Field(description="what it is doing")
+    state: Open[ManagedState] = Field(description="what it is doing")
     sentence: str = Field(description="what the manager did with it last, and why")
-    on_preemption: OnPreemption = Field(OnPreemption.STOP, description=PREEMPTION_WORDS)
+    on_preemption: Open[OnPreemption] = Field(OnPreemption.STOP, description=PREEMPTION_WORDS)
     preemption_notice_s: float = Field(NOTICE_S, description=NOTICE_WORDS)
     preempted: Preempted | None = Field(None, description="since when it waits for room, and why; null: it does not")
     explanation: Explanation | None = Field(description="of the host; null where it cannot be had")

@@ -16,6 +16,7 @@ from ebbtide.messages.common import (
     ChangingPage,
     Health,
     Name,
+    Open,
     Rows,
     Sentence,
     Size,
@@ -64,7 +65,7 @@ class HostReport(Body):
     deflatable: Vector = Field(description="what could still be taken from its VMs")
     vm_overhead_mib: float = Field(ge=0, le=1e6, description="memory that each VM is charged beyond its size, MiB")
     accelerator: Sentence = Field(description="kvm or qemu (software emulation)")
-    mode: HostMode = Field(HostMode.ACTIVE, description="what the host is to do")
+    mode: Open[HostMode] = Field(HostMode.ACTIVE, description="what the host is to do")
     mode_reason: Sentence = Field("", description="as it was given")
     unavailable: Sentence = Field(
         "", max_length=1000, description="why its hypervisor does not answer; empty if it does"
@@ -101,7 +102,7 @@ class HostStatus(Body):
 
     id: Name = Field(description="the host's id")
     url: str = Field(description="where its agent listens")
-    state: Literal["ready", "overcommitted", "unavailable", "silent"] = Field(
+    state: Open[Literal["ready", "overcommitted", "unavailable", "silent"]] = Field(
         description="only a ready host gets new VMs; overcommitted: its VMs hold more than it has; unavailable: its "
         "hypervisor does not answer; a silent one does not report, and is never assumed empty"
     )
@@ -111,7 +112,7 @@ class HostStatus(Body):
     free: Vector = Field(description="what it could give away")
     deflatable: Vector = Field(description="what could still be taken from its VMs")
     accelerator: str = Field(description="kvm or qemu (software emulation)")
-    mode: HostMode = Field(HostMode.ACTIVE, description="what the host is to do")
+    mode: Open[HostMode] = Field(HostMode.ACTIVE, description="what the host is to do")
     mode_reason: str = Field("", description="as it was given")
     vms: tuple[str, ...] = Field(description="names of its VMs")
     version: str = Field("", description="differs when its capacity, address or mode does")
@@ -135,7 +136,7 @@ class ForgottenHost(Body):
 class ModeStatus(Body):
     """GET /v1/mode of a host agent."""
 
-    mode: HostMode = Field(description="what it is to do")
+    mode: Open[HostMode] = Field(description="what it is to do")
     reason: str = Field("", description="as it was given")
     since: float | None = Field(None, description="seconds since the epoch; null: never changed")
     sentence: str = Field(description="the same in words")
@@ -148,7 +149,7 @@ ManagerRole = Literal["leader", "standby"]
 class ManagerHealth(Health):
     """The manager runs, and which role it has at this moment."""
 
-    role: ManagerRole = Field(description="leader, or standby, which answers nothing else")
+    role: Open[ManagerRole] = Field(description="leader, or standby, which answers nothing else")
 
 
 class Readiness(Body):
@@ -163,7 +164,7 @@ class Caller(Body):
     """GET /v1/whoami: what the request's token is good for."""
 
     name: str = Field(description="as the tokens file has it")
-    role: Literal["viewer", "operator", "admin"] = Field(
+    role: Open[Literal["viewer", "operator", "admin"]] = Field(
         description="a viewer looks, an operator changes, an admin invites hosts"
     )
     sentence: str = Field(description="the same in words")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ebbtide.messages.common import LARGEST, Body, Name, Page, Sentence
+from ebbtide.messages.common import LARGEST, Body, Name, Open, Page, Sentence
 
 
 class CoreChange(Body):
@@ -34,7 +34,7 @@ class MachineRanking(Body):
     host: str | None = Field(description="where it runs")
     cores: int = Field(description="usable now, whole")
     since_change_s: float | None = Field(None, description="time since the last core change; null if there was none")
-    last_change: Literal["growth", "shrink"] | None = Field(
+    last_change: Open[Literal["growth", "shrink"]] | None = Field(
         None, description="its last core change; null: there was none"
     )
     duration_s: float = Field(description="of the task that was asked about, seconds")

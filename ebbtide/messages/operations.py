@@ -9,14 +9,14 @@ from pydantic import Field
 
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.ledger import Layer, LedgerEntry
-from ebbtide.messages.common import Body, Name, RequestId, Rows, Sentence, Vector, WatchedPage
+from ebbtide.messages.common import Body, Name, Open, RequestId, Rows, Sentence, Vector, WatchedPage
 from ebbtide.messages.problem_codes import ReasonCode
 
 
 class LedgerRow(Body):
     """One layer and one resource of one deflation; amounts in the unit of the resource's name."""
 
-    layer: Layer = Field(description="which")
+    layer: Open[Layer] = Field(description="which")
     resource: Sentence = Field(description="the component of the vector")
     asked: float = Field(description="of this layer")
     promised: float = Field(description="by the layer before it was measured")
@@ -72,7 +72,7 @@ class VMOutcome(Body):
 class Reason(Body):
     """Why an operation did not do all that it was asked for, for programs."""
 
-    code: ReasonCode = Field(description="stable; later versions have more codes")
+    code: Open[ReasonCode] = Field(description="stable; later versions have more codes")
     asked: Vector | None = Field(None, description="what there was to be room for; null: it was about no room")
     missing: Vector = Field(Vector(), description="what was not verified of what was asked for")
 
@@ -90,27 +90,29 @@ class Operation(Body):
     """One operation and, when it has ended, what it did and why, in one sentence."""
 
     request_id: RequestId
-    kind: Literal[
-        "create",
-        "delete",
-        "target",
-        "reclaim",
-        "reinflate",
-        "mode",
-        "stop",
-        "start",
-        "resize",
-        "migrate",
-        "adopt",
-        "release",
-        "withdraw",
-        "return",
-        "arrive",
-        "depart",
-        "live-migrate",
-        "cancel",
+    kind: Open[
+        Literal[
+            "create",
+            "delete",
+            "target",
+            "reclaim",
+            "reinflate",
+            "mode",
+            "stop",
+            "start",
+            "resize",
+            "migrate",
+            "adopt",
+            "release",
+            "withdraw",
+            "return",
+            "arrive",
+            "depart",
+            "live-migrate",
+            "cancel",
+        ]
     ] = Field(description="what was asked for")
-    state: OperationState = Field(description="where it stands")
+    state: Open[OperationState] = Field(description="where it stands")
     sentence: Sentence = Field(description="what it did and why, or how far it is")
     vm: str | None = Field(None, description="which VM it is about; null: it is about none, or several")
     host: str | None = Field(None, description="where it is at work; null: nowhere yet")

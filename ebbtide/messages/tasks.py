@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ebbtide.deflation.errors import InvalidField
-from ebbtide.messages.common import Body, Name, RequestId, WatchedPage
+from ebbtide.messages.common import Body, Name, Open, RequestId, WatchedPage
 
 #: A word of a command; no NUL, which no program can be given.
 Word = Annotated[str, Field(max_length=2048, pattern=r"^[^\x00]*$")]
@@ -89,14 +89,16 @@ class ManagedTask(Body):
     """A task as the manager has it. Times are seconds since the epoch."""
 
     name: Name = Field(description="its name")
-    state: TaskState = Field(description="where it stands")
+    state: Open[TaskState] = Field(description="where it stands")
     cores: int = Field(description="it holds while it runs")
     duration_s: float | None = Field(description="how long it is expected to run; null: unknown")
     restartable: bool = Field(description="whether it may be begun again")
     max_attempts: int = Field(description="so often it is begun at the most")
     preemption_aversion: float = Field(0.0, description="as it was asked for")
     checkpoint_s: float | None = Field(None, description="it saves its work every so often")
-    checkpoint_signal: CheckpointSignal | None = Field(None, description="its command gets it before its machine goes")
+    checkpoint_signal: Open[CheckpointSignal] | None = Field(
+        None, description="its command gets it before its machine goes"
+    )
     checkpoint_grace_s: float | None = Field(None, description="so long it needs to save its work then")
     command: tuple[str, ...] = Field(description="a program and its arguments")
     machine: str | None = Field(None, description="where it runs, or ran last")
@@ -115,7 +117,7 @@ class TaskOutput(Body):
     """GET /v1/tasks/{name}/output: a part of what a task's last attempt prints. Offsets and size are bytes."""
 
     name: Name = Field(description="the task's name")
-    state: TaskState = Field(description="where the task stood before the output was read")
+    state: Open[TaskState] = Field(description="where the task stood before the output was read")
     attempt: int = Field(ge=1, description="the number of the attempt; another one has another output")
     running: bool = Field(description="whether that attempt still runs, and may print more")
     text: str = Field(description="the part as UTF-8, with U+FFFD for what is none")
@@ -183,7 +185,7 @@ class AcquirerMachineStatus(Body):
     """A machine of the acquirer. Times are seconds since the epoch."""
 
     name: Name
-    standing: Standing = Field(description="held; leaving: it takes no new task; empty: it is being given back")
+    standing: Open[Standing] = Field(description="held; leaving: it takes no new task; empty: it is being given back")
     cores: int | None = Field(None, description="usable now, whole; null: no host tells, or it is leaving")
     came_at: float = Field(description="when it was placed, seconds since the epoch")
     unchanged_s: float | None = Field(None, description="since its last core change; null: more than a day, or leaving")

@@ -22,11 +22,13 @@ from ebbtide.messages.common import (
     Body,
     ChangingPage,
     Name,
+    Open,
     Page,
     Sentence,
     Size,
     StopSeconds,
     Vector,
+    is_known,
 )
 from ebbtide.messages.labels import LABEL_WORDS, Labels
 from ebbtide.messages.minimums import AnyShares, Utility
@@ -66,7 +68,7 @@ class VMSpec(Body):
     """A VM as it is asked for."""
 
     name: Name = Field(description="the VM's name")
-    priority: Priority = Field(
+    priority: Open[Priority] = Field(
         Priority.DEFLATABLE,
         description=PRIORITY_WORDS,
     )
@@ -74,12 +76,14 @@ class VMSpec(Body):
     minimum: Size = Field(Vector(), description="never less than this; raised to the hard floors")
     minimum_share: AnyShares | None = Field(None, description="the minimum as a share of nominal, instead of minimum")
     utility: Utility | None = Field(None, description="the minimum by the application's utility, instead of minimum")
-    start: Literal["nominal", "deflated"] = Field("nominal", description="deflated: smaller where nominal does not fit")
+    start: Open[Literal["nominal", "deflated"]] = Field(
+        "nominal", description="deflated: smaller where nominal does not fit"
+    )
     ceiling: Size | None = Field(None, description="harvest VMs only: up to where they may grow")
     template: Name = Field("lab", description="of its host, by name")
     xml: str | None = Field(None, max_length=65_536, description="domain XML instead of a template; for admins only")
     boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")
-    on_preemption: OnPreemption = Field(
+    on_preemption: Open[OnPreemption] = Field(
         OnPreemption.STOP,
         description="stop: it keeps its disk and waits for room; suspend: its memory is saved, too, where disk and "
         "time allow that; delete: it goes with its disk",
@@ -102,7 +106,8 @@ class VMSpec(Body):
         for field, size in (("nominal", self.nominal), ("ceiling", self.ceiling)):
             if size is not None and size.cpu_cores > MOST_CORES:
                 raise InvalidField(f"{field}.cpu_cores", f"must be at most {MOST_CORES}")
-        check_sizes(self.priority, self.nominal.vector(), self.asked_minimum(), ceiling)
+        if is_known(self.priority):
+            check_sizes(self.priority, self.nominal.vector(), self.asked_minimum(), ceiling)
         if self.boot_memory_mib is not None:
             if self.boot_memory_mib > self.nominal.memory_mib:
                 raise InvalidField("boot_memory_mib", "exceeds nominal.memory_mib")
@@ -173,8 +178,8 @@ class VMStatus(Body):
     name: Name = Field(description="the VM's name")
     host: Sentence = Field(description="the host's id")
     domain: Sentence = Field(description="the name in libvirt")
-    state: VMState = Field(description="what it is doing")
-    priority: Priority = Field(description=PRIORITY_WORDS)
+    state: Open[VMState] = Field(description="what it is doing")
+    priority: Open[Priority] = Field(description=PRIORITY_WORDS)
     nominal: Size = Field(description="what it was sold")
     minimum: Size = Field(description="effective: raised to the hard floors")
     ceiling: Size | None = Field(None, description="harvest VMs only: up to where it may grow")
@@ -182,7 +187,7 @@ class VMStatus(Body):
     overhead_mib: float = Field(ge=0, le=1e6, description="memory that it is charged beyond its size, MiB")
     generation: int = Field(ge=0, le=LARGEST, description="of its latest target")
     guest_connected: bool = Field(description="whether its guest agent answers")
-    guest_kind: GuestKind = Field(GuestKind.AGENT, description=KIND_WORDS)
+    guest_kind: Open[GuestKind] = Field(GuestKind.AGENT, description=KIND_WORDS)
     template: Name = Field("lab", description="of its host, by name")
     boot_memory_mib: float = Field(ge=0, le=MOST, description="memory that cannot be unplugged, MiB")
     not_yet: NotYetDeflatable | None = Field(None, description="memory that can be taken soon; null: now, or never")
@@ -258,19 +263,19 @@ class ClusterVM(Body):
 
     name: Name
     host: str | None = Field(description="where it is; null: on none")
-    state: ManagedState = Field(description="what it is doing")
-    priority: Priority = Field(description=PRIORITY_WORDS)
+    state: Open[ManagedState] = Field(description="what it is doing")
+    priority: Open[Priority] = Field(description=PRIORITY_WORDS)
     nominal: Vector = Field(description="what it was sold")
     minimum: Vector = Field(description="never less than this; raised to the hard floors")
     ceiling: Vector | None = Field(None, description="harvest VMs only: up to where it may grow")
     current: Vector = Field(description="what its host lets it hold, as it was committed last")
     generation: int = Field(description="of its latest target; the next one is higher")
     guest_connected: bool = Field(False, description="whether its guest agent answers")
-    guest_kind: GuestKind = Field(GuestKind.AGENT, description=KIND_WORDS)
+    guest_kind: Open[GuestKind] = Field(GuestKind.AGENT, description=KIND_WORDS)
     sentence: str = Field(description="what happened to it last, and why")
     version: str = Field("", description="differs when anything that a client can change does: for If-Match")
     at_next_start: VMSpec | None = Field(None, description="what it becomes at its next start, where it cannot be now")
-    on_preemption: OnPreemption = Field(OnPreemption.STOP, description=PREEMPTION_WORDS)
+    on_preemption: Open[OnPreemption] = Field(OnPreemption.STOP, description=PREEMPTION_WORDS)
     preemption_notice_s: float = Field(NOTICE_S, description=NOTICE_WORDS)
     steady: bool = Field(True, description="whether steady mode may trim it, where its host has that on")
     preempted: Preempted | None = Field(None, description="since when it waits for room, and why; null: it does not")
