@@ -11,7 +11,7 @@ from cluster_manager.store.tasks import TaskNote
 from ebbtide.deflation.allocations import Allocation, Priority, deflatable_capacity, free_capacity
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import Vector, as_sent
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
@@ -45,6 +45,11 @@ def status_of(spec: VMSpec, host: str, current: Vector | None = None, state: VMS
         guest_connected=True,
         boot_memory_mib=384,
     )
+
+
+def hibernating(vm: VMStatus) -> VMStatus:
+    """A VM in a state that only a later version knows."""
+    return VMStatus.model_validate({**vm.model_dump(), "state": "hibernating"}, context=as_sent)
 
 
 def gives(vm: VMStatus) -> bool:
