@@ -79,7 +79,9 @@ class _Cluster:
     minimum: Amounts = amounts("ebbtide_cluster_minimum", "The minimums of VMs that are not off", ("priority",))
     bound: Amounts = amounts("ebbtide_cluster_bound", "What hosts let VMs hold", ("priority",))
     pressed: Metric = gauge("cluster_vms_under_pressure", "VMs under pressure.")
-    vms: Metric = gauge("cluster_vms", "VMs that hosts report.", "state", "priority")
+    vms: Metric = gauge(
+        "cluster_vms", "VMs that hosts report; state: unknown where only later versions know it.", "state", "priority"
+    )
     waiting: Metric = gauge("cluster_preempted_vms", "Preempted VMs that wait for room.", "host")
     oldest: Metric = gauge("cluster_preempted_oldest_timestamp_seconds", "Since when the first of them waits.", "host")
 

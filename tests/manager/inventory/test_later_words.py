@@ -68,7 +68,9 @@ async def test_a_vm_of_a_priority_that_is_not_known_is_counted_as_a_fixed_one(cl
     larger = {"cpu_cores": 3.0, "memory_mib": 800.0}
     await report(cluster, {"priority": "spot", "ceiling": larger, "current": larger})
     assert cluster.manager is not None
-    row = next(vm for vm in cluster.manager.hosts.get("host-a").report.vms if vm.name == "low-1").allocation()
+    status = cluster.manager.hosts.vm("host-a", "low-1")
+    assert status is not None
+    row = status.allocation()
     assert (row.priority.value, row.charge.cpu_cores, row.charge.memory_mib) == ("fixed", 3.0, 900.0)
     assert row.deflatable.is_zero()
 

@@ -36,7 +36,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
-from ebbtide.messages.vms import VMStatus
+from ebbtide.messages.vms import VMState, VMStatus
 from tests.hostagent.fake_moves import ADDRESS
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -136,7 +136,7 @@ def test_one_that_does_not_move_is_not_asked_again_and_the_time_is_the_same() ->
 
 def test_one_that_is_still_moving_when_time_is_up_is_left_alone() -> None:
     late = Moved(32.5, False, "low-1 is still moving to b")
-    moving = at_a(low("low-1", LEAST, state="migrating"), low("low-2", LEAST), at=32.5, room=0.1)
+    moving = at_a(low("low-1", LEAST, state=VMState.MIGRATING), low("low-2", LEAST), at=32.5, room=0.1)
     instruction = after(*RECLAIMED, SHRUNK, late, moving).state.instruction
     assert not isinstance(instruction, Preempt) or instruction.vm == "low-2"
 
