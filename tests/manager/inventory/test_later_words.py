@@ -15,6 +15,7 @@ from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.credentials import report_token
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
+from tests.manager.plan_events import hibernating
 
 READER = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -98,6 +99,14 @@ async def test_a_stored_report_with_words_that_are_not_known_is_recalled(cluster
     known = cluster.manager.hosts.get("host-a")
     assert known is not None
     assert [status.state.value for status in known.report.vms] == ["hibernating", "running"]
+
+
+async def test_an_agent_that_is_asked_may_answer_with_them_too(cluster: Cluster) -> None:
+    agent = cluster.agents[0]
+    agent.vms["low-1"] = hibernating(agent.vms["low-1"])
+    low_3, reads = vm("low-3", cpu_cores=1.0, memory_mib=400.0), agent.reads
+    assert (await cluster.create(low_3)).state is OperationState.DONE, "there is room beside it"
+    assert agent.reads > reads
 
 
 @pytest.mark.parametrize(
