@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster_manager.api import metric_families as of_manager
+from ebbtide.rest.metrics.sheet import COMMON
 from ebbtide.rest.roles import Role, needed
+from hostagent.api import metric_families as of_agent
 from tests.deploy.names import unknown_names
 from tests.promtool import promtool
 
@@ -31,6 +34,29 @@ def test_the_lines_for_tls_are_taken_in_both_jobs_and_for_the_list_of_targets(tm
     manager, hosts = yaml.safe_load(text)["scrape_configs"]
     assert (manager["scheme"], hosts["scheme"]) == ("https", "https")
     assert manager["tls_config"] == hosts["tls_config"] == hosts["http_sd_configs"][0]["tls_config"]
+
+
+def test_of_a_host_all_that_is_its_own_is_taken_and_nothing_that_managers_or_rules_say() -> None:
+    _, hosts = yaml.safe_load((DIRECTORY / "prometheus.yml").read_text())["scrape_configs"]
+    (relabel,) = hosts["metric_relabel_configs"]
+    assert (relabel["source_labels"], relabel["action"]) == (["__name__"], "drop")
+    dropped = re.compile(relabel["regex"]).fullmatch
+    own = [metric.name for metric in (*COMMON, *of_agent.declared())]
+    managers = [metric.name for metric in of_manager.declared()]
+    recorded = re.findall(r"record: (\S+)", RULES)
+    assert [name for name in own if dropped(name)] == []
+    assert [name for name in (*managers, *recorded) if not dropped(name)] == []
+
+
+def test_the_job_of_this_machine_is_one_and_takes_of_an_agent_what_the_job_of_hosts_takes(tmp_path: Path) -> None:
+    head, local = (DIRECTORY / "prometheus.yml").read_text().split("  # - job_name: ebbtide-local", 1)
+    local = re.sub(r"^  # ", "  ", "  # - job_name: ebbtide-local" + local, flags=re.MULTILINE)
+    local = re.sub(r"^    # (metric|  -)", r"    \1", local, flags=re.MULTILINE)
+    (tmp_path / "prometheus.yml").write_text(head + local)
+    (tmp_path / "ebbtide.rules.yml").write_text(RULES)
+    assert "SUCCESS" in promtool("check", "config", "--syntax-only", "prometheus.yml", directory=tmp_path)
+    _, hosts, own = yaml.safe_load(head + local)["scrape_configs"]
+    assert own["metric_relabel_configs"] == hosts["metric_relabel_configs"]
 
 
 def test_the_rules_pass_promtool_and_their_own_tests() -> None:
