@@ -235,11 +235,15 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
             nominal.add(vm.nominal)
             minimum.add(vm.minimum)
             bound.add(vm.current)
-    for metrics, found in ((CLUSTER.capacity, capacity), (CLUSTER.free, free), (CLUSTER.deflatable, deflatable)):
-        sheet.put_amounts(metrics, found.vector)
+    own = capacity.vector
+    # VMs may have bandwidths of which their hosts declare none.
+    sold = sum((nominal.vector for nominal, _, _ in sums.values()), own)
+    sheet.put_amounts(CLUSTER.capacity, own, own)
+    sheet.put_amounts(CLUSTER.free, free.vector, own)
+    sheet.put_amounts(CLUSTER.deflatable, deflatable.vector, sold)
     for priority, three in sums.items():
         for metrics, found in zip((CLUSTER.nominal, CLUSTER.minimum, CLUSTER.bound), three, strict=True):
-            sheet.put_amounts(metrics, found.vector, priority.value)
+            sheet.put_amounts(metrics, found.vector, sold, priority.value)
     sheet.put(CLUSTER.pressed, pressed)
     for (vm_state, priority), count in vms.items():
         sheet.put(CLUSTER.vms, count, vm_state, priority.value)

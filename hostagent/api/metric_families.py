@@ -182,6 +182,8 @@ class _Guests:
 HOST: Final = _Host
 VMS: Final = _VMs
 GUESTS: Final = _Guests
+#: What the VMs of a host may declare together, whatever the host itself declares.
+_ANY: Final = ResourceVector(1.0, 1.0, 1.0, 1.0)
 
 
 def declared() -> Iterator[Metric]:
@@ -243,14 +245,17 @@ def sheet_of(facts: HostFacts) -> Sheet:
     for mode in HostMode:
         sheet.put(HOST.mode, report.mode is mode, mode.value)
     sheet.put(HOST.hypervisor_up, not report.unavailable)
-    for metrics, vector in (
-        (HOST.capacity, report.capacity),
-        (HOST.free, report.free),
-        (HOST.deflatable, report.deflatable),
-        (HOST.beyond, report.overcommitted),
-        (HOST.budget, report.budget),
+    own = report.capacity.vector()
+    # VMs may have bandwidths of which their host declares none.
+    sold = sum((vm.nominal.vector() for vm in report.vms), own)
+    for metrics, vector, declared_by in (
+        (HOST.capacity, report.capacity, own),
+        (HOST.free, report.free, own),
+        (HOST.deflatable, report.deflatable, sold),
+        (HOST.beyond, report.overcommitted, own),
+        (HOST.budget, report.budget, own),
     ):
-        sheet.put_amounts(metrics, vector.vector())
+        sheet.put_amounts(metrics, vector.vector(), declared_by)
     sheet.put(HOST.reserve, report.reserve_mib * MIB)
     sheet.put(HOST.trimmed, facts.trimmed_mib * MIB)
     sheet.put(HOST.given_back, facts.given_back_mib * MIB)
@@ -272,10 +277,10 @@ def sheet_of(facts: HostFacts) -> Sheet:
     for outcome in ("ok", "error", "timeout", "gone"):
         sheet.put(HOST.calls, facts.calls.outcomes[outcome], outcome)
     sheet.put_spread(HOST.call, facts.calls.seconds)
-    _put_tally(sheet, HOST, facts.tally)
+    _put_tally(sheet, HOST, facts.tally, _ANY)
     for vm in facts.vms:
         _put_vm(sheet, vm)
-        _put_tally(sheet, VMS, vm.tally, vm.status.name)
+        _put_tally(sheet, VMS, vm.tally, vm.status.nominal.vector(), vm.status.name)
         if vm.said is not None:
             _put_guest(sheet, vm.status.name, *vm.said)
         sheet.put(GUESTS.cpus, vm.online, vm.status.name)
@@ -292,7 +297,7 @@ def put_machine(sheet: Sheet, machine: Machine) -> None:
 
 
 def _put_vm(sheet: Sheet, facts: VMFacts) -> None:
-    vm = facts.status
+    vm, sold = facts.status, facts.status.nominal.vector()
     sheet.put(VMS.info, 1.0, vm.name, vm.priority.value, vm.guest_kind.value, vm.template)
     sheet.put(VMS.state, 1.0, vm.name, vm.state.value)
     for metrics, vector in (
@@ -303,7 +308,7 @@ def _put_vm(sheet: Sheet, facts: VMFacts) -> None:
         (VMS.asks, vm.asks),
     ):
         if vector is not None:
-            sheet.put_amounts(metrics, vector.vector(), vm.name)
+            sheet.put_amounts(metrics, vector.vector(), sold, vm.name)
     sheet.put(VMS.resident, _bytes(facts.resident_mib), vm.name)
     sheet.put(VMS.pressure, vm.pressure is not None, vm.name)
     sheet.put(VMS.claims, vm.pressure_budget_s, vm.name)
@@ -316,7 +321,9 @@ def _put_vm(sheet: Sheet, facts: VMFacts) -> None:
     sheet.put(VMS.contended, vm.contention is not None, vm.name)
 
 
-def _put_tally(sheet: Sheet, metrics: type[_Host] | type[_VMs], tally: Tally, *vm: str) -> None:
+def _put_tally(
+    sheet: Sheet, metrics: type[_Host] | type[_VMs], tally: Tally, declared_by: ResourceVector, *vm: str
+) -> None:
     for direction, ending in product(DIRECTIONS, ENDINGS):
         # There from the beginning, so that the first one is an increase.
         sheet.put(metrics.resizes, tally.resizes[direction, ending], *vm, direction, ending)
@@ -325,7 +332,7 @@ def _put_tally(sheet: Sheet, metrics: type[_Host] | type[_VMs], tally: Tally, *v
             amount = ResourceVector(
                 *(max(found.get((direction, layer, component), 0.0), 0.0) for component in COMPONENTS)
             )
-            sheet.put_amounts(vectors, amount, *vm, direction, layer)
+            sheet.put_amounts(vectors, amount, declared_by, *vm, direction, layer)
     for (direction, layer), seconds in tally.seconds.items():
         sheet.put(metrics.seconds, seconds, *vm, direction, layer)
     for (direction, component, reason), count in tally.shortfalls.items():

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.rest.metrics.sheet import COMMON, Metric, Sheet, amounts, counter, gauge
+from ebbtide.rest.metrics.sheet import COMMON, MIB, Metric, Sheet, amounts, counter, gauge
 from ebbtide.rest.metrics.stalls import LoopWatch
 from ebbtide.rest.metrics.totals import Distribution
 from tests.promtool import check_metrics
@@ -28,7 +28,7 @@ def test_values_are_written_as_prometheus_reads_them() -> None:
     sheet.put(AGE, 1.5, 'a "b"\n')
     sheet.put(AGE, None, "unknown")
     sheet.put(CALLS, 3)
-    sheet.put_amounts(SIZE, ResourceVector(cpu_cores=1.5, memory_mib=2.0), "a")
+    sheet.put_amounts(SIZE, ResourceVector(cpu_cores=1.5, memory_mib=2.0), ResourceVector(), "a")
     sheet.put_spread(TIME, spread, "a")
     sheet.put_common(LoopWatch())
     # What is counted later is not on this sheet.
@@ -53,6 +53,16 @@ def test_values_are_written_as_prometheus_reads_them() -> None:
     # Not declared by this thing: neither disk nor network.
     assert "bytes_per_second" not in text.decode()
     assert any(line.startswith("process_cpu_seconds_total ") for line in lines)
+
+
+def test_nothing_left_of_a_bandwidth_is_zero_where_it_is_declared_and_left_out_where_it_is_not() -> None:
+    sheet = Sheet(SIZE)
+    sheet.put_amounts(SIZE, ResourceVector(network_mib_s=1.0), ResourceVector(disk_mib_s=100.0), "a")
+    sheet.put_amounts(SIZE, ResourceVector(), ResourceVector(), "b")
+    found = sheet.values()
+    assert found[SIZE.cpu.name] == {("a",): 0.0, ("b",): 0.0}
+    assert found[SIZE.disk.name] == {("a",): 0.0}
+    assert found[SIZE.network.name] == {("a",): MIB}
 
 
 def test_what_was_not_declared_cannot_be_written() -> None:

@@ -125,12 +125,17 @@ class Sheet:
         """Write a histogram down, as it is now."""
         self._rows[metric].append((labels, (found.buckets(), found.total)))
 
-    def put_amounts(self, metrics: Amounts, found: ResourceVector, *labels: str) -> None:
-        """Write a vector down; disk and network only where there is something of them."""
+    def put_amounts(self, metrics: Amounts, found: ResourceVector, declared: ResourceVector, *labels: str) -> None:
+        """Write a vector down.
+
+        :param declared: a 0 of disk or network of which this has nothing is no figure, and is left out.
+        """
         self.put(metrics.cpu, found.cpu_cores, *labels)
         self.put(metrics.memory, found.memory_mib * MIB, *labels)
-        self.put(metrics.disk, found.disk_mib_s * MIB or None, *labels)
-        self.put(metrics.network, found.network_mib_s * MIB or None, *labels)
+        if declared.disk_mib_s or found.disk_mib_s:
+            self.put(metrics.disk, found.disk_mib_s * MIB, *labels)
+        if declared.network_mib_s or found.network_mib_s:
+            self.put(metrics.network, found.network_mib_s * MIB, *labels)
 
     def put_common(self, watch: LoopWatch) -> None:
         """Write down what both daemons have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,28 @@ async def test_the_first_of_anything_is_an_increase_since_its_series_was_there_a
     assert before['ebbtide_vm_resizes_total{direction="deflate",outcome="short",vm="low-2"}'] == 0.0
     assert before['ebbtide_host_resizes_total{direction="deflate",outcome="short"}'] == 0.0
     assert before['ebbtide_host_shortfalls_total{direction="deflate",reason="unasked",resource="cpu_cores"}'] == 0.0
+    # Also of what the host does not declare, for its VMs may.
+    hypervisors = '{direction="deflate",layer="hypervisor"}'
+    assert before[f"ebbtide_host_layer_asked_disk_bytes_per_second_total{hypervisors}"] == 0.0
+    assert not [name for name in after if name.startswith("ebbtide_vm_layer_asked_disk")], "which was never asked for"
+
+
+async def test_a_bandwidth_that_is_declared_is_told_at_zero_and_one_that_is_not_is_left_out(
+    agent: Agent, two_vms: list[Domain]
+) -> None:
+    facts = facts_of(agent)
+    vms = {vm.status.name: vm for vm in facts.vms}
+    sold = vms["low-1"].status.nominal.model_copy(update={"network_mib_s": 50.0})
+    metered = replace(vms["low-1"], status=vms["low-1"].status.model_copy(update={"nominal": sold}))
+    capacity = facts.report.capacity.model_copy(update={"disk_mib_s": 100.0})
+    report = facts.report.model_copy(update={"capacity": capacity, "vms": (metered.status, vms["low-2"].status)})
+    found = sheet_of(replace(facts, report=report, vms=(metered, vms["low-2"]))).values()
+    assert found["ebbtide_host_capacity_disk_bytes_per_second"] == {(): 100 * MIB}
+    assert found["ebbtide_host_free_disk_bytes_per_second"] == {(): 0.0}
+    assert found["ebbtide_host_free_network_bytes_per_second"] == {}
+    assert found["ebbtide_host_deflatable_network_bytes_per_second"] == {(): 0.0}, "of a VM, though not of the host"
+    assert found["ebbtide_vm_bound_network_bytes_per_second"] == {("low-1",): 0.0}
+    assert found["ebbtide_vm_bound_disk_bytes_per_second"] == {}
 
 
 async def test_drift_that_was_put_right_is_counted(

@@ -90,6 +90,17 @@ def test_vms_that_are_off_are_in_no_sum_so_that_they_do_not_look_deflated() -> N
     assert found["ebbtide_cluster_vms"] == {("stopped", "deflatable"): 3.0, ("running", "deflatable"): 1.0}
 
 
+def test_bandwidth_of_the_cluster_is_told_at_zero_where_hosts_declare_it() -> None:
+    full = host("host-a").report()
+    full = full.model_copy(update={"capacity": full.capacity.model_copy(update={"disk_mib_s": 100.0})})
+    sheet = Sheet(declared())
+    put_hosts(sheet, [OneHost("host-a", "ready", 1.0, full)])
+    found = sheet.values()
+    assert found["ebbtide_cluster_free_disk_bytes_per_second"] == {(): 0.0}
+    assert found["ebbtide_cluster_bound_disk_bytes_per_second"]["fixed",] == 0.0
+    assert found["ebbtide_cluster_capacity_network_bytes_per_second"] == {}
+
+
 async def test_a_preemption_is_counted_by_its_reason_and_the_queue_told(tmp_path: Path) -> None:
     agent = host("host-a")
     async with cluster_of(tmp_path, agent, silent_after_s=60.0) as cluster:
