@@ -65,7 +65,10 @@ class _Manager:
 
 
 class _Cluster:
-    """Of hosts and VMs, by the hosts' last reports. What each host and VM has stands in its host's own metrics."""
+    """Of hosts and VMs, by the hosts' last reports; sums leave silent hosts out.
+
+    What each host and VM has stands in its host's own metrics.
+    """
 
     hosts: Metric = gauge("cluster_hosts", "Hosts.", "state")
     state: Metric = gauge(
@@ -80,7 +83,10 @@ class _Cluster:
     bound: Amounts = amounts("ebbtide_cluster_bound", "What hosts let VMs hold", ("priority",))
     pressed: Metric = gauge("cluster_vms_under_pressure", "VMs under pressure.")
     vms: Metric = gauge(
-        "cluster_vms", "VMs that hosts report; state: unknown where only later versions know it.", "state", "priority"
+        "cluster_vms",
+        "VMs that hosts report, silent ones left out; state: unknown where only later versions know it.",
+        "state",
+        "priority",
     )
     waiting: Metric = gauge("cluster_preempted_vms", "Preempted VMs that wait for room.", "host")
     oldest: Metric = gauge("cluster_preempted_oldest_timestamp_seconds", "Since when the first of them waits.", "host")
@@ -222,6 +228,8 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
         report = host.report
         sheet.put(CLUSTER.state, 1.0, host.id, host.state)
         sheet.put(CLUSTER.age, host.age_s, host.id)
+        if host.state == "silent":
+            continue  # what it has and holds now is not known
         capacity.add(report.capacity)
         free.add(report.free)
         deflatable.add(report.deflatable)

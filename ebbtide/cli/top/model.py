@@ -269,11 +269,15 @@ class Top:
         return [[(f"ebb top {clock}  {self._sums[0]}  {cleaned(self.manager)}", "bold")], *self._sums[1]]
 
     def _added_up(self, width: int) -> tuple[str, list[Line]]:
-        """The counts in words, and the bars of the whole cluster."""
+        """The counts in words, and the bars of all hosts that report."""
         self._bar_width = width
         hosts: list[HostStatus] = list(self._rows[View.HOSTS].values())
         vms: list[ClusterVM] = list(self._rows[View.VMS].values())
         said = f"{_counted('host', [host.state for host in hosts])}; {_counted('VM', [vm.state for vm in vms])}"
+        # What a silent host has and holds is not known: the counts in words tell of it.
+        silent = {host.id for host in hosts if host.state == "silent"}
+        hosts = [host for host in hosts if host.id not in silent]
+        vms = [vm for vm in vms if vm.host not in silent]
         bars: list[Line] = []
         for name, word, unit, scale in (("cpu_cores", "CPU", "cores", 1.0), ("memory_mib", "mem", "GiB", MIB_PER_GIB)):
             most = sum(getattr(host.capacity, name) for host in hosts)

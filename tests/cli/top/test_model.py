@@ -17,8 +17,17 @@ from tests.cli.top.pictures import NOW, cluster, event, host, names, picture, pr
 def test_the_first_lines_count_hosts_and_vms_and_add_their_sizes_up() -> None:
     first, cpu, memory = picture(cluster(), 160)[:3]
     assert "3 hosts: 2 ready, 1 silent; 4 VMs: 3 running, 1 preempted" in first
-    assert "13/24 cores held, 3 deflatable, 2 taken" in cpu
-    assert "24/48 GiB held, 6 deflatable" in memory
+    assert "9/16 cores held, 2 deflatable, 2 taken" in cpu
+    assert "16/32 GiB held, 4 deflatable" in memory
+
+
+def test_a_host_that_falls_silent_is_counted_in_words_and_left_out_of_the_bars_with_its_vms() -> None:
+    top = cluster()
+    top.put_hosts(Changed([host("host-a", 1.0, state="silent")], is_whole=False, changes=6))
+    first, cpu, memory = picture(top, 160)[:3]
+    assert "3 hosts: 2 silent, 1 ready; 4 VMs: 3 running, 1 preempted" in first
+    assert "2/8 cores held, 1 deflatable, 0.5 taken" in cpu
+    assert "8/16 GiB held, 2 deflatable" in memory
 
 
 def test_hosts_are_sorted_by_how_full_they_are_and_a_key_turns_that_round() -> None:

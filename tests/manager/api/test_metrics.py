@@ -116,7 +116,7 @@ async def test_a_preemption_is_counted_by_its_reason_and_the_queue_told(tmp_path
         assert found['ebbtide_cluster_preempted_oldest_timestamp_seconds{host="host-a"}'] > 1e9
 
 
-async def test_a_silent_host_stands_with_its_last_report(tmp_path: Path) -> None:
+async def test_a_silent_host_stands_with_the_age_of_its_last_report(tmp_path: Path) -> None:
     agent = host("host-a")
     async with cluster_of(tmp_path, agent, silent_after_s=0.3) as cluster:
         await agent.close()
@@ -128,7 +128,21 @@ async def test_a_silent_host_stands_with_its_last_report(tmp_path: Path) -> None
         found = await values_of(cluster)
         assert 'ebbtide_cluster_host_state{host="host-a",state="ready"}' not in found
         assert found['ebbtide_cluster_host_report_age_seconds{host="host-a"}'] >= 0.3
-        assert found["ebbtide_cluster_capacity_cpu_cores"] > 0
+        assert found['ebbtide_cluster_hosts{state="silent"}'] == 1.0
+
+
+def test_a_silent_host_and_its_vms_are_in_no_sum() -> None:
+    runs, pressed = (status_of(spec_of(name, "deflatable"), "host-a") for name in ("web", "db"))
+    pressed = pressed.model_copy(update={"pressure": "memory"})
+    report = host("host-a").report().model_copy(update={"vms": (runs, pressed)})
+    sheet, wanted = Sheet(declared()), Sheet(declared())
+    put_hosts(sheet, [OneHost("host-a", "ready", 1.0, report), OneHost("host-b", "silent", 99.0, report)])
+    put_hosts(wanted, [OneHost("host-a", "ready", 1.0, report)])
+    of_each_host = {"ebbtide_cluster_hosts", "ebbtide_cluster_host_state", "ebbtide_cluster_host_report_age_seconds"}
+    found = sheet.values()
+    assert {name for name, rows in wanted.values().items() if found[name] != rows} == of_each_host
+    assert found["ebbtide_cluster_capacity_cpu_cores"] == {(): 6.0}
+    assert found["ebbtide_cluster_hosts"]["silent",] == 1.0
 
 
 async def test_a_hosts_metrics_come_through_the_manager_and_prometheus_hears_where(tmp_path: Path) -> None:
