@@ -95,7 +95,8 @@ class _Cluster:
 class _Matcher:
     """Of tasks and predictions."""
 
-    predictions: Metric = counter(
+    # No total: it is kept from term to term, and a manager that was killed has lost the last of it.
+    predictions: Metric = gauge(
         "matcher_predictions", "Predictions whose outcome is known, by predicted probability.", "of", "decile"
     )
     predicted: Metric = gauge("matcher_predicted_ratio", "What was predicted on average, by decile.", "of", "decile")

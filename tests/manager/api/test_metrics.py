@@ -214,14 +214,14 @@ async def test_a_manager_that_does_not_lead_says_so_and_no_more(
         assert (await text_of(cluster, metrics.TARGETS))[0] == 503
 
 
-async def test_predictions_are_told_by_decile(tmp_path: Path) -> None:
+async def test_predictions_are_told_by_decile_as_they_are_kept_and_not_as_totals_of_a_term(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, host("host-a")) as cluster:
         assert cluster.manager is not None
         calibration: Any = cluster.manager.core_changes.check.calibration
         for came in (True, True, False):
             calibration.add(0.95, came)
         found = await values_of(cluster)
-        assert found['ebbtide_matcher_predictions_total{decile="0.9",of="machines"}'] == 3.0
+        assert found['ebbtide_matcher_predictions{decile="0.9",of="machines"}'] == 3.0
         assert found['ebbtide_matcher_predicted_ratio{decile="0.9",of="machines"}'] == pytest.approx(0.95)
         assert found['ebbtide_matcher_observed_ratio{decile="0.9",of="machines"}'] == pytest.approx(2 / 3)
         assert found['ebbtide_matcher_brier_score{of="machines"}'] == pytest.approx((2 * 0.05**2 + 0.95**2) / 3)
