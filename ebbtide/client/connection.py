@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -91,7 +91,7 @@ class Managers:
         self._urls.append(self._urls.pop(0))
 
     async def ask(self, once: Callable[[str], Awaitable[T]]) -> T:
-        """Ask one after another until one that leads has answered. What is asked must be harmless when repeated.
+        """Ask one after another until one that leads has answered, or one may have done what is asked.
 
         :param once: asks the manager at a URL.
         """
@@ -105,6 +105,8 @@ class Managers:
                 except (ManagerUnreachable, ManagerStandsBy) as error:
                     failures.append(error)
                     self.turn()
+                    if isinstance(error, ManagerUnreachable) and error.may_be_done:
+                        raise
             if loop.time() >= until:
                 # A standby that answers says more than one that does not.
                 raise next((error for error in failures if isinstance(error, ManagerStandsBy)), failures[0])
@@ -143,6 +145,7 @@ class Connection:
             headers={"Authorization": f"Bearer {self._token}"},
             timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
             connector=aiohttp.TCPConnector(ssl=self._tls or True),
+            trace_configs=[_only_once()],
         )
         return self
 
@@ -230,22 +233,48 @@ class Connection:
         timeout = aiohttp.ClientTimeout(total=answered_s + held_s)
         session, data = self._session, body.model_dump(mode="json", exclude_defaults=True) if body is not None else None
         options: dict[str, Any] = {"params": query, "json": data, "headers": headers, "timeout": timeout}
+        # Anything else does again what was done, or is refused because it was.
+        is_harmless = method == "GET" or "request_id" in (query or ()) or "request_id" in (data or ())
 
         async def once(url: str) -> Any:
+            sent: dict[str, Any] = {}
             try:
-                async with session.request(method, url + path, **options) as answer:
+                tracing = None if is_harmless else sent
+                async with session.request(method, url + path, trace_request_ctx=tracing, **options) as answer:
                     content = await answer.json(content_type=None)
                     if answer.status >= 400:
                         raise refusal_of(answer.status, content, "Retry-After" in answer.headers)
                     return content
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if (why := tls_problem(url, error)) is not None:
-                    raise ManagerUnreachable(f"no connection with {url}: {why}") from error
-                raise ManagerUnreachable(
-                    f"no manager answers at {url}: {str(error) or type(error).__name__}"
-                ) from error
+                    said = f"no connection with {url}: {why}"
+                else:
+                    said = f"no manager answers at {url}: {str(error) or type(error).__name__}"
+                if sent:
+                    said += "; what was asked for may have been done"
+                raise ManagerUnreachable(said, may_be_done=bool(sent)) from error
 
         return await self._managers.ask(once)
+
+
+def _only_once() -> aiohttp.TraceConfig:
+    """Notes in the context of a request, where it has one, that it is sent; it is not sent again then.
+
+    aiohttp repeats a DELETE or PUT by itself whose connection breaks.
+    """
+
+    async def about_to_send(
+        _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestHeadersSentParams
+    ) -> None:
+        sent = context.trace_request_ctx
+        if sent is not None:
+            if sent:
+                raise aiohttp.ServerDisconnectedError
+            sent["sent"] = True
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_headers_sent.append(about_to_send)
+    return tracing
 
 
 def query_of(values: Mapping[str, object]) -> dict[str, str]:

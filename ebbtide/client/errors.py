@@ -12,7 +12,14 @@ class ClientError(EbbError):
 
 
 class ManagerUnreachable(ClientError):
-    """No answer from the manager's address, or what answers is no manager."""
+    """No answer from the manager's address, or what answers is no manager.
+
+    :param may_be_done: what was asked for may have been done, and is not harmless when repeated.
+    """
+
+    def __init__(self, sentence: str, *, may_be_done: bool = False) -> None:
+        super().__init__(sentence)
+        self.may_be_done = may_be_done
 
 
 class ManagerRefused(ClientError):
