@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ebbtide.client import ManagerClient, ManagerUnreachable, connection
+from ebbtide.rest.tls import server_context
+from tests.rest.pki import Pki
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,20 +58,22 @@ class Manager:
 
 
 @asynccontextmanager
-async def client_of(*managers: Manager, before: str = "") -> AsyncIterator[ManagerClient]:
+async def client_of(*managers: Manager, before: str = "", pki: Pki | None = None) -> AsyncIterator[ManagerClient]:
     """A client of all of them.
 
     :param before: the address of one that is asked first.
+    :param pki: of those with TLS.
     """
+    tls = server_context(pki.pair("manager")) if pki else None
     servers = []
     try:
         for manager in managers:
             app = web.Application()
             app.router.add_route("*", "/{path:.*}", manager.handle)
             servers.append(TestServer(app))
-            await servers[-1].start_server()
-        urls = [before, *(f"http://127.0.0.1:{server.port}" for server in servers)]
-        async with ManagerClient(",".join(urls), "token") as client:
+            await servers[-1].start_server(ssl=tls)
+        urls = [before, *(f"http{'s' if pki else ''}://127.0.0.1:{server.port}" for server in servers)]
+        async with ManagerClient(",".join(urls), "token", tls=pki.client() if pki else None) as client:
             yield client
     finally:
         for server in servers:
@@ -99,6 +104,14 @@ async def test_what_has_no_request_id_is_asked_once_and_may_have_been_done(answe
         assert ([asked for asked, _ in first.asked], second.asked) == ([method], [])
         await client.invite_host()
         assert len(second.asked) == 1, "the next call goes to the other one first"
+
+
+async def test_a_connection_with_tls_that_breaks_may_have_brought_what_was_asked_for(tmp_path: Path) -> None:
+    first, second = Manager(is_killed), Manager(invites)
+    async with client_of(first, second, pki=Pki(tmp_path)) as client:
+        with pytest.raises(ManagerUnreachable, match="what was asked for may have been done"):
+            await client.invite_host()
+    assert (len(first.asked), second.asked) == (1, [])
 
 
 @LOST
