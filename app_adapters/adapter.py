@@ -71,11 +71,15 @@ class Promise:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The application gives nothing. That is normal; another layer takes over."""
+    """The application gives nothing. That is normal; another layer takes over.
+
+    Of a reinflation it is a refusal for now, and is told again, unless it is `for_good`.
+    """
 
     reason: str
     retry_after_s: float | None = None
     floor: dict[str, float] = field(default_factory=dict)
+    for_good: bool = False
 
 
 Answer = Union[Promise, Refusal]

@@ -51,7 +51,7 @@ def answer(value: Any, method: str) -> Answer:
     """A decision about a target."""
     if isinstance(value, Refusal):
         retry_s = None if value.retry_after_s is None else number(value.retry_after_s, "retry_after_s")
-        return Refusal(str(value.reason), retry_s, vector(value.floor, "floor"))
+        return Refusal(str(value.reason), retry_s, vector(value.floor, "floor"), bool(value.for_good))
     if not isinstance(value, Promise):
         raise BadAnswer(method, f"{type(value).__name__} was returned, and neither a Promise nor a Refusal")
     if not callable(value.work):

@@ -68,7 +68,10 @@ class PromiseBody:
 
 @dataclass
 class RefusalBody:
-    """409: the application keeps what it has; `floor` is the least it could do with, where it says so."""
+    """409: the application keeps what it has; `floor` is the least it could do with, where it says so.
+
+    A reinflation without `retry_after_s` is refused for good.
+    """
 
     request_id: str
     state: str

@@ -99,6 +99,9 @@ class Operations:
             answer = self._decide(request, deadline)
             body: AnswerBody
             if isinstance(answer, Refusal):
+                # Without a time nobody tells it again, and it stays small at the VM's full size.
+                if request.direction == "reinflate" and answer.retry_after_s is None and not answer.for_good:
+                    answer = replace(answer, retry_after_s=BUSY_RETRY_S)
                 body = _refusal(request, answer)
                 status = TargetStatus(request.request_id, "failed", {}, "", "refused: " + answer.reason)
                 self._remember(_Operation(request, body, status))

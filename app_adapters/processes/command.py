@@ -98,7 +98,9 @@ class CommandAdapter(Adapter):
         if answer.get("refused") is not None:
             retry_s = self._amount(answer, "retry_after_s", 0.0) or None
             floor = self._amounts(answer.get("floor", {}), "floor", self.components)
-            return Refusal(str(answer["refused"]) or "the program refused", retry_s, floor)
+            return Refusal(
+                str(answer["refused"]) or "the program refused", retry_s, floor, answer.get("for_good") is True
+            )
         if "promised" not in answer:
             raise self._odd("promised", "is missing, and so is refused")
         promised = self._amounts(answer["promised"], "promised", self.components)

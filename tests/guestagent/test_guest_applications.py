@@ -305,7 +305,7 @@ def test_an_application_that_cannot_take_a_reinflation_now_is_told_again(
     assert other.targets == targets, "who has taken it on is not told again"
 
 
-@pytest.mark.parametrize("fails", ["decision", "work"])
+@pytest.mark.parametrize("fails", ["decision", "work", "refusal"])
 def test_an_application_that_fails_in_a_reinflation_is_told_again(
     host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
@@ -318,6 +318,8 @@ def test_an_application_that_fails_in_a_reinflation_is_told_again(
                 return answer
             if fails == "decision":
                 raise ApplicationError("it starts just now")
+            if fails == "refusal":
+                return Refusal("its file is not included")
 
             def work() -> Release:
                 raise ApplicationError("it has just ended")
@@ -332,6 +334,18 @@ def test_an_application_that_fails_in_a_reinflation_is_told_again(
     while any(thread.name == "reinflation owed" for thread in threading.enumerate()):
         time.sleep(0.01)
     assert len(app.targets) == 2
+
+
+def test_an_application_that_refuses_a_reinflation_for_good_is_not_told_again(host: Host, serve: Serve) -> None:
+    class Final(Elastic):
+        def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+            return Refusal("it never grows", for_good=True)
+
+    serve("app", Final(100, maximum_mib=350))
+    others = threading.enumerate()  # of other tests
+    assert grow(host, "back", 1024)["state"] == "refused"
+    begun = [thread.name for thread in threading.enumerate() if thread not in others]
+    assert "reinflation owed" not in begun
 
 
 @pytest.mark.parametrize(("total_mib", "less"), [(2048, False), (1200, True)])

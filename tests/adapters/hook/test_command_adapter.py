@@ -99,6 +99,8 @@ def test_the_program_is_asked_by_the_documented_json(make: Make, tmp_path: Path)
 def test_a_refusal_is_one_with_reason_time_and_floor(make: Make) -> None:
     adapter = make({"deflate": {"refused": "busy season", "retry_after_s": 9, "floor": {"memory_mib": 80}}})
     assert adapter.deflate({"memory_mib": 10}, "ask", Deadline(30)) == Refusal("busy season", 9.0, {"memory_mib": 80.0})
+    adapter = make({"reinflate": {"refused": "it never grows", "for_good": True}})
+    assert adapter.reinflate({"memory_mib": 10}, Deadline(30)) == Refusal("it never grows", for_good=True)
 
 
 def test_work_that_is_not_complete_is_told_so(make: Make) -> None:

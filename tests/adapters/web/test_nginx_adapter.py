@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -19,11 +20,13 @@ from app_adapters.errors import ApplicationError
 from app_adapters.processes.process_memory import read_pid
 from app_adapters.server import HookServer
 from app_adapters.web.nginx import NginxAdapter
+from guestagent import applications
 from tests.adapters.cache import free_port
 from tests.adapters.rest import Rest
 from tests.adapters.web_load import WebLoad
 from tests.adapters.web_pool import Record, answered, cores, ten_cycles, to_one_worker_and_back
 from tests.adapters.web_servers import Nginx
+from tests.guestagent.harness import bench
 
 pytestmark = pytest.mark.service
 
@@ -137,6 +140,32 @@ def test_a_configuration_that_fails_its_test_is_told_and_nothing_changes(tmp_pat
         assert nginx.workers() == old
         assert workers_file.read_text() == "worker_processes 4;\n"
     assert load.errors == []
+
+
+def test_a_reinflation_that_finds_the_configuration_broken_is_told_again_once_it_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.1, 0.2))
+    with hooked(tmp_path) as (nginx, _, workers_file), bench(tmp_path) as guest:
+        host = guest.host()
+        host.hello()
+        token = str(guest.run_dir / "token")
+        server = HookServer(adapter_of(nginx, workers_file), port=0, token_file=token).start()
+        try:
+            drop_in = guest.adapters_dir / "nginx.json"
+            drop_in.write_text(json.dumps({"name": "nginx", "url": server.url}))
+            drop_in.chmod(0o644)
+            params = {"deadline_s": 20, "bound_mib": 1024, "full_cores": 4.0}
+            host.result("application.deflate", request_id="r", mode="ask", target={"cpu_cores": 1.0}, **params)
+            nginx.ready(1)
+            good = nginx.config.read_text()
+            nginx.config.write_text(good + "\nnonsense;\n")
+            answer = host.result("application.reinflate", request_id="back", target={"cpu_cores": 4.0}, **params)
+            assert (answer["state"], "nonsense" in answer["reason"]) == ("refused", True), answer
+            nginx.config.write_text(good)
+            nginx.ready(4)
+        finally:
+            server.stop()
 
 
 def test_a_restarted_nginx_is_followed_and_a_stopped_one_is_told(tmp_path: Path) -> None:
