@@ -28,7 +28,9 @@ from app_adapters.server import HookServer
 OFFER_LIMIT_S = 1.2
 #: For an answer it waits a tenth of the deadline, so much at least and at most; calling an older one off takes 1.5 s.
 ANSWER_LIMITS_S = (2.3, 5.5)
-LOOK_S = 0.05
+#: Between two looks at what is at work: each asks all processes, so they become rarer.
+LOOKS_S = (0.05, 0.5)
+LOOK_GROWTH = 1.3
 #: Between two attempts of the process that leads to serve the service's hook.
 AGAIN_S = 1.0
 
@@ -145,23 +147,30 @@ class Group(Adapter):
         }
         told = self._everywhere(bodies, TARGETS, limit_s - (time.monotonic() - began))
         willing = [pid for pid, (status, _) in told.items() if status == 202]
-        reasons = "; ".join(f"{pid}: {_words(answer)}" for pid, (_, answer) in told.items() if _words(answer))
+        # One that hangs may be small: a reinflation has not reached it, and is to come again.
+        silent = [pid for pid in self._clients() if pid not in offers] if direction == "reinflate" else []
+        words = [f"{pid}: {_words(answer)}" for pid, (_, answer) in told.items() if _words(answer)]
+        reasons = "; ".join(words + [f"{pid}: does not answer" for pid in silent])
         if not willing:
             floors = [answer.get("floor") or {} for _, answer in told.values()]
             floor = {name: sum(f[name] for f in floors) for name in target if all(name in f for f in floors)}
             retries_s = [answer.get("retry_after_s") or 0.0 for _, answer in told.values()]
-            return Refusal(reasons, max(retries_s) or None, floor)
+            # Of a reinflation a process refuses without a time what it refuses for good; others may answer later.
+            refused = [status == 409 and answer.get("retry_after_s") is None for status, answer in told.values()]
+            for_good = direction == "reinflate" and len(refused) == len(offers) and all(refused) and not silent
+            return Refusal(reasons, max(retries_s) or None, floor, for_good)
         promised = _added(told[pid][1]["promised"] for pid in willing)
         expected_s = max(told[pid][1]["expected_s"] for pid in willing)
-        complete = len(willing) == len(offers)
+        complete = len(willing) == len(offers) and not silent
         return Promise(promised, expected_s, lambda: self._gather(request_id, willing, complete, deadline), reasons)
 
     def _gather(self, request_id: str, pids: list[str], complete: bool, deadline: Deadline) -> Release:
         """What came free in all, when all have ended or the deadline has. A newer attempt calls off what still runs."""
         path = f"{TARGETS}/{quote(request_id, safe='')}"
         told: dict[str, Reply] = {}
-        running = pids
-        while running and not deadline.wait(LOOK_S):
+        running, pause_s = pids, LOOKS_S[0]
+        while running and not deadline.wait(pause_s):
+            pause_s = min(pause_s * LOOK_GROWTH, LOOKS_S[1])
             told.update(dict.fromkeys(running, (404, {"error": "has gone"})))
             told.update(self._everywhere(dict.fromkeys(running), path, 2.0))
             running = [pid for pid in running if _runs(told[pid])]

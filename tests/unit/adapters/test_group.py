@@ -9,14 +9,16 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from app_adapters import shared
-from app_adapters.adapter import Deadline, Promise
+from app_adapters.adapter import Deadline, Promise, Refusal
 from app_adapters.client import HookClient, NoAnswer, NotListening
 from app_adapters.hook import CAPABILITIES, HEALTH
+from app_adapters.messages import RefusalBody, TargetRequest
+from app_adapters.operations import BUSY_RETRY_S, Operations
 from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.server import HookServer
 from app_adapters.shared import Group, SharedHookServer
@@ -42,29 +44,44 @@ RUNNING = (200, {"state": "running"})
 RELEASED = (200, {"state": "released", "released": {"memory_mib": 10.0}, "measured_by": "x", "reason": "done"})
 
 
-def gathered(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, progress: dict[str, list[Any]], deadline: Deadline
-) -> tuple[dict[str, float], str, bool]:
-    """What came free in processes that promise, and then tell of their progress so, the last for ever."""
+def group_of(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, answers: dict[str, Any], progress: dict[str, list[Any]]
+) -> Group:
+    """Processes that answer a target so, and then tell of their progress so, the last for ever; an exception is no
+    answer, and one without an answer to a target does not say what it has either."""
     sizes = {"current": 100.0, "minimum": 0.0, "maximum": 100.0, "step": 1.0}
     (folder / "token").write_text("t")
     (folder / "d").mkdir()
-    for pid in progress:
+    for pid in answers:
         (folder / "d" / f"{pid}.sock").touch()
 
     def ask(client: HookClient, method: str, path: str, body: Any = None, limit_s: float | None = None) -> Any:
+        pid = Path(client._path).stem
+        told = progress.get(pid, [])
         if path == CAPABILITIES:
-            return 200, {"resources": {"memory_mib": sizes}}
-        if method == "POST":
-            return 202, {"promised": {"memory_mib": 10.0}, "expected_s": 0.1}
-        told = progress[Path(client._path).stem]
-        reply = told.pop(0) if len(told) > 1 else told[0]
+            offer = 200, {"resources": {"memory_mib": sizes}}
+            reply = offer if answers[pid] else NoAnswer("hangs")
+        elif method == "POST":
+            reply = answers[pid]
+        else:
+            reply = told.pop(0) if len(told) > 1 else told[0]
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     monkeypatch.setattr(HookClient, "ask", ask)
-    answer = Group(("memory_mib",), f"{folder}/d", f"{folder}/token").deflate({"memory_mib": 180.0}, "ask", deadline)
+    return Group(("memory_mib",), f"{folder}/d", f"{folder}/token")
+
+
+PROMISED = (202, {"promised": {"memory_mib": 10.0}, "expected_s": 0.1})
+
+
+def gathered(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, progress: dict[str, list[Any]], deadline: Deadline
+) -> tuple[dict[str, float], str, bool]:
+    """What came free in processes that promise."""
+    group = group_of(monkeypatch, folder, dict.fromkeys(progress, PROMISED), progress)
+    answer = group.deflate({"memory_mib": 180.0}, "ask", deadline)
     assert isinstance(answer, Promise)
     release = answer.work()
     return release.released, release.reason, release.complete
@@ -93,6 +110,60 @@ def test_a_process_that_never_answers_is_waited_for_until_the_deadline(
 ) -> None:
     found = gathered(monkeypatch, tmp_path, {"a": [NoAnswer("hangs")], "b": [RELEASED]}, Deadline(0.5))
     assert found == ({"memory_mib": 10.0}, "a: has not ended; b: done", False)
+
+
+def refused(retry_after_s: float | None) -> tuple[int, dict[str, Any]]:
+    return 409, {"reason": "no", "retry_after_s": retry_after_s, "floor": {}}
+
+
+@pytest.mark.parametrize(
+    ("other", "retry_after_s"),
+    [
+        (NoAnswer("hangs"), BUSY_RETRY_S),
+        (NotListening("it starts"), BUSY_RETRY_S),
+        ((500, {"error": "a fault"}), BUSY_RETRY_S),
+        ((503, {"error": "too many calls"}), BUSY_RETRY_S),
+        (None, BUSY_RETRY_S),
+        (refused(7.0), 7.0),
+        (refused(None), None),
+    ],
+)
+def test_a_reinflation_is_refused_for_good_only_where_all_processes_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, other: Any, retry_after_s: float | None
+) -> None:
+    group = group_of(monkeypatch, tmp_path, {"1": refused(None), str(os.getpid()): other}, {})
+    request = TargetRequest("r", 30.0, "ask", "reinflate", {"memory_mib": 200.0}, "")
+    answer = Operations(group, lambda _: None).submit(request)
+    assert isinstance(answer, RefusalBody)
+    assert answer.retry_after_s == retry_after_s
+    refusal = group.deflate({"memory_mib": 150.0}, "ask", Deadline(30.0))
+    assert isinstance(refusal, Refusal)
+    assert refusal.retry_after_s == (7.0 if retry_after_s == 7.0 else None), "a time forces the next deflation"
+
+
+def test_a_reinflation_that_did_not_reach_a_process_has_failed_and_is_told_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group = group_of(monkeypatch, tmp_path, {"a": PROMISED, "b": None}, {"a": [RELEASED]})
+    answer = group.reinflate({"memory_mib": 200.0}, Deadline(30.0))
+    assert isinstance(answer, Promise)
+    assert answer.reason == "b: does not answer"
+    assert not answer.work().complete
+
+
+def test_what_takes_long_is_looked_at_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Quick(Deadline):
+        waits: ClassVar[list[float]] = []
+
+        def wait(self, seconds: float) -> bool:
+            self.waits.append(seconds)
+            return False
+
+    gathered(monkeypatch, tmp_path, {"a": [RUNNING] * 30 + [RELEASED]}, Quick(60.0))
+    assert Quick.waits[0] == 0.05
+    assert Quick.waits[-1] == 0.5
+    assert Quick.waits == sorted(Quick.waits)
+    assert sum(Quick.waits[:10]) < 2.5, "what ends soon is seen soon"
 
 
 def test_the_process_that_leads_next_serves_once_the_socket_of_the_one_before_is_closed(
