@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import signal
 import time
 from typing import Any, Callable, Sequence
 
@@ -15,16 +17,19 @@ from app_adapters.messages import COMPONENTS, MODES
 from app_adapters.registry import amount
 
 DESCRIPTION = """\
-Ask a hook whether it keeps to the protocol, and print a line for each check. Nothing is taken from the application: its
-target is what it has. With --memory-mib or --cpu-cores it is shrunk to that size, called off, and grown again.
+Ask a hook whether it keeps to the protocol, and print a line for each check. Nothing is taken from the application: it
+is told to grow to its maximum, so do not ask it in a VM that is deflated now. With --memory-mib or --cpu-cores it is
+shrunk to that size, called off, and grown to its maximum again, also where a check fails or is stopped (Ctrl-C).
 
-Exit status: 0 all is well, 1 a check failed, 2 it cannot be asked at all.
+Exit status: 0 all is well, 1 a check failed, 2 it cannot be asked at all, 130 stopped.
 
 examples:
   ebb-adapter check unix:/run/ebbtide/hooks/cache.sock
   ebb-adapter check http://127.0.0.1:7070 --token-file ./token --memory-mib 128"""
 #: Within which the guest agent wants what is offered, and an answer to a target, at least.
 OFFER_LIMIT_S, ANSWER_LIMIT_S = 1.5, 2.5
+#: Between two tellings of one that cannot grow now.
+AGAIN_S = 1.0
 
 
 class Wrong(AdapterError):
@@ -38,6 +43,9 @@ class Conformance:
         self._hook, self._size, self._limit_s = HookClient(url, token), size, limit_s
         self._strangers = {"without a token": HookClient(url), "with a wrong one": HookClient(url, token + "x")}
         self._current: dict[str, float] = {}
+        self._maximum: dict[str, float] = {}
+        self._shrunk = False  # or may be: it was asked to, and has not grown since
+        self._growths = itertools.count(1)
         self._id = "check " + os.urandom(4).hex()
 
     def checks(self) -> list[tuple[str, Callable[[], str]]]:
@@ -94,7 +102,7 @@ class Conformance:
                 for figure in ("current", "minimum", "maximum", "step")
             )
             _require(least <= most, f"resources.{name}: minimum {least:g} is above maximum {most:g}")
-            self._current[name] = now
+            self._current[name], self._maximum[name] = now, max(now, most)
         checks.number(body.get("expected_s"), "expected_s")
         _require(isinstance(body.get("reversible"), bool), "reversible: neither true nor false")
         modes = body.get("modes")
@@ -124,7 +132,7 @@ class Conformance:
 
     def bad_bodies(self) -> str:
         """400, with a sentence that names the field."""
-        good = self._body("deflate", self._current)
+        good = self._body("reinflate", self._maximum)  # harmless where one of these is taken for good
         for field, body in (
             ("body", b"{"),
             ("request_id", {**good, "request_id": ""}),
@@ -132,7 +140,7 @@ class Conformance:
             ("mode", {**good, "mode": "beg"}),
             ("direction", {**good, "direction": "sideways"}),
             ("target", {**good, "target": {}}),
-            ("target", {**good, "target": dict.fromkeys(self._current or COMPONENTS, -1)}),
+            ("target", {**good, "target": dict.fromkeys(self._maximum or COMPONENTS, -1)}),
         ):
             assert isinstance(body, (bytes, dict))
             status, answer = self._hook.ask("POST", TARGETS, body)
@@ -141,8 +149,8 @@ class Conformance:
         return "400, with the field's name"
 
     def target(self) -> str:
-        """A target of what it has: an answer in time, kept, and followed to its end."""
-        body = self._body("deflate", self._current, "/é%")
+        """A target that takes nothing, not even a limit's room: an answer in time, kept, and followed to its end."""
+        body = self._body("reinflate", self._maximum, "/é%")
         first = self._ask(body)
         again = self._hook.target(body)
         _require(again == first, f"the same request again: {again}, at first {first}")
@@ -152,20 +160,20 @@ class Conformance:
         return f"{first[1]['state']}, {ended['state']}: {ended['reason']}"
 
     def shrinks(self) -> str:
-        """To the wanted size, and back."""
+        """To the wanted size, and to its maximum."""
+        self._can_grow_again()
         body = self._body("deflate", self._size, "-down")
         state = self._ask(body)[1]["state"]
         ended = self._ended(body)
         for name, freed in checks.vector(ended["released"], "released").items():
             _require(freed <= self._current[name], f"released.{name}: {freed:g}, and it had {self._current[name]:g}")
-        back = self._body("reinflate", {name: self._current[name] for name in self._size}, "-up")
-        self._ask(back)
-        grown = self._ended(back)
+        grown = self._grow()
         _require(not any(grown["released"].values()), f"a reinflation released {grown['released']}")
         return f"{state}, {ended['state']} {ended['released']}: {ended['reason']}"
 
     def calls_off(self) -> str:
         """The older attempt ends, and the newer is answered in time."""
+        self._can_grow_again()
         older, newer = (self._body("deflate", self._size, mark) for mark in ("-off#1", "-off#2"))
         self._ask(older)
         state = self._ask(newer)[1]["state"]
@@ -173,10 +181,40 @@ class Conformance:
         self._ended(newer)
         late = self._hook.target(self._body("deflate", self._current, "-off#0"))
         _require(late[0] == 409, f"an older attempt that comes late: {late[0]}, not 409")
-        back = self._body("reinflate", {name: self._current[name] for name in self._size}, "-on")
-        self._ask(back)
-        self._ended(back)
+        self._grow()
         return f"the newer is {state}"
+
+    def give_back(self) -> None:
+        """What was taken and not given back yet, whatever a check said: asked until the limit. Raises: as a check."""
+        end = time.monotonic() + self._limit_s
+        while self._shrunk:
+            try:
+                self._grow()
+            except NotListening:
+                raise
+            except (BadAnswer, NoAnswer, Wrong):
+                if time.monotonic() > end:
+                    raise
+                time.sleep(AGAIN_S)
+
+    def _can_grow_again(self) -> None:
+        for name in self._size:
+            _require(name in self._maximum, f"resources.{name}: not known, so nothing is taken")
+
+    def _grow(self) -> dict[str, Any]:
+        """Its end, once it has grown to its maximum: told again where it cannot now, as the guest agent does."""
+        end = time.monotonic() + self._limit_s
+        while True:
+            body = self._body("reinflate", self._maximum, f"-up{next(self._growths)}")
+            status, answer = self._ask(body)
+            if status == 202:
+                answer = self._ended(body)
+                if answer["state"] == "released":
+                    self._shrunk = False
+                    return answer
+            for_good = status == 409 and answer.get("retry_after_s") is None
+            _require(not for_good and time.monotonic() < end, f"it does not grow again: {answer.get('reason')}")
+            time.sleep(AGAIN_S)
 
     def _body(self, direction: str, target: dict[str, float], mark: str = "") -> dict[str, Any]:
         body = {"request_id": self._id + mark, "deadline_s": self._limit_s, "mode": "ask", "direction": direction}
@@ -184,6 +222,7 @@ class Conformance:
 
     def _ask(self, body: dict[str, Any]) -> Reply:
         """A checked answer to a target."""
+        self._shrunk |= body["direction"] == "deflate"
         began = time.monotonic()
         status, answer = self._hook.target(body)
         took_s = time.monotonic() - began
@@ -233,8 +272,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", default=TOKEN_FILE, metavar="FILE", help="token of this VM (default: %(default)s)"
     )
-    parser.add_argument("--memory-mib", type=amount, metavar="MIB", help="shrink it to so much memory, and grow it")
-    parser.add_argument("--cpu-cores", type=amount, metavar="N", help="shrink it to so many cores, and grow it")
+    parser.add_argument(
+        "--memory-mib", type=amount, metavar="MIB", help="shrink it to so much memory, and grow it fully"
+    )
+    parser.add_argument("--cpu-cores", type=amount, metavar="N", help="shrink it to so many cores, and grow it fully")
     parser.add_argument(
         "--limit-s", type=amount, default=30.0, metavar="S", help="deadline of a target (default: %(default)g)"
     )
@@ -254,15 +295,39 @@ def main(argv: Sequence[str]) -> int:
     except (AdapterError, ValueError) as error:
         print(f"cannot be asked: {error}")
         return 2
-    failed = 0
-    for name, check in conformance.checks():
+    # As Ctrl-C: of timeout(1), and of a shell that is gone.
+    ends = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for one in ends:
+        signal.signal(one, signal.default_int_handler)
+    try:
+        return _run(conformance)
+    finally:
+        for one in ends:
+            signal.signal(one, signal.SIG_DFL)
+
+
+def _run(conformance: Conformance) -> int:
+    failed, status = 0, 0
+    try:
+        for name, check in conformance.checks():
+            try:
+                print(f"ok    {name}: {check()}", flush=True)
+            except NotListening as error:
+                print(f"cannot be asked: {error}")
+                status = 2
+                break
+            except (BadAnswer, NoAnswer, Wrong) as error:
+                failed += 1
+                print(f"FAIL  {name}: {error}", flush=True)
+    except KeyboardInterrupt:
+        status = 130
+        print("stopped", flush=True)
+    finally:
         try:
-            print(f"ok    {name}: {check()}", flush=True)
-        except NotListening as error:
-            print(f"cannot be asked: {error}")
-            return 2
-        except (BadAnswer, NoAnswer, Wrong) as error:
+            conformance.give_back()
+        except (BadAnswer, NoAnswer, Wrong, KeyboardInterrupt) as error:
             failed += 1
-            print(f"FAIL  {name}: {error}", flush=True)
-    print(f"{failed} failed" if failed else "all is well")
-    return 1 if failed else 0
+            print(f"FAIL  what was taken is not given back: {str(error) or 'stopped'}", flush=True)
+    if status == 0:
+        print(f"{failed} failed" if failed else "all is well")
+    return status or min(failed, 1)

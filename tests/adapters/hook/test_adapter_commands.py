@@ -123,7 +123,7 @@ def test_adapters_of_other_packages_are_found(capsys: pytest.CaptureFixture[str]
 
 def test_a_check_of_a_hook_says_what_is_wrong_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Boastful(InelasticAdapter):
-        def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
+        def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
             return Promise({"memory_mib": 10.0}, 0.0, lambda: Release({}, "", ""))
 
     (tmp_path / "token").write_text("t")
