@@ -120,10 +120,10 @@ class Adapter(ABC):
     def preemption(self, seconds_left: float | None, kind: str, reason: str) -> None:  # noqa: B027
         """The VM goes in so many seconds, stopped, suspended or deleted as `kind` says. None: it stays after all.
 
-        Called once for a notice and once for its end, possibly while work runs. Take note quickly, and do what takes
-        long in a thread. Default: nothing.
+        Called once for a notice and once for its end, and again where it raised, possibly while work runs. Take note
+        quickly, and do what takes long in a thread. Default: nothing.
 
-        Raises: ApplicationError, which changes nothing.
+        Raises: ApplicationError where it cannot take note: it is told again.
         """
 
     def status(self) -> dict[str, float]:

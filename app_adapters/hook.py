@@ -184,24 +184,33 @@ class Hook:
             return HTTPStatus.CONFLICT, {"state": "conflict", "error": str(error)}
         return HTTPStatus.CONFLICT if isinstance(answer, RefusalBody) else HTTPStatus.ACCEPTED, asdict(answer)
 
-    def _is_news(self, notice: PreemptionNotice) -> bool:
-        """Whether the application has not been told that already; seconds go by and are no news."""
+    def _is_news(self, notice: PreemptionNotice) -> tuple[bool, PreemptionNotice | None]:
+        """Whether the application has not been told that already, and what it was told before; seconds go by and are
+        no news."""
         with self._telling:
-            last, self._told = self._told, notice
-        news = last is None or (last.request_id, last.kind) != (notice.request_id, notice.kind)
+            last = self._told
+            news = last is None or (last.request_id, last.kind) != (notice.request_id, notice.kind)
+            if news:
+                self._told = notice
         if news:
             when = "is over" if notice.seconds_left is None else f"{notice.kind} in {notice.seconds_left:g} s"
             self._log(f"preemption {notice.request_id}: {when} ({notice.reason})")
-        return news
+        return news, last
 
     def _preemption(self, body: bytes) -> Reply:
         try:
             notice = parse_preemption(body)
         except BadBody as error:
             return HTTPStatus.BAD_REQUEST, {"error": str(error)}
-        if self._is_news(notice):
+        news, before = self._is_news(notice)
+        if news:
             try:
                 self._adapter.preemption(notice.seconds_left, notice.kind, notice.reason)
-            except ApplicationError as error:
+            except BaseException as error:
+                with self._telling:
+                    if self._told is notice:  # so that it is news when it comes again
+                        self._told = before
+                if not isinstance(error, ApplicationError):
+                    raise
                 return HTTPStatus.SERVICE_UNAVAILABLE, {"error": str(error)}
         return HTTPStatus.OK, {"request_id": notice.request_id}

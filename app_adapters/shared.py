@@ -97,6 +97,7 @@ class Group(Adapter):
         self._token_file = token_file
         self._series = os.urandom(4).hex()  # of this leader: attempts of the one before it are older
         self._number = 0
+        self._untold = ("", "", "")  # kind and reason of the notice that not all have heard, and its id
 
     def capabilities(self) -> Capabilities:
         """Sums over the processes. Raises: ApplicationError where none answers."""
@@ -122,11 +123,15 @@ class Group(Adapter):
 
     def preemption(self, seconds_left: float | None, kind: str, reason: str) -> None:
         """All are told. Raises: ApplicationError with the words of those that cannot be."""
-        body = {"request_id": self._next_id(), "seconds_left": seconds_left, "kind": kind, "reason": reason}
+        # The same again has the same id, so that those who have heard it do not hear it twice.
+        if self._untold[:2] != (kind, reason):
+            self._untold = kind, reason, self._next_id()
+        body = {"request_id": self._untold[2], "seconds_left": seconds_left, "kind": kind, "reason": reason}
         told = self._everywhere(dict.fromkeys(self._clients(), body), PREEMPTIONS, ANSWER_LIMITS_S[0])
         problems = [f"{pid}: {_words(answer)}" for pid, (status, answer) in told.items() if status != 200]
         if problems:
             raise ApplicationError("; ".join(problems))
+        self._untold = ("", "", "")
 
     def _decide(self, direction: str, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:
         limit_s = min(max(deadline.remaining_s / 10, ANSWER_LIMITS_S[0]), ANSWER_LIMITS_S[1])

@@ -51,6 +51,8 @@ REQUESTS_KEPT = 256
 WORDS_LENGTH = 4000
 #: Applications that could not take a reinflation are told again after so long, twice as long each time, at most.
 AGAIN_S = (1.0, 30.0)
+#: The same of those that did not hear of a preemption.
+NOTICE_AGAIN_S = (1.0, 5.0)
 #: What applications give, and can be owed.
 GIVEN = ("memory_mib", "cpu_cores")
 
@@ -154,13 +156,31 @@ class Applications:
         result = self._once("reinflate", params.request_id, asdict(params), "ask", params)
         return ReinflateResult(result.request_id, result.state, result.reason)
 
-    def preemption(self, body: dict[str, Any]) -> None:
-        """Tell every application of a preemption, or of its end. One that does not hear it is logged."""
+    def preemption(self, body: dict[str, Any], for_s: float, holds: Callable[[], bool]) -> None:
+        """Tell every application of a preemption, or of its end. One that does not hear it is logged, and told again
+        until `for_s` seconds are over or that no longer holds."""
+        until = time.monotonic() + for_s
         hooks = self._load()
-        told = in_parallel({name: partial(hook.preemption, body) for name, hook in hooks.items()}, CALL_LIMIT_S)
-        for name, answer in told.items():
-            if isinstance(answer, HookError):
-                self._log(f"{name} was not told of the preemption: {answer}")
+        in_parallel(
+            {name: partial(self._tell, hook, body, until, holds) for name, hook in hooks.items()}, for_s + CALL_LIMIT_S
+        )
+
+    def _tell(self, hook: Hook, body: dict[str, Any], until: float, holds: Callable[[], bool]) -> None:
+        pause_s, last = NOTICE_AGAIN_S[0], ""
+        while holds():
+            try:
+                hook.preemption(body)
+                return
+            except Exception as error:  # whatever it is, it is told again
+                if str(error) != last:
+                    self._log(f"{hook.name} was not told of the preemption: {error}")
+                last = str(error)
+            left_s = until - time.monotonic() - pause_s
+            if left_s <= 0 or self._closed.wait(pause_s):
+                return
+            pause_s = min(2 * pause_s, NOTICE_AGAIN_S[1])
+            if body["seconds_left"] is not None:
+                body = dict(body, seconds_left=round(left_s, 1))
 
     def status(self, request_id: str) -> ApplicationStatusResult:
         """What the applications have measured so far.

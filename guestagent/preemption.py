@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from guestagent.messages import PreemptionParams, PreemptionResult, WithdrawalParams, WithdrawalResult
@@ -103,8 +104,8 @@ def read_programs(directory: str, owner_uid: int = 0) -> tuple[list[str], list[s
 class Preemption:
     """Takes the host's notices, and their end; `log` is given a sentence for what is left out and what became of it.
 
-    `tell_applications` is given the body for the hooks, `tell_people` a sentence for those who are logged in; both are
-    called in threads.
+    `tell_applications` is given the body for the hooks, for how many seconds they may be told, and whether they are
+    still to be; `tell_people` a sentence for those who are logged in. Both are called in threads.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Preemption:
         run_dir: str,
         log: Callable[[str], None],
         owner_uid: int = 0,
-        tell_applications: Callable[[dict[str, Any]], None] = lambda body: None,
+        tell_applications: Callable[[dict[str, Any], float, Callable[[], bool]], None] = lambda *_: None,
         tell_people: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         self._directory = directory
@@ -127,6 +128,7 @@ class Preemption:
         self._until = 0.0  # of this notice, by the monotonic clock
         self._programs = 0
         self._running: list[_Program] = []
+        self._spread_last: dict[str, Any] = {}
         self._unwritten: dict[str, Any] | None = None  # this notice, where the file cannot have it
 
     def tell(self, params: PreemptionParams) -> PreemptionResult:
@@ -215,8 +217,11 @@ class Preemption:
         sentence = f"This machine is not preempted any more ({reason})."
         if seconds_left is not None:
             sentence = f"This machine is preempted: {SAID.get(kind, kind)} in {seconds_left:.0f} s ({reason})."
-        for name, tell, what in (("hooks", self._tell_applications, body), ("wall", self._tell_people, sentence)):
-            threading.Thread(target=carried(tell), args=(what,), name=f"preemption-{name}", daemon=True).start()
+        self._spread_last = body
+        for_s = WITHDRAWN_S if seconds_left is None else seconds_left
+        tell_hooks = partial(self._tell_applications, body, for_s, lambda: self._spread_last is body)
+        for name, tell in (("hooks", tell_hooks), ("wall", partial(self._tell_people, sentence))):
+            threading.Thread(target=carried(tell), name=f"preemption-{name}", daemon=True).start()
 
     def _start(self, kind: str, seconds: float, reason: str) -> None:
         import subprocess  # seldom needed

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline
 from app_adapters.errors import ApplicationError
 from app_adapters.server import HookServer
-from guestagent import preemption
+from guestagent import applications, preemption
 from guestagent.people import write_to_terminals
 from guestagent.preemption import PROGRAMS, read_programs
 from tests.guestagent.harness import Bench, Host, bench
@@ -232,10 +233,58 @@ def test_people_and_applications_are_told_once_and_of_the_end(guest: Bench, host
     ]
 
 
-class Told(Adapter):
-    """An application that takes note of what it is told."""
+def test_an_application_that_did_not_hear_of_a_notice_is_told_again_until_it_does(
+    guest: Bench, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "NOTICE_AGAIN_S", (0.05, 0.1))
+    adapter = Told(fails=3)
+    server = HookServer(adapter, str(tmp_path / "hook.sock"), str(guest.run_dir / "token")).start()
+    try:
+        guest.register_url("told", f"unix:{tmp_path / 'hook.sock'}")
+        host.result("preemption", **NOTICE)
+        _until(lambda: len(adapter.notices) == 1)
+        ((seconds_left, kind, _),) = adapter.notices
+        assert kind == "stop"
+        assert seconds_left is not None
+        assert seconds_left < 20, "what is left by then"
+        assert adapter.fails == 0
+    finally:
+        server.stop()
 
-    def __init__(self) -> None:
+
+def test_a_notice_that_is_over_is_told_to_nobody_any_more(
+    guest: Bench, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "NOTICE_AGAIN_S", (0.05, 0.05))
+    path = tmp_path / "hook.sock"
+    guest.register_url("late", f"unix:{path}")
+    host.result("preemption", **NOTICE)
+    assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": True}
+    adapter = Told()
+    server = HookServer(adapter, str(path), str(guest.run_dir / "token")).start()
+    try:
+        adapter.until([(None, "withdrawn", "it runs on")])
+        # Each telling has a thread for each hook, which ends when the application has heard it or need not any more.
+        _until(lambda: not any(thread.name == "hook-late" for thread in threading.enumerate()))
+        adapter.until([(None, "withdrawn", "it runs on")])
+    finally:
+        server.stop()
+
+
+def test_telling_again_ends_with_the_seconds_of_the_notice(
+    guest: Bench, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applications, "NOTICE_AGAIN_S", (0.05, 0.05))
+    guest.register_url("gone", f"unix:{tmp_path / 'none.sock'}")
+    host.result("preemption", **{**NOTICE, "seconds_left": 1.0})
+    _until(lambda: not any(thread.name == "hook-gone" for thread in threading.enumerate()))
+
+
+class Told(Adapter):
+    """An application that takes note of what it is told, once it can be told."""
+
+    def __init__(self, fails: int = 0) -> None:
+        self.fails = fails
         self.notices: list[tuple[float | None, str, str]] = []
 
     def capabilities(self) -> Capabilities:
@@ -248,6 +297,9 @@ class Told(Adapter):
         raise ApplicationError("asked for nothing here")
 
     def preemption(self, seconds_left: float | None, kind: str, reason: str) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise ApplicationError("cannot be told now")
         self.notices.append((seconds_left, kind, reason))
 
     def until(self, notices: list[tuple[float | None, str, str]]) -> None:
