@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from app_adapters import __version__, checks
 from app_adapters.adapter import Adapter
 from app_adapters.errors import ApplicationError, BadBody, Conflict
-from app_adapters.logs import fault, say
+from app_adapters.logs import fault, guarded, say
 from app_adapters.messages import PreemptionNotice, RefusalBody, parse_preemption, parse_target
 from app_adapters.operations import Operations
 
@@ -130,7 +130,7 @@ class Hook:
         self._adapter = adapter
         self._token = TokenFile(token_file)
         self._operations = Operations(adapter, log)
-        self._log = log
+        self._log = guarded(log)
         self._told: PreemptionNotice | None = None
         self._telling = threading.Lock()
 

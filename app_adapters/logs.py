@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Callable
+
 
 def say(sentence: str) -> None:
     """What happens to a target, at level INFO: seen where the service lets that level through."""
@@ -14,4 +17,17 @@ def fault(sentence: str, error: BaseException) -> None:
     """A fault of an adapter, with its traceback."""
     import logging
 
-    logging.getLogger("app_adapters").error("%s", sentence, exc_info=error)
+    with contextlib.suppress(Exception):  # a service's own handler: what is at work goes on without its words
+        logging.getLogger("app_adapters").error("%s", sentence, exc_info=error)
+
+
+def guarded(log: Callable[[str], None]) -> Callable[[str], None]:
+    """A service's own log, of which no fault stops what it tells of."""
+
+    def tell(sentence: str) -> None:
+        try:
+            log(sentence)
+        except Exception as error:
+            fault(f"the log failed, which was to take: {sentence}", error)
+
+    return tell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -149,5 +150,6 @@ def check(name: str, adapter: Adapter) -> int:
 
 
 def say(sentence: str) -> None:
-    """A sentence on standard error, where systemd's journal takes it from."""
-    print(f"ebb-adapter: {sentence}", file=sys.stderr, flush=True)
+    """A sentence on standard error, where systemd's journal takes it from. One that cannot be written stops nothing."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"ebb-adapter: {sentence}", file=sys.stderr, flush=True)

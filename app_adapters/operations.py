@@ -12,7 +12,7 @@ from typing import Callable, Union
 from app_adapters import checks
 from app_adapters.adapter import Adapter, Answer, Deadline, Promise, Refusal
 from app_adapters.errors import ApplicationError, BadAnswer, BadBody, Conflict
-from app_adapters.logs import fault, say
+from app_adapters.logs import fault, guarded, say
 from app_adapters.messages import PromiseBody, RefusalBody, TargetRequest, TargetStatus
 
 OPERATIONS_KEPT = 256
@@ -60,7 +60,7 @@ class Operations:
 
     def __init__(self, adapter: Adapter, log: Callable[[str], None] = say) -> None:
         self._adapter = adapter
-        self._log = log
+        self._log = guarded(log)
         self._deciding = threading.Lock()  # held while the adapter decides, which may take as long as its application
         self._lock = threading.Lock()
         self._looking = threading.Lock()
