@@ -81,6 +81,7 @@ class Operations:
         foreign = sorted(set(request.target) - set(self._adapter.components))
         if foreign:
             raise BadBody(f"target.{foreign[0]}", f"this application gives {', '.join(self._adapter.components)} only")
+        deadline = Deadline(request.deadline_s)  # the host's, which goes on while an older attempt is waited for
         with self._deciding:
             known = self._find(request.request_id)
             if known is not None:
@@ -95,7 +96,6 @@ class Operations:
             if busy:
                 self._log(f"{request.request_id}: refused: {busy}")
                 return _refusal(request, _not_now(request, busy))
-            deadline = Deadline(request.deadline_s)
             answer = self._decide(request, deadline)
             body: AnswerBody
             if isinstance(answer, Refusal):
