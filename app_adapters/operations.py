@@ -62,12 +62,13 @@ class Operations:
         self._adapter = adapter
         self._log = guarded(log)
         self._deciding = threading.Lock()  # held while the adapter decides, which may take as long as its application
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a service that has one thread may stop us in a signal's handler
         self._looking = threading.Lock()
         self._operations: OrderedDict[str, _Operation] = OrderedDict()
         self._worker: threading.Thread | None = None
         self._latest: _Operation | None = None
         self._deadline = Deadline(0)
+        self._stopped = False
 
     def submit(self, request: TargetRequest) -> AnswerBody:
         """The adapter's answer; the same request again gets the same answer and starts nothing.
@@ -114,19 +115,22 @@ class Operations:
                 f"{request.request_id}: promised {in_words(answer.promised)} in about {answer.expected_s:g} s"
                 + (f": {answer.reason}" if answer.reason else "")
             )
-            before = self._deadline, self._latest
-            self._deadline, self._latest = deadline, operation
             worker = threading.Thread(
                 target=self._run, args=(operation, answer), name=f"operation-{request.request_id}", daemon=True
             )
-            try:  # Started first: a caller that stops us at this moment can wait for no thread that has not begun.
-                worker.start()
-            except RuntimeError:  # nothing will run, so nothing may seem to
-                self._deadline, self._latest = before
-                with self._lock:
+            with self._lock:
+                before = self._deadline, self._latest
+                self._deadline, self._latest = deadline, operation  # first: stop() in a signal calls this off, too
+                try:
+                    if self._stopped:
+                        raise RuntimeError("stopped")
+                    worker.start()
+                except RuntimeError:  # nothing will run, so nothing may seem to
+                    self._deadline, self._latest = before
                     del self._operations[request.request_id]
-                return _refusal(request, _not_now(request, "no thread can be started"))
-            self._worker = worker
+                    why = "the hook is ending" if self._stopped else "no thread can be started"
+                    return _refusal(request, _not_now(request, why))
+                self._worker = worker
             return body
 
     def status(self, request_id: str) -> TargetStatus | None:
@@ -178,10 +182,13 @@ class Operations:
         return found if time.monotonic() - began < LOOK_LIMIT_S else {}
 
     def stop(self, limit_s: float = 5.0) -> None:
-        """Cancel what runs and wait for it, at most `limit_s` seconds."""
-        self._deadline.cancel()
-        if self._worker is not None:
-            self._worker.join(limit_s)
+        """Cancel what runs and wait for it, at most `limit_s` seconds. Nothing begins afterwards."""
+        with self._lock:
+            self._stopped = True
+            self._deadline.cancel()
+            worker = self._worker
+        if worker is not None:
+            worker.join(limit_s)
 
     def _make_way(self, request_id: str, direction: str) -> str:
         """End what runs if this is a newer attempt at it, or gives back what is still being taken; returns why the way

@@ -75,10 +75,12 @@ class HookServer:
 
 
 class JsonServer(ThreadingHTTPServer):
-    """Serves what `replier.reply(method, path, authorization, body)` says, to so many connections at once."""
+    """Serves what `replier.reply(method, path, authorization, body)` says, to so many connections at once. Those that
+    are open when it is closed end with their next answer."""
 
     daemon_threads = True
     block_on_close = False
+    closed = False
 
     def __init__(self, address: tuple[str, int], replier: Any, connections: int = CONNECTIONS) -> None:
         self.replier = replier
@@ -115,6 +117,10 @@ class JsonServer(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
+
+    def server_close(self) -> None:
+        self.closed = True
+        super().server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is not logged."""
@@ -207,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, reply = self.server.replier.reply(self.command, self.path, authorization, body)
         except Exception as error:  # of a replier that is no Hook, which answers for its faults
             status, reply = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"}
-        self._send(status, reply)
+        self._send(status, reply, close=self.server.closed)
 
     def _send(self, status: int, reply: dict[str, Any], close: bool = False) -> None:
         text = json.dumps(reply).encode("ascii")
