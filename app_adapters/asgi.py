@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import socket
 from http import HTTPStatus
+from io import FileIO
 from typing import Any, Awaitable, Callable, MutableMapping
 from urllib.parse import quote
 
@@ -13,10 +17,17 @@ from app_adapters.aio import AsyncHook
 from app_adapters.async_adapter import AsyncAdapter
 from app_adapters.hook import BODY_BYTES, SEVERAL, TOKEN_FILE, Reply, foreign
 from app_adapters.logs import say
+from app_adapters.server import private
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+#: Why no request is answered where any user may stand in the way.
+NAME_HELD = (
+    "another process holds @{}: either it is another user's, which no directory that only this user can write "
+    "(RuntimeDirectory= of systemd, XDG_RUNTIME_DIR) keeps out here, or " + SEVERAL
+)
 
 
 class HookApplication:
@@ -25,7 +36,7 @@ class HookApplication:
     def __init__(self, adapter: Adapter | AsyncAdapter, token_file: str, log: Callable[[str], None]) -> None:
         self._made = adapter, token_file, log
         self._hook: AsyncHook | None = None
-        self._claims: dict[str, socket.socket] = {}
+        self._claims: dict[str, socket.socket | FileIO] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -57,8 +68,9 @@ class HookApplication:
         obstacle = foreign((scope.get("client") or ("",))[0], headers)
         if obstacle:
             return HTTPStatus.FORBIDDEN, {"error": obstacle}
-        if not self._is_the_only_one(scope):
-            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": SEVERAL}
+        obstacle = self._claim(scope)
+        if obstacle:
+            return HTTPStatus.SERVICE_UNAVAILABLE, {"error": obstacle}
         body, more = b"", True
         while more:
             message = await receive()
@@ -71,19 +83,47 @@ class HookApplication:
         path = raw.decode("latin-1") if raw else quote(scope["path"], safe="/")
         return await self._hook.reply(scope["method"], path, headers.get("authorization", ""), body)
 
-    def _is_the_only_one(self, scope: Scope) -> bool:
-        """Whether no other process answers at this address: it would hold the address's abstract socket, which the
-        kernel takes back with its process. ASGI does not tell of several."""
-        name = "ebbtide-hook:{}:{}".format(*(scope.get("server") or ("", "")))
-        if name not in self._claims:
+    def _claim(self, scope: Scope) -> str:
+        """Why this process may not answer at this address, empty where no other does. ASGI does not tell of several,
+        so each claims the address, and the kernel takes that back with the process: by a lock, or, without a directory
+        of the user's own, by an abstract socket, which any user can hold."""
+        host, port = scope.get("server") or ("", "")
+        name = f"ebbtide-hook:{host}:{port}"
+        if name in self._claims:
+            return ""
+        directory = _own_directory(self._made[1])
+        if not directory:
             claim = socket.socket(socket.AF_UNIX)
             try:
                 claim.bind("\0" + name)
             except OSError:
                 claim.close()
-                return False
+                return NAME_HELD.format(name)
             self._claims[name] = claim
-        return True
+            return ""
+        with contextlib.ExitStack() as opened:
+            try:
+                lock = opened.enter_context(private(f"{directory}/{quote(name, safe='')}.lock"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return SEVERAL
+            except OSError as error:
+                return f"whether several processes answer here cannot be told: {error}"
+            opened.pop_all()  # it stays open
+        self._claims[name] = lock
+        return ""
+
+
+def _own_directory(token_file: str) -> str:
+    """One that only this user can write, the same for all processes of a service; empty where there is none."""
+    environ = os.environ
+    given = environ.get("RUNTIME_DIRECTORY", "").split(":")[0], environ.get("XDG_RUNTIME_DIR", "")
+    for path in (*given, os.path.dirname(token_file)):
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            if found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+                return path
+    return ""
 
 
 def hook_application(

@@ -12,6 +12,7 @@ import stat
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import FileIO
 from typing import Any, Callable
 
 from app_adapters import __version__
@@ -177,6 +178,19 @@ def make_way(path: str) -> None:
             except BlockingIOError:  # one whose queue is full
                 pass
         raise OSError(errno.EADDRINUSE, f"{path} is taken by another hook that listens there; give this one another")
+
+
+def private(path: str) -> FileIO:
+    """A file to lock, which no other user can open: whoever can may keep this one from the lock.
+
+    Raises: OSError, also where it is another user's.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b", 0)
+    if os.fstat(file.fileno()).st_uid != os.geteuid():
+        file.close()
+        raise OSError(f"{path} is another user's; remove it")
+    os.fchmod(file.fileno(), 0o600)  # one of an earlier version could be opened by all
+    return file
 
 
 def taken(error: OSError, host: Any, port: Any) -> OSError:

@@ -22,7 +22,7 @@ from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.hook import CAPABILITIES, PREEMPTIONS, TARGETS, TOKEN_FILE, Reply
 from app_adapters.logs import fault, say
 from app_adapters.messages import MODES
-from app_adapters.server import HookServer
+from app_adapters.server import HookServer, private
 
 #: The guest agent waits at least 1.5 s for what is offered.
 OFFER_LIMIT_S = 1.2
@@ -38,12 +38,16 @@ AGAIN_S = 1.0
 class SharedHookServer:
     """Serves one hook for all processes that start one with the same `path`, of one user; `adapter` is this process's
     own. It is started in each, after it was forked. Arguments as those of HookServer.
+
+    Raises: OSError where it cannot listen, or the lock's file is another user's.
     """
 
     def __init__(
         self, adapter: Adapter, path: str, token_file: str = TOKEN_FILE, log: Callable[[str], None] = say
     ) -> None:
         self._path = path
+        os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
+        self._lock = private(path + ".lock")
         self._whole = Group(adapter.components, path + ".d", token_file)
         self._token_file, self._log = token_file, log
         self._own = HookServer(adapter, f"{path}.d/{os.getpid()}.sock", token_file, log)
@@ -70,7 +74,7 @@ class SharedHookServer:
         self._own.stop()
 
     def _lead(self) -> None:
-        with open(self._path + ".lock", "wb") as lock:
+        with self._lock as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)  # of the process: a child that it forks does not inherit it
             self._leading.set()
             failed = 0
