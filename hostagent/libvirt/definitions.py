@@ -6,6 +6,8 @@ Elements: https://libvirt.org/formatdomain.html.
 from __future__ import annotations
 
 import asyncio
+import copy
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,15 @@ from hostagent.state import intents
 from hostagent.state.intents import Intent
 
 _GUEST_CHANNELS: Final = ("org.qemu.guest_agent.0", "io.ebbtide.guest.0")
+#: What of a definition is made anew when its VM is sold something else: elements, by the path of their parent.
+_SOLD: Final = {
+    ".": ("maxMemory", "memory", "currentMemory", "vcpu", "vcpus"),
+    "metadata": (f"{{{intents.NAMESPACE}}}{intents.ELEMENT}",),
+    "cpu": ("numa", "topology"),
+    "devices": ("memory",),
+}
+#: Tells the lab's guests how much memory to wait for.
+_MEMORY_WORD: Final = re.compile(r"(?<=\bebbtide\.memory_mib=)\d+")
 
 
 class Definitions:
@@ -96,15 +107,20 @@ class Definitions:
     async def again(self, domain: str, intent: Intent, present: str) -> str:
         """The XML of a VM that exists and is sold something else.
 
-        :param present: its definition; whatever its template does not make stays as it is there.
+        :param present: its definition; what its size does not decide (disks, interfaces) stays as it is there.
         :raises TemplateError: its template cannot be used.
         """
         root = ElementTree.fromstring(present)
         identity = root.findtext("uuid", "").strip()
         parameters = self._parameters(domain, identity, intent, self._settings.disk_dir / domain / "disk.qcow2")
         if intent.spec.template != XML_TEMPLATE:
-            return render_domain((await self.library()).get(intent.spec.template), parameters)
-        fit(root, parameters)
+            xml = render_domain((await self.library()).get(intent.spec.template), parameters)
+            made = ElementTree.fromstring(xml)
+        else:
+            fit(made := copy.deepcopy(root), parameters)
+        _sell(root, made)
+        for line in root.findall("./os/cmdline"):
+            line.text = _MEMORY_WORD.sub(str(parameters.memory_mib), line.text or "")
         bandwidth.undeclare(root, intent.spec.nominal.vector())
         return ElementTree.tostring(root, encoding="unicode")
 
@@ -198,6 +214,19 @@ def fit(root: ElementTree.Element, parameters: DomainParameters) -> None:
     target.append(_text("block", str(MEMORY_BLOCK_MIB * 1024), unit="KiB"))
     target.append(_text("requested", str(layout.requested_mib), unit="MiB"))
     ElementTree.SubElement(device, "alias", name=MEMORY_ALIAS)
+
+
+def _sell(root: ElementTree.Element, made: ElementTree.Element) -> None:
+    """Put into a definition what another one of the same VM has of sizes and of our metadata."""
+    for path, tags in _SOLD.items():
+        there, new = root.find(path), made.find(path)
+        if new is None:
+            continue
+        if there is None:
+            there = ElementTree.SubElement(root, path, new.attrib)
+        for old in [element for element in there if element.tag in tags]:
+            there.remove(old)
+        there.extend([element for element in new if element.tag in tags])
 
 
 def most_of(root: ElementTree.Element, plugs_cpus: bool) -> ResourceVector:

@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
 NAME = "kept"
 NOMINAL = Vector(cpu_cores=2.0, memory_mib=640.0)
 SMALLER = PartialVector(cpu_cores=1.0, memory_mib=512.0)
+#: From here on it writes into another file.
+SNAPSHOT = ("taken", "--disk-only", "--no-metadata")
 
 
 @contextlib.asynccontextmanager
@@ -97,6 +99,9 @@ async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: Runnin
             later = await resized(client, nominal=PartialVector(memory_mib=768.0))
             assert "takes effect at its next start" in later.sentence
             identity = await asyncio.to_thread(virsh, "domuuid", domain)
+            assert await asyncio.to_thread(virsh, "snapshot-create-as", domain, *SNAPSHOT) is not None
+            disk = await asyncio.to_thread(virsh, "domblklist", domain)
+            assert f"disk.{SNAPSHOT[0]}" in (disk or "")
 
             stopped = await done(client, await client.stop(NAME, limit_s=60))
             assert "its guest powered off" in stopped.sentence
@@ -108,6 +113,7 @@ async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: Runnin
             assert (found.state, found.host, found.current.memory_mib) == ("running", host, 768.0)
             assert await asyncio.to_thread(sizes, domain) == (1, 768)
             assert await asyncio.to_thread(virsh, "domuuid", domain) == identity, "the very same domain"
+            assert await asyncio.to_thread(virsh, "domblklist", domain) == disk, "what it wrote since the snapshot"
 
 
 @pytest.fixture

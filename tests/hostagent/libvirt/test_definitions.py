@@ -12,7 +12,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import XML_TEMPLATE, VMSpec
 from hostagent.libvirt.definitions import Definitions
 from hostagent.libvirt.settings import LibvirtSettings
-from hostagent.state.intents import Intent, Phase
+from hostagent.state.intents import ELEMENT, NAMESPACE, Intent, Phase
 
 OURS = "<iotune><total_bytes_sec>52428800</total_bytes_sec><group_name>ebbtide</group_name></iotune>"
 OWN = "<iotune><total_bytes_sec>52428800</total_bytes_sec></iotune>"
@@ -60,3 +60,51 @@ async def test_limits_of_others_stay(tmp_path: Path, network: str) -> None:
     made = await again(tmp_path, OWN, network)
     assert made.find("./devices/disk/iotune") is not None
     assert made.find("./devices/interface/bandwidth") is not None
+
+
+OVERLAY = "/images/web.after-snapshot"
+MAC = "52:54:00:5a:17:c0"
+OTHERS = "{urn:others}note"
+
+
+def sold(cpu_cores: float, memory_mib: float, template: str) -> Intent:
+    size = Vector(cpu_cores=cpu_cores, memory_mib=memory_mib)
+    spec = VMSpec(name="web", priority=Priority.DEFLATABLE, nominal=size, template=template)
+    boot_mib = memory_mib / 2
+    return Intent(owner="host-a", spec=spec, boot_mib=boot_mib, phase=Phase.STOPPED, target=size, committed=size)
+
+
+def by_hand(definition: str) -> str:
+    """A definition after a snapshot of its disk, with another disk, an address and a note of somebody else."""
+    root = ElementTree.fromstring(definition)
+    source, devices, metadata = root.find("./devices/disk/source"), root.find("devices"), root.find("metadata")
+    assert source is not None
+    assert devices is not None
+    assert metadata is not None
+    source.set("file", OVERLAY)
+    second = "<disk type='file' device='disk'><source file='/images/second'/><target dev='vdb' bus='virtio'/></disk>"
+    devices.append(ElementTree.fromstring(second))
+    for interface in root.findall("./devices/interface"):
+        ElementTree.SubElement(interface, "mac", address=MAC)
+    ElementTree.SubElement(metadata, OTHERS)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+@pytest.mark.parametrize("template", ["lab", "lab-net", "lab-dimm"])
+async def test_a_vm_of_a_template_is_made_again_with_the_disks_and_interfaces_that_it_has_now(
+    tmp_path: Path, template: str
+) -> None:
+    definitions = Definitions(LibvirtSettings("host-a", "test:///default", "qemu", tmp_path, tmp_path))
+    place = "ebb-host-a.web", "6f7c5a3e-4a2e-4d0b-9b6f-0d1c2b3a4f5e"
+    small, large = sold(1.0, 768.0, template), sold(3.0, 1536.0, template)
+    disk = tmp_path / place[0] / "disk.qcow2"
+    present = by_hand(await definitions.fresh(*place, small, disk, None))
+    made = ElementTree.fromstring(await definitions.again(place[0], large, present))
+    assert [one.get("file") for one in made.findall("./devices/disk/source")] == [OVERLAY, "/images/second"]
+    assert [one.get("address") for one in made.findall("./devices/interface/mac")] == [MAC] * (template == "lab-net")
+    assert made.find(f"./metadata/{OTHERS}") is not None
+    wanted = ElementTree.fromstring(await definitions.fresh(*place, large, disk, None))
+    sized = (*("maxMemory", "memory", "currentMemory", "vcpu", "vcpus"), *("./cpu/numa", "./devices/memory"))
+    for path in (*sized, "./os/cmdline", f"./metadata/{{{NAMESPACE}}}{ELEMENT}"):
+        texts = [[ElementTree.tostring(one).strip() for one in root.findall(path)] for root in (made, wanted)]
+        assert texts[0] == texts[1] != [], path
