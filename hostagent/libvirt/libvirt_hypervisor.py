@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import libvirt
+import structlog
 
 from ebbtide.deflation.allocations import cpu_shares
 from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
@@ -48,6 +49,8 @@ START_S, RESTORE_MIB_S = 60.0, 16.0
 LOOK_S: Final = 0.5
 #: How much of its time a guest has for the power button, before its agent is asked.
 BUTTON_SHARE: Final = 0.5
+
+log = structlog.get_logger()
 
 
 class _LifecycleEvents:
@@ -107,25 +110,53 @@ class LibvirtHypervisor:
         prefix = domain_name(self._settings.host_id, "")
         await self._adoption.look_once()
 
-        def find(connection: Any) -> list[DomainState]:
-            found, taken = [], self._adoption.names.names()
+        def find(connection: Any) -> tuple[list[DomainState], list[str]]:
+            found, undefined, taken = [], [], self._adoption.names.names()
             for domain in connection.listAllDomains():
                 # By name first: a reading of a foreign domain would wait for whatever its owner does with it.
                 if not domain.name().startswith(prefix) and domain.name() not in taken:
                     continue
                 try:
-                    intent = intents.from_element(_metadata_of(domain))
-                    if intent is not None and intent.owner == self._settings.host_id:
+                    intent, defined = self._ours(domain)
+                    if intent is not None:
                         found.append(DomainState(domain.name(), state_of(domain), intent))
+                        undefined += [] if defined else [domain.name()]
                 except libvirt.libvirtError as error:
                     if error.get_error_code() not in (
                         libvirt.VIR_ERR_NO_DOMAIN,
                         libvirt.VIR_ERR_NO_DOMAIN_METADATA,
                     ):
                         raise
-            return found
+            return found, undefined
 
-        return await self._connection.call(find)
+        found, undefined = await self._connection.call(find)
+        for name in undefined:
+            await self._define_intent(name)
+        return found
+
+    def _ours(self, domain: Any) -> tuple[Intent | None, bool]:
+        """The intent of a domain, if this host is its owner, and whether it need not be written there again. Blocks."""
+        text, defined = _metadata_of(domain)
+        intent = intents.from_element(text)
+        ours = intent is not None and intent.owner == self._settings.host_id
+        return (intent if ours else None), defined
+
+    async def _define_intent(self, domain: str) -> None:
+        """Write the intent of a running domain into its definition, which its owner has made anew without it."""
+
+        def write(d: Any) -> None:
+            intent, defined = self._ours(d)
+            if intent is not None and not defined:
+                element = intents.to_element(intent)
+                stored = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+                d.setMetadata(_ELEMENT, element, intents.PREFIX, intents.NAMESPACE, stored)
+
+        why = "a running domain of ours was defined anew without our metadata"
+        try:
+            await self._connection.change(domain, write)
+            log.warning(f"{why}, which is written there again", domain=domain)
+        except HypervisorError as error:
+            log.warning(f"{why}, which could not be written there yet", domain=domain, why=str(error))
 
     async def survey(self) -> dict[str, DomainSummary]:
         prefix = domain_name(self._settings.host_id, "")
@@ -341,14 +372,19 @@ async def _shut_down(connection: LibvirtConnection, domain: str, limit_s: float)
     return _Ended(f"its power was cut: {why}", devices)
 
 
-def _metadata_of(domain: Any) -> str:
-    """The intent as it is stored: one that goes on where it was saved has, while it runs, the one of that time."""
+def _metadata_of(domain: Any) -> tuple[str, bool]:
+    """The intent as it is stored: one that goes on where it was saved has, while it runs, the one of that time.
+
+    :returns: also whether it is in the domain's definition, or there is no definition.
+    """
     try:
-        return str(domain.metadata(_ELEMENT, intents.NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG))
+        return str(domain.metadata(_ELEMENT, intents.NAMESPACE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)), True
     except libvirt.libvirtError as error:
-        if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID:
+        code = error.get_error_code()
+        if code not in (libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_DOMAIN_METADATA):
             raise
-        return str(domain.metadata(_ELEMENT, intents.NAMESPACE))  # its definition was removed while it runs
+        # Its definition was removed, or made anew, while it runs.
+        return str(domain.metadata(_ELEMENT, intents.NAMESPACE)), code == libvirt.VIR_ERR_OPERATION_INVALID
 
 
 def _asking(domain: str, flags: int) -> Any:
