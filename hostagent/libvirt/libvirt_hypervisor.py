@@ -42,6 +42,12 @@ from hostagent.state import intents
 from hostagent.state.intents import Intent
 
 _ELEMENT: Final = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+#: With all that libvirt keeps of a domain: what it has of these, it is not undefined without.
+_UNDEFINE: Final = (
+    libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+    | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+)
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
 #: A start may take so long, and longer for each MiB of saved memory that is read: seconds, MiB/s.
 START_S, RESTORE_MIB_S = 60.0, 16.0
@@ -276,9 +282,7 @@ class LibvirtHypervisor:
             found = find(connection)
             devices = [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
             _cut_power(found)
-            found.undefineFlags(
-                libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
-            )
+            found.undefineFlags(_UNDEFINE)
             return devices
 
         directory = self._settings.disk_dir / domain

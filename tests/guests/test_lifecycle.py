@@ -102,6 +102,7 @@ async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: Runnin
             assert await asyncio.to_thread(virsh, "snapshot-create-as", domain, *SNAPSHOT) is not None
             disk = await asyncio.to_thread(virsh, "domblklist", domain)
             assert f"disk.{SNAPSHOT[0]}" in (disk or "")
+            assert await asyncio.to_thread(virsh, "checkpoint-create", domain) is not None
 
             stopped = await done(client, await client.stop(NAME, limit_s=60))
             assert "its guest powered off" in stopped.sentence
@@ -114,6 +115,7 @@ async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: Runnin
             assert await asyncio.to_thread(sizes, domain) == (1, 768)
             assert await asyncio.to_thread(virsh, "domuuid", domain) == identity, "the very same domain"
             assert await asyncio.to_thread(virsh, "domblklist", domain) == disk, "what it wrote since the snapshot"
+        assert await asyncio.to_thread(virsh, "dominfo", domain) is None, "its checkpoint keeps it from being deleted"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import libvirt
 import pytest
 
 from hostagent.errors import HypervisorError
@@ -14,7 +15,7 @@ from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.state.intents import Intent, Phase
 from tests.hostagent.conftest import low_vm
-from tests.hostagent.libvirt_stand_in import StandIn
+from tests.hostagent.libvirt_stand_in import StandIn, StandInDomain
 
 VM = "ebb-host-a.low-1"
 INTENT = Intent.model_validate(
@@ -76,6 +77,19 @@ async def test_what_a_kill_leaves_of_a_creation_or_a_removal_is_swept(
     assert (tmp_path / "disks" / VM / "disk.qcow2").exists()
     await hypervisor(domains, tmp_path).sweep()
     assert not (tmp_path / "disks" / VM).exists()
+
+
+async def test_a_domain_with_checkpoints_snapshots_and_saved_memory_can_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domains = StandIn(tmp_path)
+    agent = hypervisor(domains, tmp_path)
+    await agent.create(VM, INTENT)
+    given: list[int] = []
+    monkeypatch.setattr(StandInDomain, "undefineFlags", lambda _, flags: given.append(flags))
+    await agent.destroy(VM)
+    kinds = ("CHECKPOINTS_METADATA", "SNAPSHOTS_METADATA", "MANAGED_SAVE")
+    assert given == [sum(getattr(libvirt, f"VIR_DOMAIN_UNDEFINE_{kind}") for kind in kinds)]
 
 
 def test_a_removal_that_came_to_nothing_leaves_the_disk_kept(tmp_path: Path) -> None:
