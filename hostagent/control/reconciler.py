@@ -185,7 +185,8 @@ class Reconciler:
         """Begin a close check where there is reason for one."""
         if not self._host.holds(vm):
             return
-        vm.uuid = summary.uuid if summary is not None else vm.uuid
+        if vm.uuid is None and summary is not None:
+            vm.uuid = summary.uuid
         if summary is None or summary.state == "stopped":
             vm.resident_mib = None
         elif summary.resident_mib is not None:
@@ -214,7 +215,7 @@ class Reconciler:
             return
         if summary is not None:
             self._seen[vm.domain] = (now, summary)
-        task = asyncio.create_task(self._check_logged(vm, summary, earlier), name=f"check:{vm.name}")
+        task = asyncio.create_task(self._check_logged(vm, summary), name=f"check:{vm.name}")
         self._checks[vm.name] = task
         task.add_done_callback(lambda done: self._checks.pop(vm.name, None))
 
@@ -237,11 +238,11 @@ class Reconciler:
         except Exception:
             log.exception("the response to a VM's pressure failed", vm=vm.name)
 
-    async def _check_logged(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
+    async def _check_logged(self, vm: ManagedVM, summary: DomainSummary | None) -> None:
         try:
             async with vm.lock, self._slots:
                 if self._host.holds(vm):
-                    await self._check(vm, summary, earlier)
+                    await self._check(vm, summary)
         except HostAgentError as error:
             vm.drift_repair.unsettled = True
             log.warning("the VM could not be checked", vm=vm.name, why=str(error))
@@ -249,17 +250,17 @@ class Reconciler:
             vm.drift_repair.unsettled = True
             log.exception("the check of a VM failed", vm=vm.name)
 
-    async def _check(self, vm: ManagedVM, summary: DomainSummary | None, earlier: DomainSummary | None) -> None:
+    async def _check(self, vm: ManagedVM, summary: DomainSummary | None) -> None:
         if vm.intent.phase is Phase.CREATING:
             return
         if vm.intent.phase is Phase.DELETING:
             await self._paced(vm, DecisionKind.REMOVE, "removed", self._finish_removal)
             return
-        replaced = summary is None or (earlier is not None and earlier.uuid != summary.uuid)
-        if replaced and await self._drop_if_not_owned(vm):
+        if (summary is None or summary.uuid != vm.uuid) and await self._drop_if_not_owned(vm):
             return
         if summary is None:
             return
+        vm.uuid = summary.uuid
         if vm.record.uncertain and summary.state != "running":
             await vm.record.persist()
         if vm.intent.phase is Phase.STOPPING and vm.intent.cause is not None and vm.intent.cause.kind == "start":

@@ -304,7 +304,10 @@ class Host:
 
         :raises HypervisorError: the domain could not be removed; the VM stays.
         """
-        if (before := vm.intent.adopted) is not None:
+        found = (await self.hypervisor.survey()).get(vm.domain)
+        if found is not None and vm.uuid not in (None, found.uuid):
+            log.warning("the VM's domain was removed from outside, and another has its name", vm=vm.name)
+        elif (before := vm.intent.adopted) is not None:
             with contextlib.suppress(DomainGone):
                 await self.hypervisor.shut_down(vm.domain, 0.0)
                 # Its owner starts it as it was, not at the size that it was stopped at.

@@ -89,6 +89,23 @@ async def test_an_adopted_domain_is_stopped_and_given_back_instead_of_removed(
     assert not host.vms
 
 
+async def test_a_domain_that_its_owner_makes_anew_while_its_deletion_hangs_runs_on(
+    command: Command, host: Host, world: World
+) -> None:
+    await adopted(command, world)
+    vm = host.vms["web"]
+    await until(lambda: vm.uuid is not None)
+    world.failures["give_back"] = "it cannot be given back now"
+    assert (await command("DELETE", "/v1/vms/web?request_id=d")).state == "failed"
+    await world.create("old-web", "")
+    world.domains["old-web"].state = "running"
+    del world.failures["give_back"]
+    vm.drift_repair.pace.held()
+    await until(lambda: not host.vms)
+    assert world.domains["old-web"].state == "running"
+    assert [name for method, name in world.calls if method == "shut_down"] == ["old-web"], "the one that was ours"
+
+
 async def test_a_domain_is_adopted_under_one_name_only(
     client: Client, command: Command, host: Host, world: World
 ) -> None:
