@@ -32,6 +32,8 @@ _STATES: Final = {
     libvirt.VIR_DOMAIN_SHUTDOWN: "running",
     libvirt.VIR_DOMAIN_PAUSED: "paused",
     libvirt.VIR_DOMAIN_PMSUSPENDED: "paused",
+    # Its guest panicked, and its definition has QEMU kept with all that it holds (on_crash).
+    libvirt.VIR_DOMAIN_CRASHED: "paused",
 }
 
 
