@@ -21,7 +21,14 @@ import structlog
 
 from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Candidate, HostSideReading, domain_name
-from hostagent.libvirt.libvirt_readings import limit_cores, limit_cpu, reading_of, state_of
+from hostagent.libvirt.libvirt_readings import (
+    limit_cores,
+    limit_cpu,
+    periods_of,
+    reading_of,
+    restore_periods,
+    state_of,
+)
 from hostagent.libvirt.plugged import Plugged, request_at_start
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.limits import burst
@@ -179,11 +186,13 @@ def _examine(connection: Any, name: str) -> Candidate:
         cpu_shares=reading.cpu_shares,
         quota_per_cpu=reading.quota_per_cpu,
         cap_cores=reading.cap_cores,
+        **periods_of(domain.schedulerParametersFlags(_LIVE)),
         stats_period_s=reading.stats_period_s,
         definition=CpuLimits(
             cpu_shares=defined.get("cpu_shares") or None,
             quota_per_cpu=limit_cores(defined, "vcpu"),
             cap_cores=limit_cores(defined, "global"),
+            **periods_of(defined),
         ),
         requested_mib=plugged.requested_mib if plugged.device is not None else None,
     )
@@ -265,6 +274,7 @@ def _give_back(connection: Any, name: str, before: Before) -> None:
         if flag == _LIVE and not domain.isActive():
             continue
         limit_cpu(domain, was.quota_per_cpu, was.cap_cores, flag)
+        restore_periods(domain, was, flag)
         # A definition without shares has none of ours either: they cannot be taken out again, so those of now stand.
         if (shares := was.cpu_shares or before.cpu_shares) is not None:
             domain.setSchedulerParametersFlags({"cpu_shares": shares}, flag)

@@ -17,6 +17,7 @@ from hostagent.libvirt.hypervisor import DomainSummary, HostSideReading
 from hostagent.limits import bandwidth
 from hostagent.limits.footprints import memory_of, read_limit_mib
 from hostagent.mechanisms.fixes import QEMU_AGENT
+from hostagent.state.intents import CpuLimits
 
 #: Quota periods in us; the longer one is for shares so small that the quota would fall under libvirt's 1000 us.
 PERIODS_US: Final = (100_000, 1_000_000)
@@ -70,6 +71,32 @@ def limit_cpu(domain: Any, cores_per_cpu: float | None, cap_cores: float | None,
         steps.insert(0 if now is not None and (cap_cores is None or cap_cores > now) else 1, cap)
     for step in steps:
         domain.setSchedulerParametersFlags(step, flag)
+
+
+def periods_of(scheduler: dict[str, Any]) -> dict[str, int | None]:
+    """The periods of an owner's limits, as `CpuLimits` has them: None where they are the usual ones."""
+    given = {f"{whose}_period_us": scheduler.get(f"{whose}_period", 0) for whose in ("vcpu", "global")}
+    return {field: us if us > 0 and us != PERIODS_US[0] else None for field, us in given.items()}
+
+
+def restore_periods(domain: Any, was: CpuLimits, flag: int) -> None:
+    """Write an owner's limits in the periods that they had, where these are not the usual ones.
+
+    cgroup v1 refuses a child's quota above its parent's: on the way a vCPU's share falls, and the domain's rises.
+    """
+    now = domain.schedulerParametersFlags(flag)
+    for whose, cores, period in (
+        ("vcpu", was.quota_per_cpu, was.vcpu_period_us),
+        ("global", was.cap_cores, was.global_period_us),
+    ):
+        if period is None:
+            continue
+        steps = [{f"{whose}_period": period}]
+        if cores is not None:
+            quota_first = (period < now.get(f"{whose}_period", 0)) == (whose == "vcpu")
+            steps.insert(0 if quota_first else 1, {f"{whose}_quota": round(cores * period)})
+        for step in steps:
+            domain.setSchedulerParametersFlags(step, flag)
 
 
 def reading_of(domain: Any) -> tuple[HostSideReading, ElementTree.Element]:

@@ -90,6 +90,9 @@ class CpuLimits(Body):
     quota_per_cpu: float | None = None
     #: Cap of the whole domain in cores; None: it had none.
     cap_cores: float | None = None
+    #: The periods of quota and cap in us, left out where they are the usual one: earlier agents know of no such field.
+    vcpu_period_us: int | None = Field(None, exclude_if=lambda us: us is None)
+    global_period_us: int | None = Field(None, exclude_if=lambda us: us is None)
 
 
 class Before(CpuLimits):

@@ -123,6 +123,7 @@ def foreign(lab: RunningLab) -> Iterator[str]:
     """A domain that nobody of ours has made: a guest without a disk that stays in its boot loader."""
     name = f"Foreign-{uuid.uuid4().hex[:8]}"
     xml = f"""<domain type='qemu'><name>{name}</name><memory unit='MiB'>256</memory><vcpu>2</vcpu>
+    <cputune><period>10000</period><quota>5000</quota></cputune>
     <os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
     <devices><controller type='usb' model='none'/><memballoon model='virtio'/></devices></domain>"""
     connection = libvirt.open("qemu:///system")
@@ -149,15 +150,16 @@ async def test_a_foreign_domain_is_adopted_throttled_and_given_back_untouched(la
     async with client_of(lab) as client:
         host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
         before = (await asyncio.to_thread(virsh, "schedinfo", foreign), await asyncio.to_thread(state_of, foreign))
-        await done(client, await client.adopt(foreign, host, name="foreign", minimum=Vector(cpu_cores=0.5)))
+        assert re.search(r"vcpu_period *: 10000\n", before[0] or "")
+        await done(client, await client.adopt(foreign, host, name="foreign", minimum=Vector(cpu_cores=0.25)))
         released = False
         try:
             found = await client.vm("foreign")
-            assert (found.state, found.nominal) == ("running", Vector(cpu_cores=2.0, memory_mib=256.0))
+            assert (found.state, found.nominal) == ("running", Vector(cpu_cores=1.0, memory_mib=256.0))
             assert NAMESPACE in (await asyncio.to_thread(virsh, "dumpxml", foreign) or "")
-            target = Vector(cpu_cores=1.0, memory_mib=256.0)
+            target = Vector(cpu_cores=0.5, memory_mib=256.0)
             await done(client, await client.set_target("foreign", target, generation=found.generation + 1))
-            assert await asyncio.to_thread(quota_us, foreign) == 50_000
+            assert await asyncio.to_thread(quota_us, foreign) == 25_000
             await done(client, await client.release("foreign"))
             released = True
             after = (await asyncio.to_thread(virsh, "schedinfo", foreign), await asyncio.to_thread(state_of, foreign))

@@ -14,7 +14,7 @@ from ebbtide.deflation.resources import ResourceVector
 from hostagent.libvirt.adopted import _CONFIG, _LIVE, _cap_alone, _examine, _give_back, _why_not
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
-from hostagent.libvirt.libvirt_readings import limit_cores
+from hostagent.libvirt.libvirt_readings import cap_parameters, limit_cores, quota_parameters
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.sizes import LibvirtSizes
 from hostagent.limits.footprints import EMULATOR_MIB
@@ -211,6 +211,34 @@ def test_a_definition_that_is_given_back_asks_of_virtio_mem_what_its_owner_has_i
     domain.requested_mib = 512
     _give_back(domain, "web", before)
     assert domain.requested_mib == after_mib
+
+
+class Grouped(Plugged):
+    """Its groups as cgroup v1 has them: no vCPU's share of time is above that of them all."""
+
+    def setSchedulerParametersFlags(self, parameters: dict[str, int], flag: int) -> None:
+        for one, value in parameters.items():
+            super().setSchedulerParametersFlags({one: value}, flag)
+            quota, cap = (limit_cores(self.scheduler[flag], whose) for whose in ("vcpu", "global"))
+            assert quota is None or cap is None or quota <= cap + 1e-9, "the kernel refuses it"
+
+
+@pytest.mark.parametrize("period", [10_000, 100_000, 333_000, 1_000_000])
+@pytest.mark.parametrize("capped", [False, True])
+def test_an_owners_limits_come_back_in_the_periods_that_they_had(period: int, capped: bool) -> None:
+    domain = Grouped()
+    for flag, share in ((_LIVE, 2), (_CONFIG, 4)):
+        domain.scheduler[flag] = {"cpu_shares": 500, "vcpu_period": period, "vcpu_quota": period // share}
+        cap = {"global_period": period, "global_quota": 2 * period} if capped else {}
+        domain.scheduler[flag] |= {"global_period": 100_000, "global_quota": -1} | cap
+    owners = {flag: dict(has) for flag, has in domain.scheduler.items()}
+    before = _examine(domain, "web").before
+    for has in domain.scheduler.values():
+        has |= quota_parameters(0.1) | cap_parameters(0.3)
+    earlier = {"vcpu_period_us", "global_period_us"} & before.model_dump().keys()
+    assert bool(earlier) is (period != 100_000), "an earlier agent reads what it could have written"
+    _give_back(domain, "web", Before.model_validate_json(before.model_dump_json()))
+    assert domain.scheduler == owners
 
 
 def _domain(devices: str) -> ElementTree.Element:
