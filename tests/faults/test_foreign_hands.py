@@ -21,6 +21,7 @@ from ebbtide.lab.readings import qemu_pid, vcpu_quotas
 from ebbtide.lab.services import open_libvirt
 from hostagent.limits import burst
 from hostagent.limits.cgroups import vcpu_groups
+from hostagent.state.intents import NAMESPACE
 from tests.faults.invariants import SLACK
 from tests.faults.ward import HIGH, LOW, PERIOD_S, URI, Ward
 
@@ -180,6 +181,29 @@ async def test_a_vm_that_somebody_undefines_is_no_longer_charged(ward: Ward) -> 
     await ward.until("the agent sees it", lambda: "extra" not in ward.host.vms)
     assert ward.host.free().cpu_cores == free.cpu_cores
     assert ward.host.journal.changes[-1].cause == "removed from outside"
+    await ward.hold()
+
+
+async def test_a_running_vm_that_somebody_defines_without_our_metadata_stays_charged_and_ours(ward: Ward) -> None:
+    await ward.target(2.0, 768)
+    vm = ward.host.vm(LOW)
+
+    def defined(domain: Any) -> str:
+        return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE))
+
+    def define(domain: Any) -> None:
+        root = ElementTree.fromstring(defined(domain))
+        root.remove(next(root.iter("metadata")))
+        domain.connect().defineXML(ElementTree.tostring(root, encoding="unicode"))
+        assert NAMESPACE not in defined(domain)
+
+    await ward.foreign(define)
+
+    async def seen() -> bool:
+        return NAMESPACE in await ward.foreign(defined)
+
+    await ward.until("the definition says whose it is", seen, 30.0)
+    assert ward.host.vm(LOW) is vm
     await ward.hold()
 
 
