@@ -252,10 +252,25 @@ class AdoptionCommands:
                 raise RequestRefused(
                     409, f"{name} was made here: it can be deleted, not released", "name", code=ProblemCode.WRONG_STATE
                 )
+            await self._check_not_saved(vm)
             await self._host.sample()
             return partial(self._release, vm=vm, deadline_s=command.deadline_s, request=request)
 
         return await self._requests.take("release", command, accept, name=name)
+
+    async def _check_not_saved(self, vm: ManagedVM) -> None:
+        """That no memory of it is saved: what goes on from there has what it had then, our limits and metadata too.
+
+        :raises RequestRefused: some is.
+        :raises HypervisorError: that is not known.
+        """
+        if not vm.running and await self._host.hypervisor.saved_mib(vm.domain) is not None:
+            raise RequestRefused(
+                409,
+                f"the memory of {vm.name} is saved as it is: start it first, or remove what is saved",
+                "name",
+                code=ProblemCode.WRONG_STATE,
+            )
 
     async def _release(
         self, operation: Operation, vm: ManagedVM, deadline_s: float, request: Request | None
@@ -272,6 +287,7 @@ class AdoptionCommands:
                     "name",
                     code=ProblemCode.WRONG_STATE,
                 )
+            await self._check_not_saved(vm)
             old, current = vm.intent.was or vm.intent.spec, vm.allocation().current
             size = (before.size or old.nominal).vector()
             # A resize may have changed what it is sold; what it gets back is what it had when it was adopted.

@@ -183,7 +183,10 @@ class ModeCommands:
             # One that is paused is not off, and comes up with what it has.
             if size is not None and (await host.domain_states()).get(vm.domain) == "stopped":
                 await host.hypervisor.prepare_start(vm.domain, size)
-                await vm.record.store(committed=Vector.of(size), target=Vector.of(size), held=None)
+                if await host.hypervisor.saved_mib(vm.domain) is not None:
+                    return  # it goes on with what it had when it was saved, whatever its definition says
+                fields = {"committed": Vector.of(size), "target": Vector.of(size), "held": None, "saved_mib": None}
+                await vm.record.store(**fields)
                 host.note(vm.name, DecisionKind.REINFLATE, f"stopped, and starts with {size} from now on", {})
 
     async def _look_back(self, outcomes: list[VMOutcome], why_not: str = "") -> None:
@@ -218,7 +221,13 @@ class ModeCommands:
         if self._host.modes.mode is not HostMode.OFF:
             return {}
         rows = [vm.allocation() for vm in self._charged() if not vm.running and not vm.paused]
-        return self._undone([row for row in rows if row.name in lacking(rows)])
+        return self._undone([row for row in rows if row.name in lacking(rows)]) | self._saved()
+
+    def _saved(self) -> dict[str, ResourceVector]:
+        """What those VMs lack whose memory is saved: a definition changes nothing of that."""
+        saved = [vm.intent for vm in self._host.vms.values() if vm.intent.saved_mib is not None]
+        off = [intent for intent in saved if intent.phase is Phase.STOPPED]
+        return lacking(intent.spec.allocation(intent.committed.vector()) for intent in off)
 
     def _undone(self, rows: list[Allocation]) -> dict[str, ResourceVector]:
         return undone(rows, *past_pressure(self._host, rows, self._host.free()))
@@ -250,6 +259,9 @@ class ModeCommands:
                 short = name in tried and not tried[name].shortfall.vector().is_zero()
                 why = "another program has paused it" if vm.paused else tried[name].sentence if short else otherwise
                 sentences.append(f"{name} lacks {missing}, since {why}")
+        for name, missing in self._saved().items():
+            why = "its memory is saved as it is: start it first, or remove what is saved"
+            sentences.append(f"{name} lacks {missing}, since {why}")
         return tuple(sentences)
 
 

@@ -245,8 +245,8 @@ class World:
         d.vcpu_seconds = [0.0] * d.vcpus
         self.starts += 1
         if d.saved_mib is not None:
-            # What it had is in what was saved; its limits are not.
-            d.state, d.quota, d.cap, d.saved_mib = "paused", None, None, None
+            # What it had is in what was saved, its limits too.
+            d.state, d.saved_mib = "paused", None
             return
         d.state, d.quota, d.cap, d.balloon_mib, d.online = "paused", None, None, d.boot_mib, set(range(d.vcpus))
         d.plugged_mib = max((d.starts_with or (0.0, d.boot_mib))[1] - d.boot_mib, 0.0)
