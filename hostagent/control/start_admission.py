@@ -33,6 +33,8 @@ from hostagent.vm.managed_vm import ManagedVM
 
 #: For saving again what could not go on where it was saved, seconds.
 SAVE_AGAIN_S: Final = 300.0
+#: Phases in which a domain that is paused was paused by us.
+PAUSED_BY_US: Final = (Phase.ADMITTING, Phase.STOPPED, Phase.STARTING)
 
 
 async def admit(host: Host, vm: ManagedVM) -> bool:
@@ -91,19 +93,51 @@ async def admit_arrival(host: Host, vm: ManagedVM) -> None:
 
     :raises HypervisorError: it could not be read or stored; the reconciler tries again.
     """
-    fits, inputs = await charge_memory(host, vm)
-    committed = vm.intent.committed.vector()
-    if not fits:
-        grown = committed.with_component("memory_mib", committed.memory_mib + inputs["more_mib"])
-        committed = grown.smaller(vm.allocation().upper)
-    await vm.record.store(phase=Phase.SETTLED, committed=Vector.of(committed), target=Vector.of(committed))
+    inputs = await _charge_all(host, vm)
+    committed = vm.intent.committed
+    await vm.record.store(phase=Phase.SETTLED, target=committed)
     vm.running, vm.paused = True, False
     # It may have moved before it had all its memory.
     vm.resizer.late.started(asyncio.get_running_loop().time())
     vm.start()
     vm.request_check()
-    host.note(vm.name, DecisionKind.ADMIT, f"it has moved here and runs with {committed}", inputs)
+    host.note(vm.name, DecisionKind.ADMIT, f"it has moved here and runs with {committed.vector()}", inputs)
     host.changed.set()
+
+
+async def let_run(host: Host, vm: ManagedVM) -> None:
+    """Have a VM run that we have paused, whether what it may touch fits or not: it is charged that.
+
+    Under the VM's lock.
+
+    :raises HypervisorError: it stays paused, or runs and could not be stored yet.
+    """
+    if vm.intent.phase is Phase.STOPPED:
+        await vm.record.charge(phase=Phase.ADMITTING)
+        await host.tell_growth(vm, vm.allocation().current, "started from outside")
+    inputs = await _charge_all(host, vm)
+    await host.hypervisor.resume(vm.domain)
+    vm.running, vm.paused = True, False
+    await vm.record.store(phase=Phase.SETTLED, started_at=time.time())
+    size = vm.intent.committed.vector()
+    sentence = f"started from outside, and runs with {size} whether that fits or not: {host.modes.sentence}"
+    host.note(vm.name, DecisionKind.ADMIT, sentence, inputs)
+    vm.request_check()
+    host.changed.set()
+
+
+async def _charge_all(host: Host, vm: ManagedVM) -> dict[str, float]:
+    """Charge a VM with all the memory that it can touch, whether that fits or not.
+
+    :returns: what that was reckoned from.
+    :raises HypervisorError: as `charge_memory`.
+    """
+    fits, inputs = await charge_memory(host, vm)
+    if not fits:
+        committed = vm.intent.committed.vector()
+        grown = committed.with_component("memory_mib", committed.memory_mib + inputs["more_mib"])
+        await vm.record.charge(committed=Vector.of(grown.smaller(vm.allocation().upper)))
+    return inputs
 
 
 async def turn_off_again(host: Host, vm: ManagedVM) -> None:

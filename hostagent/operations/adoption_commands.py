@@ -24,6 +24,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
+from hostagent.control.start_admission import PAUSED_BY_US
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused
 from hostagent.libvirt.hypervisor import Candidate
 from hostagent.operations.lifecycle_commands import NEAR, give_up_change, stay_as_it_was
@@ -35,9 +36,6 @@ from hostagent.state.history import sizes
 from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.vm.host import RESIZING, Host, persist_all
 from hostagent.vm.managed_vm import ManagedVM
-
-#: Phases in which a domain that is paused was paused by us.
-_PAUSED_BY_US: Final = (Phase.ADMITTING, Phase.STOPPED, Phase.STARTING)
 
 NO_BALLOON: Final = "it has no balloon"
 
@@ -295,7 +293,7 @@ class AdoptionCommands:
             resizes = vm.running and differs
             states = await host.domain_states()
             paused = states.get(vm.domain) == "paused"
-            if paused and differs and not resizes and vm.intent.phase not in _PAUSED_BY_US:
+            if paused and differs and not resizes and vm.intent.phase not in PAUSED_BY_US:
                 raise RequestRefused(
                     409,
                     f"another program has paused {vm.name}: what was taken from it can be given back once it runs",
@@ -314,7 +312,7 @@ class AdoptionCommands:
             try:
                 # However it is started later, it comes up as it was.
                 await host.hypervisor.prepare_start(vm.domain, size)
-                if vm.intent.phase in _PAUSED_BY_US and paused:
+                if vm.intent.phase in PAUSED_BY_US and paused:
                     # While it still bears our intent: after that no agent would let it run if this one were killed.
                     await host.hypervisor.resume(vm.domain)
                 await host.hypervisor.adoption.give_back(vm.domain, before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
-from hostagent.control.start_admission import past_pressure
+from hostagent.control.start_admission import PAUSED_BY_US, let_run, past_pressure
 from hostagent.errors import HostAgentError
 from hostagent.operations.operations import Run, done, partly_done
 from hostagent.operations.requests import Requests
@@ -149,13 +150,11 @@ class ModeCommands:
         """Give back once what the mode gives back."""
         async with self._giving:
             try:
+                vms = list(self._host.vms.values())
+                # First: what they can touch is given to no other, and they are undone with the others.
+                errors = await _each(vms, self._let_run)
                 outcomes = await self._size_commands.give(request_id, body, self._targets, DEADLINE_S)
-                errors = []
-                for vm in list(self._host.vms.values()):
-                    try:
-                        await self._redefine(vm)
-                    except HostAgentError as error:
-                        errors.append(error)  # one whose definition cannot be written holds up no other
+                errors += await _each(vms, self._redefine)
                 if errors:
                     raise errors[0]
             except HostAgentError as error:
@@ -165,6 +164,20 @@ class ModeCommands:
             self._failed = False
             await self._look_back(outcomes)
             return outcomes
+
+    async def _let_run(self, vm: ManagedVM) -> None:
+        """Have a VM run that we have paused: without an agent nobody would."""
+        host = self._host
+        if vm.running or vm.intent.phase not in PAUSED_BY_US:
+            return
+        async with vm.lock:
+            # One that is being started is its operation's.
+            held = not vm.running and vm.intent.phase in (Phase.ADMITTING, Phase.STOPPED)
+            if host.modes.mode is not HostMode.OFF or not held or not host.holds(vm):
+                return
+            vm.paused = (await host.domain_states()).get(vm.domain) == "paused"
+            if vm.paused:
+                await let_run(host, vm)
 
     async def _redefine(self, vm: ManagedVM) -> None:
         """Undo what a stopped VM would come up with."""
@@ -221,7 +234,12 @@ class ModeCommands:
         if self._host.modes.mode is not HostMode.OFF:
             return {}
         rows = [vm.allocation() for vm in self._charged() if not vm.running and not vm.paused]
-        return self._undone([row for row in rows if row.name in lacking(rows)]) | self._saved()
+        held = {vm.name: vm.allocation().current for vm in self._held()}
+        return self._undone([row for row in rows if row.name in lacking(rows)]) | self._saved() | held
+
+    def _held(self) -> list[ManagedVM]:
+        """VMs that we have paused."""
+        return [vm for vm in self._host.vms.values() if vm.paused and vm.intent.phase in PAUSED_BY_US]
 
     def _saved(self) -> dict[str, ResourceVector]:
         """What those VMs lack whose memory is saved: a definition changes nothing of that."""
@@ -249,9 +267,12 @@ class ModeCommands:
         """What is still to be undone, a sentence a VM."""
         tried = {outcome.name: outcome for outcome in outcomes}
         otherwise = why_not or f"the host has {self._host.free().memory_mib:g} MiB of memory free"
-        sentences = []
+        held = self._held()
+        sentences = [f"{vm.name} is paused by us: there was no room when another program started it" for vm in held]
         for name, missing in self._missing().items():
             vm = self._host.vms[name]
+            if vm in held:
+                continue
             if vm.running and _is_open(vm):
                 why = tried[name].sentence if name in tried else why_not or _why_open(vm)
                 sentences.append(f"{name} is not known to have its nominal size: {why}")
@@ -263,6 +284,20 @@ class ModeCommands:
             why = "its memory is saved as it is: start it first, or remove what is saved"
             sentences.append(f"{name} lacks {missing}, since {why}")
         return tuple(sentences)
+
+
+async def _each(vms: list[ManagedVM], work: Callable[[ManagedVM], Awaitable[None]]) -> list[HostAgentError]:
+    """Do something with each VM; one with which that fails holds up no other.
+
+    :returns: the errors.
+    """
+    errors = []
+    for vm in vms:
+        try:
+            await work(vm)
+        except HostAgentError as error:
+            errors.append(error)
+    return errors
 
 
 def _is_open(vm: ManagedVM) -> bool:

@@ -8,10 +8,11 @@ import pytest
 
 from hostagent.errors import HostAgentError
 from hostagent.operations import mode_commands
-from hostagent.operations.agent import Agent
 from hostagent.service import give_back
+from hostagent.state.intents import Phase
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Client, Command, make_agent
+from tests.hostagent.agent_process import OVERHEAD_MIB
+from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.operations.test_adoption import adopted
 from tests.hostagent.operations.test_modes import set_mode, sizes, status
 from tests.hostagent.operations.test_suspend import LOW, suspend
@@ -87,3 +88,52 @@ async def test_an_adopted_domain_is_not_released_while_its_memory_is_saved(
     released = await command("POST", "/v1/vms/web/release", {"request_id": "again"})
     assert released.state == "done", released.sentence
     assert (domain.quota, domain.intent) == (None, "")
+
+
+async def paused_by_us(command: Command, host: Host, domain: Domain, stopped: bool) -> None:
+    """low-1, which another program has started where there was no room for it."""
+    if stopped:
+        assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "stop", "limit_s": 2.0})).state == "done"
+        high = low_vm("high", priority="fixed", minimum={}, nominal={"cpu_cores": 2.0, "memory_mib": 1200.0})
+        assert (await command("POST", "/v1/vms", {"request_id": "c", "vm": high})).state == "done"
+    else:
+        domain.state = "stopped"
+        await until(lambda: host.vms["low-1"].intent.phase is Phase.STOPPED)
+        domain.balloon_mib = 9000.0
+    domain.state = "running"
+    await until(lambda: domain.state == "paused" and not host.vms["low-1"].lock.locked())
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["admitting", "stopped on command"])
+async def test_off_lets_a_vm_run_that_we_have_paused(
+    command: Command, host: Host, two_vms: list[Domain], stopped: bool
+) -> None:
+    domain, vm = two_vms[0], host.vms["low-1"]
+    await paused_by_us(command, host, domain, stopped)
+    operation = await set_mode(command, "off")
+    assert operation.state == "done", operation.sentence
+    assert (domain.state, vm.intent.phase, vm.running) == ("running", Phase.SETTLED, True)
+    assert vm.allocation().charge.memory_mib == 1024 + OVERHEAD_MIB, "whether that fits or not"
+    assert sizes(domain)[:2] == (3, None)
+
+
+async def test_off_a_vm_that_we_have_paused_and_cannot_let_run_is_still_to_be_undone(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await paused_by_us(command, host, two_vms[0], True)
+    world.failures["resume"] = "the monitor does not answer"
+    assert (await set_mode(command, "off")).state == "partial"
+    (left,) = (await status(client)).unfinished
+    assert left == "low-1 is paused by us: there was no room when another program started it"
+    world.failures.clear()
+    await until(lambda: two_vms[0].state == "running")
+    await until(lambda: not host.modes.unfinished)
+
+
+async def test_a_vm_that_we_have_paused_runs_where_what_was_taken_is_given_back_and_no_agent_serves(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain], tmp_path: Path
+) -> None:
+    await paused_by_us(command, host, two_vms[0], False)
+    await client.close()
+    await give_back(make_agent(world, tmp_path))
+    assert two_vms[0].state == "running"
