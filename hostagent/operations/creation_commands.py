@@ -118,8 +118,9 @@ class CreationCommands:
                 try:
                     if suspend:
                         await self._host.hypervisor.suspend(vm.domain)
-                    # Admitted at its committed size before its vCPUs run.
+                    # Admitted at its committed size before its vCPUs run, and by any later start past us.
                     await vm.enforce_at_start()
+                    await self._host.hypervisor.prepare_start(vm.domain, vm.intent.committed.vector())
                     await self._host.hypervisor.resume(vm.domain)
                     return await self._started(operation, vm)
                 except Exception:

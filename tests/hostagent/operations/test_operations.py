@@ -35,6 +35,16 @@ async def test_a_new_vm_is_admitted_at_its_size_before_its_cpus_run(command: Com
     assert domain.resumed_with_quota == pytest.approx(2.5 / 3)
 
 
+async def test_a_vm_that_is_made_deflated_comes_up_so_by_any_start(command: Command, world: World) -> None:
+    size = {"cpu_cores": 1.0, "memory_mib": 700.0}
+    body = {"request_id": "c", "vm": low_vm("low-1"), "start_size": size}
+    assert (await command("POST", "/v1/vms", body)).state == "done"
+    (domain,) = world.domains.values()
+    assert domain.starts_with == (1.0, 700.0)
+    first = [method for method, _ in world.calls if method in ("prepare_start", "resume")]
+    assert first[0] == "prepare_start", "before its CPUs run"
+
+
 async def test_a_need_is_split_in_proportion_and_all_layers_give(
     command: Command, two_vms: list[Domain], host: Host
 ) -> None:

@@ -124,6 +124,10 @@ async def test_a_vm_that_comes_back_is_looked_after_whosever_what_it_had_left_wa
         await send(cluster, "low-1", "migrate", **LIVE, request_id="leaves")
         there = (await settled(two, "leaves")).host
         await surveyed(two, "low-1")
+        agent = two.hosts[str(there)].agent
+        assert agent is not None
+        size = agent.host.vms["low-1"].intent.committed
+        assert world.domains[f"ebb-{there}.low-1"].starts_with == (size.cpu_cores, size.memory_mib)
         await two.kill(home)
         world.domains[f"ebb-{home}.low-1"] = replace(world.domains[f"ebb-{there}.low-1"], state="stopped")
         rounds.clear()
