@@ -73,8 +73,8 @@ async def test_a_harvest_vm_starts_deflated_and_grows_to_its_ceiling(lab: Runnin
             xml = await asyncio.to_thread(virsh, "dumpxml", domain) or ""
             # All vCPUs are there from the start, and the definition asks for no more memory than it starts with, and
             # has a quota, as soon as it runs: any start past us comes up with that.
-            tuned = re.findall(r"<quota>(\d+)<", await asyncio.to_thread(virsh, "dumpxml", domain, "--inactive") or "")
-            assert tuned == ["50000"]
+            stored = await asyncio.to_thread(virsh, "dumpxml", domain, "--inactive") or ""
+            assert re.findall(r"<quota>(\d+)<", stored) == ["50000"]
             assert re.search(r"<vcpu[^>]*>2</vcpu>", xml)
             shape = [int(re.findall(rf"<{name} unit='KiB'>(\d+)<", xml)[0]) // 1024 for name in ("requested", "size")]
             assert shape[0] <= 512 - 384 < 768 - 512 <= shape[1]
