@@ -153,6 +153,7 @@ class ModeCommands:
                 vms = list(self._host.vms.values())
                 # First: what they can touch is given to no other, and they are undone with the others.
                 errors = await _each(vms, self._let_run)
+                errors += await _each(vms, self._leave_what_it_holds)
                 outcomes = await self._size_commands.give(request_id, body, self._targets, DEADLINE_S)
                 errors += await _each(vms, self._redefine)
                 if errors:
@@ -178,6 +179,22 @@ class ModeCommands:
             vm.paused = (await host.domain_states()).get(vm.domain) == "paused"
             if vm.paused:
                 await let_run(host, vm)
+
+    async def _leave_what_it_holds(self, vm: ManagedVM) -> None:
+        """Let a VM keep what it holds beyond its committed size, as one may that was started past us."""
+        host = self._host
+        if not self._holds_more(vm):
+            return
+        async with vm.lock:
+            if host.modes.mode is HostMode.OFF and host.holds(vm) and self._holds_more(vm):
+                size = vm.allocation().current.smaller(vm.record.upper)
+                await host.hypervisor.prepare_start(vm.domain, size)
+                await vm.record.charge(committed=Vector.of(size))
+
+    @staticmethod
+    def _holds_more(vm: ManagedVM) -> bool:
+        beyond = vm.record.beyond.smaller(vm.record.upper)
+        return vm.intent.phase is Phase.SETTLED and not beyond.fits_in(vm.intent.committed.vector())
 
     async def _redefine(self, vm: ManagedVM) -> None:
         """Undo what a stopped VM would come up with."""
@@ -234,7 +251,8 @@ class ModeCommands:
         if self._host.modes.mode is not HostMode.OFF:
             return {}
         rows = [vm.allocation() for vm in self._charged() if not vm.running and not vm.paused]
-        held = {vm.name: vm.allocation().current for vm in self._held()}
+        more = [vm for vm in self._host.vms.values() if self._holds_more(vm)]
+        held = {vm.name: vm.allocation().current for vm in (*self._held(), *more)}
         return self._undone([row for row in rows if row.name in lacking(rows)]) | self._saved() | held
 
     def _held(self) -> list[ManagedVM]:

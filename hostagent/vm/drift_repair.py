@@ -35,6 +35,8 @@ from hostagent.vm.resizer import Resizer
 PARKED_S = 0.05
 #: A guest that has booted just now is still taking its memory.
 YOUNG_S = 30.0
+#: What can be more than is committed although nothing of it was given.
+CHARGED = ("cpu_cores", "memory_mib")
 #: Time to bring a VM back to its committed size, in seconds.
 REPAIR_DEADLINE_S = 30.0
 
@@ -119,6 +121,7 @@ class DriftRepair:
         # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.
         wanted = committed.smaller(record.intent.target.vector()) if resizer.host.is_overcommitted() else committed
         resizer.bound = sight.bound
+        self._charge(committed, sight)
         needed = repairs(wanted, nominal, sight, cpu_shares(spec.priority, spec.nominal.cpu_cores))
         now = _now()
         self.looks += 1
@@ -149,6 +152,24 @@ class DriftRepair:
             self._was_right = right
             return needed
         return ()
+
+    def _charge(self, committed: ResourceVector, sight: Sight) -> None:
+        """Charge the VM with what it holds beyond its committed size, as one may that was started past us.
+
+        From a silent guest no memory is taken; once it speaks, it stays charged until that is taken or gone.
+        """
+        record, bound = self._resizer.record, sight.bound.size
+        before = record.beyond
+        held = {name: bound[name] if bound[name] > committed[name] + SLACK[name] else 0.0 for name in CHARGED}
+        record.beyond = ResourceVector(**held)
+        if sight.online_known or sight.memory_known:
+            record.beyond = record.beyond.smaller(before)
+        if before.is_zero() and not record.beyond.is_zero():
+            self._note(
+                f"it holds {bound.cpu_cores:g} cores and {bound.memory_mib:g} MiB, more than is committed, and its "
+                "guest is silent: it is charged with that until it is measured again",
+                kind=DecisionKind.DRIFT,
+            )
 
     async def _lacks_cpus(self, reading: HostSideReading, cores: float) -> int | None:
         """How many CPUs a guest has on line that runs qemu-guest-agent only, where they were too few when it said so
@@ -182,6 +203,8 @@ class DriftRepair:
         match repair:
             case SetQuota():
                 await sizes.set_quota(domain, repair.cores_per_cpu, repair.cap_cores)
+                record = self._resizer.record
+                record.beyond = record.beyond.with_component("cpu_cores", 0.0)
             case SetDisk():
                 failed = await sizes.set_disk(domain, repair.disk_mib_s)
             case SetNetwork():

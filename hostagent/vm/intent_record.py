@@ -33,24 +33,28 @@ class IntentRecord:
         self.uncertain = False
         #: The largest size that such a write would commit: the VM is charged with it until the domain holds ours.
         self._attempted = ZERO
+        #: What it may hold that is more than is committed, as it was read while its guest was silent: it is charged
+        #: with it until it is measured again.
+        self.beyond = ZERO
         #: The row, and what it was made of: it is asked for far more often than it changes.
-        self._row: tuple[Intent, bool, ResourceVector, Allocation] | None = None
+        self._row: tuple[tuple[Intent, ResourceVector], Allocation] | None = None
 
     def allocation(self) -> Allocation:
         """The row that policies read, the same until it changes; its current size is committed, or may yet be."""
-        known = self._row
-        if known is None or (known[0], known[1], known[2]) != (self.intent, self.uncertain, self._attempted):
-            known = self._row = (self.intent, self.uncertain, self._attempted, self._allocation())
-        return known[3]
+        made_of = self.intent, self.beyond.larger(self._attempted) if self.uncertain else self.beyond
+        if self._row is None or self._row[0] != made_of:
+            self._row = made_of, self._allocation(made_of[1])
+        return self._row[1]
 
-    def _allocation(self) -> Allocation:
+    def _allocation(self, most: ResourceVector) -> Allocation:
+        """:param most: what it may hold besides what is committed."""
         if self.intent.phase is Phase.STOPPED:
             return self.intent.spec.allocation(ZERO)
         row = self.intent.spec.allocation(self.intent.committed.vector(), self._overhead_mib)
-        if not self.uncertain or self._attempted.fits_in(row.current):
+        if most.fits_in(row.current):
             return row
-        # Such a write may also sell it more than ours does: what it may hold is charged all the same.
-        size = row.current.larger(self._attempted)
+        # It may also be more than it is sold: what it may hold is charged all the same.
+        size = row.current.larger(most)
         if row.ceiling is not None:
             return replace(row, current=size, ceiling=row.ceiling.larger(size))
         return replace(row, current=size, nominal=row.nominal.larger(size))
@@ -119,6 +123,8 @@ class IntentRecord:
 
     async def _write(self, intent: Intent) -> None:
         attempted = ZERO if intent.phase is Phase.STOPPED else intent.committed.vector()
+        if intent.phase is Phase.STOPPED:
+            self.beyond = ZERO
         self._attempted = self._attempted.larger(attempted) if self.uncertain else attempted
         self.uncertain = True
         await self._hypervisor.write_intent(self._domain, intent)

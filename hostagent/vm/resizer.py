@@ -21,7 +21,7 @@ from ebbtide.deflation.cascade.readiness import BootTimes
 from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, lacks_memory, quota_of
 from ebbtide.deflation.cascade.reinflation import Reinflation, TellApplication
 from ebbtide.deflation.ledger import Layer, LedgerEntry
-from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.tracing.spans import span
@@ -302,6 +302,7 @@ class Resizer:
         await self.host.record_change(self.record.intent.spec.name, previous, size, cause)
         fields = {"target": Vector.of(size), "given_up": False} if self.record.intent.given_up else {}
         await self.record.store(phase=Phase.SETTLED, committed=Vector.of(size), **fields)
+        self.record.beyond = ZERO
         self._log.info("resized", request_id=cause, reached=str(size), why=outcome.sentence)
 
     async def _run(self, machine: Cascade | Reinflation, executor: Executor) -> Outcome:

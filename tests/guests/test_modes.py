@@ -118,6 +118,21 @@ async def test_what_is_told_comes_true_a_pause_leaves_a_foreign_hand_and_off_und
                 assert back.explanation is not None
                 assert back.explanation.bound == NOMINAL
                 assert back.explanation.mode is HostMode.OFF
+
+                await set_mode(client, host, HostMode.ACTIVE)
+                await answering(client)
+                generation = (await client.vm(NAME)).generation + 1
+                await ended(client, await client.set_target(NAME, TARGET, generation=generation))
+                await asyncio.to_thread(virsh, "managedsave", domain)
+                async with asyncio.timeout(120):
+                    while (await client.vm(NAME)).saved_mib is None:
+                        await asyncio.sleep(0.5)
+                saved = await set_mode(client, host, HostMode.OFF)
+                assert saved.state is OperationState.PARTIAL, saved.sentence
+                assert "its memory is saved as it is: start it first, or remove what is saved" in saved.sentence
+                await asyncio.to_thread(virsh, "start", domain)
+                assert await asyncio.to_thread(quota_us, domain) > 0, "what was saved has its limits"
+                await until_quota(domain, -1)
             finally:
                 await set_mode(client, host, HostMode.ACTIVE)
         with pytest.raises(ManagerRefused, match="there is no VM named kept"):
