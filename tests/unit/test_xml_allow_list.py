@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
+import subprocess
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -155,11 +158,22 @@ def test_without_a_prefix_no_file_is_allowed() -> None:
         allowed(GOOD, Rights())
 
 
-def qcow2(path: Path, backing: str = "", features: int = 0) -> Path:
-    """The header of an image, as far as anybody reads it."""
-    header = b"QFI\xfb" + struct.pack(">IQI", 3, 112 if backing else 0, len(backing))
-    header = header.ljust(72, b"\0") + struct.pack(">Q", features)
-    path.write_bytes(header.ljust(112, b"\0") + backing.encode())
+def qcow2(
+    path: Path, backing: str = "", features: int = 0, formats: Sequence[str] = ("raw",), version: int = 3
+) -> Path:
+    """The header of an image, as far as anybody reads it, with what it says of the format of its backing file."""
+    # One extension before them that has nothing to do with it.
+    extensions = b"".join(
+        struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
+        for kind, data in [(0x6803F857, b"123"), *((0xE2792ACA, form.encode()) for form in formats), (0, b"")]
+    )
+    length = 104 if version == 3 else 72
+    offset = length + len(extensions)
+    header = b"QFI\xfb" + struct.pack(">IQI", version, offset if backing else 0, len(backing))
+    header = header.ljust(72, b"\0")
+    if version == 3:
+        header = (header + struct.pack(">Q", features)).ljust(100, b"\0") + struct.pack(">I", length)
+    path.write_bytes(header + extensions + backing.encode())
     return path
 
 
@@ -174,6 +188,51 @@ def test_an_image_with_its_backing_files_below_the_prefix_is_allowed(tmp_path: P
     prefixes = [str(tmp_path)]
     assert check_files(use(base) + use(overlay) + use(tmp_path / "raw.img", "raw"), prefixes) == {str(base)}
     assert check_files(use(qcow2(tmp_path / "abs.qcow2", str(base))), prefixes) == frozenset()
+    old = qcow2(tmp_path / "old.qcow2", "web.qcow2", formats=["qcow2"], version=2)
+    assert check_files(use(old), prefixes) == frozenset()
+
+
+@pytest.mark.parametrize("formats", [["vmdk"], ["raw", "vmdk"], ["vmdk", "raw"], ["raw" + "\0"], []])
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_backing_file_of_a_format_that_names_further_files_is_refused(
+    tmp_path: Path, formats: list[str], version: int
+) -> None:
+    """A descriptor of VMDK reads any file of the host by its FLAT line; without a format it would be guessed."""
+    (tmp_path / "a.img").write_text('# Disk DescriptorFile\nRW 2048 FLAT "/etc/shadow" 0\n')
+    image = qcow2(tmp_path / "web.qcow2", "a.img", formats=formats, version=version)
+    with pytest.raises(XMLRefused, match="of the format" if formats else r"-F raw -b a\.img .*web\.qcow2"):
+        check_files(use(image), [str(tmp_path)])
+    qcow2(tmp_path / "over.qcow2", "web.qcow2", formats=["qcow2"])
+    with pytest.raises(XMLRefused):
+        check_files(use(tmp_path / "over.qcow2"), [str(tmp_path)])
+
+
+def test_a_backing_file_is_looked_for_beside_the_name_of_the_image_as_qemu_does(tmp_path: Path) -> None:
+    """A link to an image deeper below the prefix had another file looked at than QEMU opens."""
+    deeper = tmp_path / "images" / "deeper"
+    deeper.mkdir(parents=True)
+    for place in (tmp_path, tmp_path / "images"):
+        (place / "secret.img").write_bytes(b"anything")
+    image = qcow2(deeper / "web.qcow2", "../secret.img")
+    (tmp_path / "images" / "link.qcow2").symlink_to(image)
+    prefixes = [str(tmp_path / "images")]
+    assert check_files(use(image), prefixes) == frozenset()
+    with pytest.raises(XMLRefused, match="lies outside of"):
+        check_files(use(tmp_path / "images" / "link.qcow2"), prefixes)
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not there")
+def test_what_qemu_img_makes_is_read_as_it_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "base.img").write_bytes(bytes(1 << 20))
+    for form, compat in (("raw", "0.10"), ("raw", "1.1"), ("vmdk", "0.10"), ("vmdk", "1.1")):
+        image = tmp_path / f"{form}-{compat}.qcow2"
+        command = ["qemu-img", "create", "-q", "-f", "qcow2", "-o", f"compat={compat}", "-u", "-F", form]
+        subprocess.run([*command, "-b", "base.img", str(image), "1M"], check=True)
+        if form == "raw":
+            assert check_files(use(image), [str(tmp_path)]) == frozenset()
+        else:
+            with pytest.raises(XMLRefused, match="'vmdk'"):
+                check_files(use(image), [str(tmp_path)])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +266,7 @@ def test_links_devices_and_what_is_not_there_are_refused(tmp_path: Path) -> None
     with pytest.raises(XMLRefused, match="in another file"):
         check_files(use(qcow2(images / "data.qcow2", features=4)), [str(images)])
     whole = qcow2(images / "whole.qcow2").read_bytes()
-    for bytes_left in (3, 71, 72, 79):
+    for bytes_left in (3, 71, 72, 103):
         (images / "short.qcow2").write_bytes(whole[:bytes_left])
         with pytest.raises(XMLRefused, match="is no qcow2"):
             check_files(use(images / "short.qcow2"), [str(images)])
