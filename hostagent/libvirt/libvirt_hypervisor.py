@@ -40,6 +40,7 @@ from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
 from hostagent.limits.network import Networks, interfaces_of
 from hostagent.state import intents
 from hostagent.state.intents import Intent
+from hostagent.threads import DISKS
 
 _ELEMENT: Final = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 #: With all that libvirt keeps of a domain: what it has of these, it is not undefined without.
@@ -180,7 +181,7 @@ class LibvirtHypervisor:
     async def sweep(self) -> None:
         names = await self._connection.call(lambda c: {domain.name() for domain in c.listAllDomains()})
         ours = domain_name(self._settings.host_id, "*")
-        await asyncio.to_thread(lambda: disks.sweep(list(self._settings.disk_dir.glob(ours)), names))
+        await DISKS.run(lambda: disks.sweep(list(self._settings.disk_dir.glob(ours)), names))
         await self._definitions.library()
         await self._networks.sweep()
 
@@ -193,7 +194,7 @@ class LibvirtHypervisor:
     async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
         spec = intent.spec
         directory = self._settings.disk_dir / domain
-        disk = await asyncio.to_thread(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
+        disk = await DISKS.run(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
         identity = str(uuid.uuid4())
         try:
             definition = await self._definitions.fresh(domain, identity, intent, disk, xml)
@@ -209,7 +210,7 @@ class LibvirtHypervisor:
             # Only what this call has defined: a domain of that name may have another owner.
             await self._remove(domain, lambda connection: connection.lookupByUUIDString(identity))
             raise HypervisorError(f"domain {domain} could not be started: {error}") from error
-        await asyncio.to_thread(disks.kept, directory)
+        await DISKS.run(disks.kept, directory)
 
     async def start(self, domain: str, intent: Intent) -> None:
         saved_mib = await self.saved_mib(domain)
@@ -286,11 +287,11 @@ class LibvirtHypervisor:
             return devices
 
         directory = self._settings.disk_dir / domain
-        await asyncio.to_thread(disks.doomed, directory)
+        await DISKS.run(disks.doomed, directory)
         with contextlib.suppress(DomainGone):
             await self._networks.forget(await self._connection.call(remove, modifies=domain, limit_s=60.0))
         self._connection.forget(domain)
-        await asyncio.to_thread(disks.remove_disk, directory)
+        await DISKS.run(disks.remove_disk, directory)
 
     async def write_intent(self, domain: str, intent: Intent) -> None:
         element = intents.to_element(intent)

@@ -27,6 +27,7 @@ from hostagent.libvirt.libvirt_readings import state_of
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.state import intents
+from hostagent.threads import DISKS
 
 #: How often it is looked how far a move is, seconds.
 LOOK_S: Final = 1.0
@@ -75,7 +76,7 @@ class LibvirtMoves:
 
     async def receive(self, domain: str, identity: str, intent: intents.Intent) -> None:
         directory = self._settings.disk_dir / domain
-        disk = await asyncio.to_thread(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
+        disk = await DISKS.run(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
         try:
             definition = await self._definitions.fresh(domain, identity, intent, disk, None)
             shares = {"cpu_shares": cpu_shares(intent.spec.priority, intent.spec.nominal.cpu_cores)}
@@ -87,9 +88,9 @@ class LibvirtMoves:
 
             await self._connection.call(define, modifies=domain)
         except HostAgentError as error:
-            await asyncio.to_thread(disks.remove_disk, directory)
+            await DISKS.run(disks.remove_disk, directory)
             raise HypervisorError(f"domain {domain} could not be defined: {error}") from error
-        await asyncio.to_thread(disks.kept, directory)
+        await DISKS.run(disks.kept, directory)
 
     async def send(self, domain: str, move: Departure, told: Callable[[str], None]) -> str:
         began = asyncio.get_running_loop().time()

@@ -27,6 +27,7 @@ from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.libvirt_connection import CALL_LIMIT_S, LibvirtConnection
 from hostagent.limits.cgroups import MIB, CgroupError, MemoryGroup
 from hostagent.limits.footprints import PID_FILES, UNLIMITED_KIB, LimitedVM, host_swap, look, look_again, qemu_pid
+from hostagent.threads import LIMITS, RECLAIM, Threads
 
 #: Domains whose limits count on the host's swap: those of all agents on it.
 OURS: Final = "ebb-"
@@ -98,7 +99,7 @@ class MemoryLimits:
 
         :raises HypervisorError: neither worked.
         """
-        await self._tell_lifted(domain, await asyncio.to_thread(self._lift_in_cgroup, domain))
+        await self._tell_lifted(domain, await LIMITS.run(self._lift_in_cgroup, domain))
 
     async def _tell_lifted(self, domain: str, lifted: bool) -> None:
         """:param lifted: whether the limit is gone from the cgroup."""
@@ -125,7 +126,7 @@ class MemoryLimits:
         """
         lifted: dict[str, str] = {}
         telling: list[str] = []
-        limited = await asyncio.to_thread(self._limited, OURS)
+        limited = await LIMITS.run(self._limited, OURS)
         self._seen = {domain: seen for domain, seen in self._seen.items() if domain in self._groups}
         self._timed_out = {domain: at for domain, at in self._timed_out.items() if domain in self._groups}
         ours = [domain for domain in limited if domain.startswith(prefix)]
@@ -134,7 +135,7 @@ class MemoryLimits:
 
         async def lift(domain: str, reason: str) -> None:
             log.warning("the memory limit is lifted", domain=domain, why=reason)
-            if await asyncio.to_thread(self._lift_in_cgroup, domain):
+            if await LIMITS.run(self._lift_in_cgroup, domain):
                 telling.append(domain)
             else:
                 await self._tell_lifted(domain, False)
@@ -192,7 +193,7 @@ class MemoryLimits:
 
             await self._file(lambda: group.set_limit(raised))
             await asyncio.sleep(OBSERVE_S)
-            await self._file(put_back)
+            await self._file(put_back, RECLAIM)
         return ""
 
     # --- the way down --------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class MemoryLimits:
         if usage_mib <= hard_mib:
             return await self._write(domain, hard_mib)
         amount = int(min(step_mib, usage_mib - hard_mib) * MIB) + MIB
-        await self._file(lambda: vm.group.reclaim(amount))
+        await self._file(lambda: vm.group.reclaim(amount), RECLAIM)
         return False
 
     async def _observe(self, vm: LimitedVM) -> tuple[float, float]:
@@ -321,7 +322,7 @@ class MemoryLimits:
         :param strict: the limit is a new one: what others count on must be known.
         :raises HypervisorError: it is not known.
         """
-        limited = await asyncio.to_thread(self._limited, OURS)
+        limited = await LIMITS.run(self._limited, OURS)
         limited.pop(domain, None)
         if not strict:
             return await self._why_unbacked(domain, vm, limit_mib, await self._known(limited))
@@ -330,7 +331,7 @@ class MemoryLimits:
             try:
                 known[other] = await self._look(other, measure=False)
             except HypervisorError:
-                if other in await asyncio.to_thread(self._limited, OURS):
+                if other in await LIMITS.run(self._limited, OURS):
                     raise  # else it has just ended
         return await self._why_unbacked(domain, vm, limit_mib, known)
 
@@ -348,7 +349,7 @@ class MemoryLimits:
                 claim = its.footprint.claim_mib(its.limit_mib)
                 others[other] = max(others.get(other, 0.0), claim)
         needed = sum(claim for other, claim in others.items() if other != domain and other not in without)
-        return unbacked(vm, limit_mib, await asyncio.to_thread(host_swap), needed)
+        return unbacked(vm, limit_mib, await LIMITS.run(host_swap), needed)
 
     def _limited(self, prefix: str) -> dict[str, MemoryGroup]:
         """Running domains of ours that have a memory limit, by the files of their cgroups."""
@@ -407,9 +408,9 @@ class MemoryLimits:
             return False
         return True
 
-    async def _file(self, work: Callable[[], T]) -> T:
+    async def _file(self, work: Callable[[], T], threads: Threads = LIMITS) -> T:
         with _as_hypervisor_error():
-            return await asyncio.to_thread(work)
+            return await threads.run(work)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from typing import Any, Final
 import structlog
 
 from hostagent.errors import TrafficControlError
+from hostagent.threads import COMMANDS
 
 #: Our root qdiscs carry it, so that we never remove one of another program. Qdiscs that the kernel put there have 0:.
 HANDLE: Final = "ebb0:"
@@ -116,7 +117,7 @@ async def run(argv: Sequence[str], text: str = "") -> str:
     :raises TrafficControlError: it failed, is not there, or did not end in time.
     """
     try:
-        ended = await asyncio.to_thread(
+        ended = await COMMANDS.run(
             subprocess.run, argv, input=text.encode(), capture_output=True, timeout=COMMAND_LIMIT_S, check=False
         )
     except OSError as error:

@@ -32,6 +32,7 @@ from hostagent.state.intents import Intent, Phase, Request
 from hostagent.state.journal import Journal
 from hostagent.state.modes import Modes
 from hostagent.state.tallies import Tallies
+from hostagent.threads import LIMITS
 from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.resizer import HostSide
 
@@ -137,7 +138,7 @@ class Host:
 
     async def sample(self) -> None:
         """Ask the machine what memory it has available: before each decision about free room."""
-        self.available_mib = await asyncio.to_thread(self.memory_available_mib)
+        self.available_mib = await LIMITS.run(self.memory_available_mib)
 
     def free(self) -> ResourceVector:
         """What could be given away at the last `sample`, less what has been charged since."""

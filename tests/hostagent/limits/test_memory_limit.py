@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from hostagent.limits import memory_limit
 from hostagent.limits.cgroups import MIB, NO_RECLAIM, CgroupError
 from hostagent.limits.footprints import UNLIMITED_KIB, LimitedVM
 from hostagent.limits.memory_limit import MemoryLimits
+from hostagent.threads import LIMITS
 
 ALLOWANCE_MIB = 100.0
 
@@ -336,6 +339,35 @@ async def test_the_check_lifts_as_many_limits_as_must_go(limits: Limits) -> None
     assert list(await made.check("ebb-b.")) == [], "those of another agent are its own business"
     assert list(await made.check("ebb-a.")) == ["ebb-a.b"]
     assert free.limits == []
+
+
+async def test_the_check_lifts_a_limit_while_the_kernel_reclaims_memory_of_many_vms(limits: Limits) -> None:
+    """Each of them keeps a thread, and asyncio's own are a few more than there are CPUs."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    standing = VM(hard_mib=500, swapped_mib=200)
+    slow = {f"s{number}": VM(version=2) for number in range(4)}
+    machine, made = limits(a=standing, **slow)
+    in_kernel, go_on = threading.Semaphore(0), threading.Event()
+
+    def reclaim(_amount: int) -> int:
+        in_kernel.release()
+        go_on.wait(60.0)
+        return 0
+
+    for vm in slow.values():
+        vm.reclaim = reclaim  # type: ignore[method-assign]
+    setting = [asyncio.create_task(made.set(f"ebb-a.{name}", 400, 0.5)) for name in slow]
+    try:
+        async with asyncio.timeout(20.0):
+            for _ in slow:
+                await LIMITS.run(in_kernel.acquire)
+            machine.swap = Swap(0, 0)
+            assert list(await made.check("ebb-a.")) == ["ebb-a.a"]
+            await asyncio.to_thread(len, slow)  # so does the journal write
+    finally:
+        go_on.set()
+        await asyncio.gather(*setting)
+    assert standing.hard_mib is None
 
 
 async def test_a_vm_that_waits_at_its_limit_tries_again_under_a_higher_one_and_keeps_the_limit(limits: Limits) -> None:
