@@ -63,7 +63,8 @@ class AdoptedDomains:
 
     def add(self, name: str) -> None:
         with self._lock:
-            self._write(self._read() | {name})
+            if name not in self._read():
+                self._write(self._read() | {name})
 
     def remove(self, name: str) -> None:
         with self._lock:
@@ -123,7 +124,7 @@ class LibvirtAdoption:
             ):
                 await asyncio.to_thread(self.names.add, name)
             self._look_at = math.inf
-        except HypervisorTimeout as error:
+        except HypervisorError as error:
             self._look_at = self._monotonic() + LOOK_AGAIN_S
             log.warning("it is not known whether domains of others bear our metadata", why=str(error))
 

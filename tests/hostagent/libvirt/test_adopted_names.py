@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from hostagent.errors import HypervisorError, HypervisorTimeout
+from hostagent.libvirt import adopted
 from hostagent.libvirt.adopted import LOOK_AGAIN_S, AdoptedDomains, LibvirtAdoption
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.state.intents import Before, Intent
@@ -65,6 +67,28 @@ async def test_a_look_that_was_not_answered_in_time_is_made_again() -> None:
     await adoption.look_once()
     await adoption.look_once()
     assert (connection.calls, adoption.names.names()) == (2, frozenset({"web"}))
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_full_disk_does_not_keep_an_agent_from_its_adopted_domains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    path, now = tmp_path / "adopted.json", 1000.0
+    path.write_text('["web"]' if known else "[]")
+    connection = _Slow()
+    connection.calls = 1  # it answers
+
+    def full(_path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    adoption = LibvirtAdoption("host-a", cast(LibvirtConnection, connection), path, lambda: now)
+    with monkeypatch.context() as disk:
+        disk.setattr(adopted, "replace", full)
+        await adoption.look_once()
+    assert adoption.names.names() == ({"web"} if known else frozenset())
+    now += LOOK_AGAIN_S
+    await adoption.look_once()
+    assert (connection.calls, adoption.names.names()) == (2 if known else 3, {"web"}), "looked for again, with room"
 
 
 class _Refusing:
