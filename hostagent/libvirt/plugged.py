@@ -174,9 +174,10 @@ async def _bring_device(
         return Plugged.of(await _live(connection, domain)).virtio_mib
 
     told = connection.told_of(domain)
-    if held.requested_mib != goal_mib:
-        await connection.adjust(domain, lambda found: _ask_for(found, held, goal_mib))
     try:
+        if held.requested_mib != goal_mib:
+            # Cancelled, the call itself goes on.
+            await connection.adjust(domain, lambda found: _ask_for(found, held, goal_mib))
         left_s = max(until - time.monotonic(), 0.0)
         # QEMU tells libvirt of a size once a second at most, so that looking more often shows nothing new.
         reason = await settled(size, goal_mib, "virtio-mem", left_s, told, held.virtio_mib)

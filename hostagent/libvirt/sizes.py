@@ -119,8 +119,9 @@ class LibvirtSizes:
         async def size() -> float:
             return await self._connection.read(domain, lambda d: balloon_mib_of(d, dimms_mib))
 
-        await self._request_balloon(domain, balloon_mib + dimms_mib)
         try:
+            # Cancelled, the call itself goes on.
+            await self._request_balloon(domain, balloon_mib + dimms_mib)
             reason = await settled(size, balloon_mib, "the balloon", limit_s)
         except asyncio.CancelledError:
             await self._request_balloon(domain, await size() + dimms_mib)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import xml.etree.ElementTree as ElementTree
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import libvirt
 import pytest
@@ -11,6 +13,10 @@ import pytest
 from hostagent.errors import HypervisorError
 from hostagent.libvirt import plugged, settling
 from hostagent.libvirt.plugged import Plugged, bring, missing_dimms
+from hostagent.libvirt.qemu_agent import QemuAgents
+from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.libvirt.sizes import LibvirtSizes
+from hostagent.limits.network import Networks
 from tests.hostagent.libvirt.one_domain import OneDomain
 
 
@@ -94,6 +100,54 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 async def moved(domain: FakeDomain, goal_mib: float) -> str:
     connection: Any = OneDomain(domain)
     return await bring(connection, "vm", goal_mib, 5.0)
+
+
+class _Cut(OneDomain):
+    """The first request is carried out, but whoever made it is cancelled before the answer."""
+
+    def __init__(self, domain: Any) -> None:
+        super().__init__(domain)
+        self.asked = asyncio.Event()
+
+    async def adjust(self, domain: str, function: Callable[[Any], Any]) -> Any:  # type: ignore[override]
+        await self.call(lambda _: function(self._domain))
+        if not self.asked.is_set():
+            self.asked.set()
+            await asyncio.Event().wait()
+
+    def on_open(self, _callback: Any) -> None:
+        """It is open."""
+
+
+class _Held(FakeDomain):
+    """Its guest gives nothing so far."""
+
+    def updateDeviceFlags(self, xml: str, flags: int) -> None:
+        before = self.device
+        super().updateDeviceFlags(xml, flags)
+        self.device = before
+
+    def setMemoryFlags(self, kib: int, flags: int) -> None:
+        self.requested.append(kib // 1024)
+
+    def memoryStats(self) -> dict[str, int]:
+        return {"actual": 512 * 1024}
+
+
+@pytest.mark.parametrize("device", ["virtio-mem", "balloon"])
+async def test_what_a_call_that_is_cancelled_has_asked_of_the_guest_is_called_off(device: str) -> None:
+    """Unless it is, the guest goes on giving memory that nobody counts as gone."""
+    domain = _Held({}, {}, (512, 512) if device == "virtio-mem" else None)
+    connection: Any = _Cut(domain)
+    sizes = LibvirtSizes(cast(LibvirtSettings, None), connection, cast(Networks, None), cast(QemuAgents, None))
+    bring_down = sizes.set_plugged if device == "virtio-mem" else sizes.set_balloon
+    task = asyncio.create_task(bring_down("vm", 128, 60.0))
+    async with asyncio.timeout(20.0):
+        await connection.asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert domain.requested == [128, 512]
 
 
 BOTH = {0: 256, 1: 256}
