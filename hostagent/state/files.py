@@ -20,7 +20,7 @@ SAVE_DIR: Final = Path("/var/lib/libvirt/qemu/save")
 def replace(path: Path, text: str) -> None:
     """Write a file durably in the place of an older one, for its owner alone. Blocks.
 
-    :raises OSError: it could not be written; the older one is there.
+    :raises OSError: it could not be written; after a power cut the older one may be there.
     """
     temporary = path.with_suffix(".new")
     # Not every program that writes here has a umask of its own.
@@ -29,6 +29,16 @@ def replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    sync_names(path.parent)
+
+
+def sync_names(directory: Path) -> None:
+    """Have on the disk which files a directory has: without that a power cut takes a new name back. Blocks."""
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 @contextlib.contextmanager

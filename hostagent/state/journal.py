@@ -20,6 +20,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.machines import CoreChange
 from hostagent.errors import JournalError
 from hostagent.state.files import replace as _replace
+from hostagent.state.files import sync_names
 
 log = structlog.get_logger()
 
@@ -346,6 +347,7 @@ class Journal:
 
 def _append(path: Path, text: str) -> None:
     """Append durably, or leave the file as it was."""
+    new = not path.exists()
     # Unbuffered: what a full disk does not take would be written when the file is closed.
     with path.open("ab", buffering=0) as file:
         before, left = file.tell(), text.encode()
@@ -353,6 +355,8 @@ def _append(path: Path, text: str) -> None:
             while left:
                 left = left[file.write(left) :]
             os.fsync(file.fileno())
+            if new:
+                sync_names(path.parent)
         except OSError:
             os.truncate(path, before)
             raise

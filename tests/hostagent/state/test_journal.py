@@ -33,6 +33,25 @@ def test_a_new_journal_finds_what_the_old_one_wrote(tmp_path: Path) -> None:
     assert successor.changes[-1].sequence == 3
 
 
+def test_what_is_remembered_is_on_the_disk_with_the_name_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut after the answer takes back no name that the directory has not on the disk."""
+    written, sync = [], os.fsync
+
+    def noted(file: int) -> None:
+        sync(file)
+        written.append(Path(f"/proc/self/fd/{file}").resolve().name)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    journal = Journal(tmp_path)
+    journal.raise_epoch(4)
+    add(journal, "a")
+    add(journal, "b")
+    lines, directory = "core-changes.jsonl", tmp_path.name
+    assert written == ["state.new", directory, lines, directory, lines]
+
+
 def test_the_sequence_goes_on_after_everything_was_acknowledged(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     add(journal, "a")
