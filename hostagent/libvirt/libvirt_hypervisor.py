@@ -91,6 +91,8 @@ class LibvirtHypervisor:
         self._connection = LibvirtConnection(settings.uri, opener)
         self._events = _LifecycleEvents(self._connection)
         self._networks = Networks(self._connection)
+        #: Domains that had taps at the last survey.
+        self._on: set[str] = set()
         self._definitions = Definitions(settings)
         self._agents = QemuAgents(settings.uri, opener)
         self._sizes = LibvirtSizes(settings, self._connection, self._networks, self._agents)
@@ -176,7 +178,13 @@ class LibvirtHypervisor:
             ours = ((d, stats) for d, stats in rows if d.name().startswith(prefix) or d.name() in taken)
             return {d.name(): summary_of(d, stats) for d, stats in ours}
 
-        return await self._connection.call(look)
+        found = await self._connection.call(look)
+        on = {name for name, summary in found.items() if summary.state != "stopped"}
+        ended, self._on = self._on - on, on
+        if ended:
+            # Of one that powered off by itself or moved away nobody else removes what was beside its taps.
+            await self._networks.sweep()
+        return found
 
     async def sweep(self) -> None:
         names = await self._connection.call(lambda c: {domain.name() for domain in c.listAllDomains()})

@@ -63,6 +63,8 @@ class Networks:
         self._locks: dict[str, asyncio.Lock] = {}
         #: Set when libvirt has failed once: what its kernel lacks, it lacks for all taps.
         self._libvirt_cannot = ""
+        #: One at a time: a domain that is stopped by a command may be seen to have ended, too.
+        self._removing = asyncio.Lock()
 
     async def limit(self, domain: str, network_mib_s: float | None) -> str:
         """Limit a domain's interfaces each way, all of them together; None lifts the limit.
@@ -110,13 +112,15 @@ class Networks:
 
     async def forget(self, devices: list[str]) -> None:
         """Remove what is ours of the taps of a domain that is gone; failures are logged."""
-        for device in devices:
-            await self._control.forget(device)
+        async with self._removing:
+            for device in devices:
+                await self._control.forget(device)
 
     async def sweep(self) -> None:
-        """Remove what is left of domains that went while no agent ran; failures are logged."""
+        """Remove what is left of domains that went while no agent ran, or by themselves; failures are logged."""
         try:
-            await self._control.sweep()
+            async with self._removing:
+                await self._control.sweep()
         except TrafficControlError as error:
             log.warning("limits on taps that are gone cannot be looked for", why=str(error))
 
