@@ -109,7 +109,7 @@ class _Cut(OneDomain):
         super().__init__(domain)
         self.asked = asyncio.Event()
 
-    async def adjust(self, domain: str, function: Callable[[Any], Any]) -> Any:  # type: ignore[override]
+    async def adjust(self, domain: str, function: Callable[[Any], Any]) -> Any:
         await self.call(lambda _: function(self._domain))
         if not self.asked.is_set():
             self.asked.set()

@@ -355,7 +355,7 @@ async def test_the_check_lifts_a_limit_while_the_kernel_reclaims_memory_of_many_
         return 0
 
     for vm in slow.values():
-        vm.reclaim = reclaim  # type: ignore[method-assign]
+        vm.reclaim = reclaim  # type: ignore[method-assign, assignment]
     setting = [asyncio.create_task(made.set(f"ebb-a.{name}", 400, 0.5)) for name in slow]
     try:
         async with asyncio.timeout(20.0):
