@@ -57,7 +57,7 @@ def _check_chain(use: FileUse, roots: Sequence[str]) -> bool:
                 form = "qcow2"
             if form != "qcow2":
                 return False
-            backing = _backing_of(Path(real))
+            backing = _backing_of(Path(real), use.where)
         except OSError as error:
             raise XMLRefused(f"{use.where}: {path} cannot be read: {error.strerror}") from error
         if backing is None:
@@ -73,7 +73,7 @@ def _is_image(path: str) -> bool:
         return file.read(4) == _MAGIC
 
 
-def _backing_of(path: Path) -> tuple[str, str] | None:
+def _backing_of(path: Path, where: str) -> tuple[str, str] | None:
     """The backing file that a qcow2 image names, and its format (docs/interop/qcow2.txt of QEMU). It is not opened.
 
     :raises XMLRefused: it is no qcow2 image, or names something that is no file's path, or that may name other files.
@@ -81,31 +81,31 @@ def _backing_of(path: Path) -> tuple[str, str] | None:
     with path.open("rb") as file:
         header = file.read(112)
         if len(header) < 72 or header[:4] != _MAGIC:
-            raise XMLRefused(f"{path} is no qcow2 image")
+            raise XMLRefused(f"{where}: {path} is no qcow2 image")
         version, offset, size = struct.unpack(">IQI", header[4:20])
         if version >= 3 and len(header) < 104:
-            raise XMLRefused(f"{path} is no qcow2 image: its header is cut short")
+            raise XMLRefused(f"{where}: {path} is no qcow2 image: its header is cut short")
         if version >= 3 and struct.unpack(">Q", header[72:80])[0] & _EXTERNAL_DATA:
-            raise XMLRefused(f"{path} keeps its data in another file")
+            raise XMLRefused(f"{where}: {path} keeps its data in another file")
         if not offset:
             return None
         if size > 1023 or offset > _LARGEST_HEADER:
-            raise XMLRefused(f"{path} has a broken header")
+            raise XMLRefused(f"{where}: {path} has a broken header")
         file.seek(0)
         whole = file.read(offset)
         name = file.read(size).decode("utf-8", "replace")
     if not name or "\0" in name or name.startswith("json:") or (":" in name.split("/")[0]):
-        raise XMLRefused(f"{path} has a backing file that is no path: {name!r}")
+        raise XMLRefused(f"{where}: {path} has a backing file that is no path: {name!r}")
     formats = _backing_formats(whole, struct.unpack(">I", header[100:104])[0] if version >= 3 else 72)
     if not formats:
         raise XMLRefused(
-            f"{path} does not say the format of its backing file, which would be guessed: write it with "
+            f"{where}: {path} does not say the format of its backing file, which would be guessed: write it with "
             f"qemu-img rebase -u -F raw -b {shlex.quote(name)} {shlex.quote(str(path))} (or -F qcow2)"
         )
     for form in formats:
         if form not in _FORMATS:
             said = form[:16].decode("ascii", "replace")
-            raise XMLRefused(f"{path} has a backing file of the format {said!r} (allowed: raw, qcow2)")
+            raise XMLRefused(f"{where}: {path} has a backing file of the format {said!r} (allowed: raw, qcow2)")
     return name, formats[-1].decode()
 
 
