@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from ebbtide.client.errors import ClientError, ManagerRefused, ManagerStandsBy, ManagerUnreachable
+from ebbtide.client.errors import ClientError, ManagerBusy, ManagerRefused, ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.tls import tls_problem
 from ebbtide.messages.common import Problem, as_sent, problem_in
 from ebbtide.messages.problem_codes import ProblemCode
@@ -49,6 +49,10 @@ PAGE = 1000
 #: How long one waits for a manager that leads where several are known, seconds: longer than a take-over takes.
 TAKE_OVER_S: Final = 15.0
 PAUSE_S = 0.5
+#: For how long one asks a manager again that has had too many requests of this token, seconds.
+BUSY_S = 30.0
+#: And no longer between two times, whatever it says.
+BUSY_PAUSE_S = 5.0
 #: How long one of several may take for an answer, seconds: a manager that hangs still takes connections.
 ANSWER_S: Final = 10.0
 #: Segments of the manager's routes with the names in them; "." and ".." would be resolved to another path.
@@ -93,15 +97,18 @@ class Managers:
     async def ask(self, once: Callable[[str], Awaitable[T]]) -> T:
         """Ask one after another until one that leads has answered, or one may have done what is asked.
 
+        One that has had too many requests has done nothing: it is asked again when it says so.
+
         :param once: asks the manager at a URL.
         """
         loop = asyncio.get_running_loop()
+        busy_until = loop.time() + BUSY_S
         until = loop.time() + (TAKE_OVER_S if self.several else 0.0)
         while True:
             failures: list[ClientError] = []
             for url in tuple(self._urls):
                 try:
-                    return await once(url)
+                    return await _when_it_has_time(once, url, busy_until)
                 except (ManagerUnreachable, ManagerStandsBy) as error:
                     failures.append(error)
                     self.turn()
@@ -111,6 +118,16 @@ class Managers:
                 # A standby that answers says more than one that does not.
                 raise next((error for error in failures if isinstance(error, ManagerStandsBy)), failures[0])
             await asyncio.sleep(PAUSE_S)
+
+
+async def _when_it_has_time(once: Callable[[str], Awaitable[T]], url: str, until: float) -> T:
+    while True:
+        try:
+            return await once(url)
+        except ManagerBusy as error:
+            if asyncio.get_running_loop().time() + error.after_s > until:
+                raise
+            await asyncio.sleep(error.after_s)
 
 
 def _is_address(url: str) -> bool:
@@ -239,26 +256,27 @@ class Connection:
         async def once(url: str) -> Any:
             sent: dict[str, Any] = {}
             try:
-                tracing = None if is_harmless else sent
+                tracing = (sent, is_harmless)
                 async with session.request(method, url + path, trace_request_ctx=tracing, **options) as answer:
                     content = await answer.json(content_type=None)
                     if answer.status >= 400:
-                        raise refusal_of(answer.status, content, "Retry-After" in answer.headers)
+                        raise refusal_of(answer.status, content, answer.headers.get("Retry-After"))
                     return content
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if (why := tls_problem(url, error)) is not None:
                     said = f"no connection with {url}: {why}"
                 else:
                     said = f"no manager answers at {url}: {str(error) or type(error).__name__}"
-                if sent:
+                lost = bool(sent) and not is_harmless
+                if lost:
                     said += "; what was asked for may have been done"
-                raise ManagerUnreachable(said, may_be_done=bool(sent)) from error
+                raise ManagerUnreachable(said, was_sent=bool(sent), may_be_done=lost) from error
 
         return await self._managers.ask(once)
 
 
 def _only_once() -> aiohttp.TraceConfig:
-    """Notes in the context of a request, where it has one, that it is sent; it is not sent again then.
+    """Notes in the context of a request, where it has one, that it is sent; unless it is harmless, only once.
 
     aiohttp repeats a DELETE or PUT by itself whose connection breaks.
     """
@@ -266,9 +284,9 @@ def _only_once() -> aiohttp.TraceConfig:
     async def about_to_send(
         _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestHeadersSentParams
     ) -> None:
-        sent = context.trace_request_ctx
-        if sent is not None:
-            if sent:
+        if context.trace_request_ctx is not None:
+            sent, is_harmless = context.trace_request_ctx
+            if sent and not is_harmless:
                 raise aiohttp.ServerDisconnectedError
             sent["sent"] = True
 
@@ -286,12 +304,17 @@ def query_of(values: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def refusal_of(status: int, content: Any, may_come: bool = False) -> ManagerRefused:
-    """The error for a 4xx or 5xx. ``may_come``: the answer says when to ask again."""
+def refusal_of(status: int, content: Any, retry_after: str | None = None) -> ManagerRefused:
+    """The error for a 4xx or 5xx. ``retry_after``: the header that says when to ask again."""
     problem = problem_in(status, json.dumps(content))
     if problem is None:
         # A manager says what is missing; a proxy, or another server, has no such path.
         code = ProblemCode.NO_SUCH_ROUTE if status == 404 else None
         problem = Problem.of(status, f"the manager answered with status {status}", code=code)
-    kind = ManagerStandsBy if status == 503 and may_come else ManagerRefused
+    if status == 429:
+        busy = ManagerBusy(status, problem.detail, problem.field, problem)
+        if retry_after is not None and retry_after.isdecimal():
+            busy.after_s = min(max(float(retry_after[:9]), PAUSE_S), BUSY_PAUSE_S)
+        return busy
+    kind = ManagerStandsBy if status == 503 and retry_after is not None else ManagerRefused
     return kind(status, problem.detail, problem.field, problem)

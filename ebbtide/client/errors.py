@@ -14,11 +14,13 @@ class ClientError(EbbError):
 class ManagerUnreachable(ClientError):
     """No answer from the manager's address, or what answers is no manager.
 
-    :param may_be_done: what was asked for may have been done, and is not harmless when repeated.
+    :param was_sent: what was asked for may have been taken on.
+    :param may_be_done: it may have been done, and is not harmless when repeated.
     """
 
-    def __init__(self, sentence: str, *, may_be_done: bool = False) -> None:
+    def __init__(self, sentence: str, *, was_sent: bool = False, may_be_done: bool = False) -> None:
         super().__init__(sentence)
+        self.was_sent = was_sent
         self.may_be_done = may_be_done
 
 
@@ -44,3 +46,16 @@ class ManagerRefused(ClientError):
 
 class ManagerStandsBy(ManagerRefused):
     """A manager that does not lead (yet, or any more): another one may, and the same request again is harmless."""
+
+
+class ManagerBusy(ManagerRefused):
+    """Too many requests of this token (429): nothing was done, and the same request again is harmless.
+
+    :param after_s: when to come again, as the manager says it, within bounds.
+    """
+
+    after_s: float = 1.0
+
+
+#: What passes: the same question may be answered a while later.
+PASSING = (ManagerUnreachable, ManagerStandsBy, ManagerBusy)

@@ -10,7 +10,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from ebbtide.client.connection import Changed, query_of, refusal_of
-from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
+from ebbtide.client.errors import PASSING, ManagerBusy, ManagerUnreachable
 from ebbtide.client.history import HistoryCalls
 from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
 from ebbtide.client.tasks import TaskCalls
@@ -336,11 +336,14 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
                     if answer.status == 503:
                         raise ValueError("it is not ready")
                     if answer.status >= 400:
-                        raise refusal_of(answer.status, await answer.json(content_type=None))
+                        content = await answer.json(content_type=None)
+                        raise refusal_of(answer.status, content, answer.headers.get("Retry-After"))
                     failed = 0
                     async for event in events_in(answer.content.iter_any()):
                         after = event.id
                         yield event
+            except ManagerBusy as error:
+                await asyncio.sleep(error.after_s)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 failed += 1
                 self._managers.turn()
@@ -363,7 +366,7 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
                 async with self._stream("/v1/backup", {}, {}, BACKUP_S) as answer:
                     if answer.status >= 400:
                         content = await answer.json(content_type=None)
-                        raise refusal_of(answer.status, content, "Retry-After" in answer.headers)
+                        raise refusal_of(answer.status, content, answer.headers.get("Retry-After"))
                     async for piece in answer.content.iter_any():
                         file.write(piece)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -384,8 +387,8 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         """Follow an operation to its end; each new sentence of its progress goes to ``progress``, but for its outcome.
 
         ``host``: whose operation it is, where it is not the manager's own.
-        Raises TimeoutError after ``limit_s`` seconds (None: never), and ManagerUnreachable or ManagerStandsBy once no
-        manager that leads has answered for half a minute; the operation itself goes on.
+        Raises TimeoutError after ``limit_s`` seconds (None: never), and ManagerUnreachable, ManagerStandsBy or
+        ManagerBusy once no manager that leads has answered for half a minute; the operation itself goes on.
         """
         told, clock = 0, asyncio.get_running_loop().time
         answered_at = clock()
@@ -402,7 +405,7 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
                 try:
                     operation = await self.operation(operation.request_id, POLL_S, host)
                     answered_at = clock()
-                except (ManagerUnreachable, ManagerStandsBy):
+                except PASSING:
                     # It is started again, or another one takes over.
                     if clock() - answered_at > AWAY_S:
                         raise

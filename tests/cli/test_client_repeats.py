@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ebbtide.client import ManagerClient, ManagerUnreachable, connection
+from ebbtide.client import ManagerBusy, ManagerClient, ManagerUnreachable, connection
 from ebbtide.rest.tls import server_context
 from tests.rest.pki import Pki
 
@@ -43,6 +44,20 @@ async def is_cut(request: web.Request) -> web.StreamResponse:
 
 async def stands_by(request: web.Request) -> web.StreamResponse:
     return web.json_response({}, status=503, headers={"Retry-After": "1"})
+
+
+def busy(times: float) -> Answer:
+    """Its first answers are that the token has had too many requests."""
+    left = times
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            return web.json_response({}, status=429, headers={"Retry-After": "3600"})
+        return await invites(request)
+
+    return answer
 
 
 class Manager:
@@ -145,3 +160,24 @@ async def test_one_manager_alone_that_does_not_answer_may_have_done_what_was_ask
         with pytest.raises(ManagerUnreachable) as caught:
             await client.host("host-a")
         assert not caught.value.may_be_done
+
+
+async def test_what_was_too_much_is_asked_again_of_the_same_manager_when_it_has_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "BUSY_PAUSE_S", 0.01)
+    first, second = Manager(busy(2)), Manager(invites)
+    async with client_of(first, second) as client:
+        # Without a request id, too: it was never carried out.
+        assert (await client.invite_host()).token == "t"
+    assert (len(first.asked), second.asked) == (3, [])
+
+
+async def test_a_manager_that_stays_too_busy_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BUSY_PAUSE_S", 0.01)
+    monkeypatch.setattr(connection, "BUSY_S", 0.1)
+    manager = Manager(busy(math.inf))
+    async with client_of(manager) as client:
+        with pytest.raises(ManagerBusy):
+            await client.invite_host()
+    assert len(manager.asked) > 1

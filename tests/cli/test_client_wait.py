@@ -14,7 +14,7 @@ from ebbtide.cli.commands import tasks
 from ebbtide.cli.commands.options import Asking, Output
 from ebbtide.cli.commands.vms import followed
 from ebbtide.cli.main import app
-from ebbtide.client import ClientError, ManagerClient, ManagerStandsBy, ManagerUnreachable
+from ebbtide.client import ClientError, ManagerBusy, ManagerClient, ManagerStandsBy, ManagerUnreachable
 from ebbtide.client.manager import AWAY_S
 from ebbtide.errors import EbbError
 from ebbtide.messages.operations import Operation, OperationState
@@ -23,6 +23,8 @@ from tests.hostagent.faked_loop import FakedLoop
 
 AWAY = ManagerUnreachable("no manager answers")
 STARTING = ManagerStandsBy(503, "it does not lead yet")
+BUSY = ManagerBusy(429, "more than 50 requests a second")
+LOST = ManagerUnreachable("no manager answers: Server disconnected", was_sent=True)
 
 
 class Away(ManagerClient):
@@ -48,12 +50,12 @@ def follow(seconds: float, error: ClientError) -> Operation:
         return runner.run(Away(seconds, error).wait(told(OperationState.RUNNING), limit_s=None))
 
 
-@pytest.mark.parametrize("error", [AWAY, STARTING])
+@pytest.mark.parametrize("error", [AWAY, STARTING, BUSY])
 def test_an_operation_is_followed_over_a_restart_of_its_manager(error: ClientError) -> None:
     assert follow(AWAY_S - 2.0, error).state is OperationState.DONE
 
 
-@pytest.mark.parametrize("error", [AWAY, STARTING])
+@pytest.mark.parametrize("error", [AWAY, STARTING, BUSY])
 def test_a_manager_that_stays_away_is_said_to_be(error: ClientError) -> None:
     with pytest.raises(type(error)):
         follow(AWAY_S + 5.0, error)
@@ -72,7 +74,7 @@ class Asks(Asking):
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_command_says_of_an_operation_that_was_taken_on_that_it_goes_on(taken: bool) -> None:
-    async def start(client: ManagerClient) -> Operation:
+    async def start(client: ManagerClient, request_id: str) -> Operation:
         if not taken:
             raise AWAY
         return told(OperationState.RUNNING)
@@ -82,6 +84,22 @@ def test_a_command_says_of_an_operation_that_was_taken_on_that_it_goes_on(taken:
     goes_on = re.search("goes on: `ebb plan show create-web` .*: `ebb vm delete web --yes`", str(caught.value))
     assert str(caught.value).startswith(str(AWAY))
     assert (goes_on is not None) == taken
+
+
+def test_what_was_sent_and_not_answered_is_asked_for_again_under_its_request_id() -> None:
+    ids: list[str] = []
+
+    async def start(client: ManagerClient, request_id: str) -> Operation:
+        ids.append(request_id)
+        raise LOST if len(ids) == 1 else AWAY
+
+    with pytest.raises(EbbError) as caught:
+        followed(Asks(output=Output.JSON), start, "placing web")
+    assert len(ids) > 1 and len(set(ids)) == 1
+    assert str(caught.value) == (
+        "no manager answers, and it was asked again for 30 s; "
+        f"the manager may have taken it on: `ebb plan show {ids[0]}` shows it if so"
+    )
 
 
 class Leaves(ManagerClient):
@@ -116,7 +134,7 @@ class Leaves(ManagerClient):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("error", [AWAY, STARTING])
+@pytest.mark.parametrize("error", [AWAY, STARTING, BUSY])
 @pytest.mark.parametrize("follows", [False, True], ids=["submit --wait", "output --follow"])
 def test_a_task_is_waited_for_however_long_its_manager_is_away_and_that_is_said_once(
     error: ClientError, follows: bool, capsys: pytest.CaptureFixture[str]

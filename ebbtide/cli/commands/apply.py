@@ -88,12 +88,8 @@ def _labelled(to: Asking, change: Change, again_s: float) -> Callable[[ManagerCl
 
 
 def _starter(spec: VMSpec, change: Change, deadline_s: float) -> Starter:
-    from ebbtide.client import new_request_id
-
-    # An answer may be lost: asked again, it is the same request.
-    once: dict[str, Any] = {"deadline_s": deadline_s, "request_id": new_request_id()}
-
-    async def start(client: ManagerClient) -> Operation:
+    async def start(client: ManagerClient, request_id: str) -> Operation:
+        once: dict[str, Any] = {"deadline_s": deadline_s, "request_id": request_id}
         if change.fields is None:
             return await client.create(spec, **once)
         return await client.resize(spec.name, **change.fields, **once)

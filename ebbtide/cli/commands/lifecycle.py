@@ -27,7 +27,7 @@ Component = Annotated[float | None, typer.Option(help="Default: as it is.")]
 
 def stop(name: VMName, limit_s: LimitS = 60.0, *, to: Asking) -> None:
     """Have a VM power off; it keeps its name, its host and its disk, and its room goes to the others."""
-    carry_out(to, lambda client: client.stop(name, limit_s=limit_s), f"stopping {name}")
+    carry_out(to, lambda client, once: client.stop(name, limit_s=limit_s, request_id=once), f"stopping {name}")
 
 
 def start(
@@ -41,7 +41,9 @@ def start(
     """Start a VM that is off; others are deflated for it where that is needed."""
     carry_out(
         to,
-        lambda client: client.start(name, anywhere=anywhere, lose_disk=lose_disk, deadline_s=deadline_s),
+        lambda client, once: client.start(
+            name, anywhere=anywhere, lose_disk=lose_disk, deadline_s=deadline_s, request_id=once
+        ),
         f"starting {name}",
     )
 
@@ -74,7 +76,7 @@ def resize(
         raise typer.BadParameter("name at least one thing to change", param_hint="--cpu-cores, --priority, ...")
     carry_out(
         to,
-        lambda client: client.resize(
+        lambda client, once: client.resize(
             name,
             nominal=nominal,
             minimum=minimum,
@@ -84,6 +86,7 @@ def resize(
             preemption_notice_s=preemption_notice_s,
             steady=steady,
             deadline_s=deadline_s,
+            request_id=once,
         ),
         f"resizing {name}",
     )
@@ -109,7 +112,7 @@ def migrate(
     """
     carry_out(
         to,
-        lambda client: client.migrate(
+        lambda client, once: client.migrate(
             name,
             host=host,
             lose_disk=lose_disk,
@@ -118,6 +121,7 @@ def migrate(
             live=live,
             copy_storage=copy_storage,
             bandwidth_mib_s=bandwidth_mib_s,
+            request_id=once,
         ),
         f"moving {name}",
     )
@@ -201,7 +205,7 @@ def adopt(
         confirm(question, yes, instead="give --yes, or the minimums")
     carry_out(
         to,
-        lambda client: client.adopt(domain, host, name=as_name, priority=priority, minimum=kept),
+        lambda client, once: client.adopt(domain, host, name=as_name, priority=priority, minimum=kept, request_id=once),
         f"adopting {domain}",
     )
 
@@ -209,7 +213,11 @@ def adopt(
 def release(name: VMName, deadline_s: DeadlineS = 60.0, yes: Yes = False, *, to: Asking) -> None:
     """Give an adopted VM back: everything that was taken is undone, and it is managed no more."""
     confirm(f"release {name}, so that it is managed no more", yes)
-    carry_out(to, lambda client: client.release(name, deadline_s=deadline_s), f"releasing {name}")
+    carry_out(
+        to,
+        lambda client, once: client.release(name, deadline_s=deadline_s, request_id=once),
+        f"releasing {name}",
+    )
 
 
 def templates(host: HostName, *, to: Listing) -> None:

@@ -105,7 +105,7 @@ def _set(host: str, mode: HostMode, reason: str, to: Asking) -> None:
 
     carry_out(
         to,
-        lambda client: client.set_mode(host, mode, reason=reason),
+        lambda client, once: client.set_mode(host, mode, reason=reason, request_id=once),
         f"{host} is to be {mode.value}",
         host=host,
     )

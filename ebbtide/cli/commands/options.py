@@ -203,7 +203,7 @@ class Listing(Showing):
         if not self.watch:
             self.say({key: rows}, lambda: table.print(rows, wide=self.wide))
             return
-        from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
+        from ebbtide.client.errors import PASSING
 
         known: set[str] | None = None
         away = ""
@@ -216,7 +216,7 @@ class Listing(Showing):
                     if away and self._is_seen():
                         known = None  # what was said of it goes from the screen
                     away = ""
-                except (ManagerUnreachable, ManagerStandsBy) as error:
+                except PASSING as error:
                     if str(error) != away:
                         away = str(error)
                         print_error(f"{away}; what is shown is what it said last")
@@ -257,10 +257,10 @@ class Listing(Showing):
 
 
 def is_away(error: BaseException | None) -> bool:
-    """Whether no manager that leads has answered: it is started again, or another one takes over."""
-    from ebbtide.client.errors import ManagerStandsBy, ManagerUnreachable
+    """Whether no manager that leads has answered: it is started again, another one takes over, or it is too busy."""
+    from ebbtide.client.errors import PASSING
 
-    return isinstance(error, ManagerUnreachable | ManagerStandsBy)
+    return isinstance(error, PASSING)
 
 
 async def asked_again(
@@ -268,11 +268,13 @@ async def asked_again(
     question: Callable[..., Awaitable[Result]],
     *arguments: Any,
     for_s: float = math.inf,
+    only_lost: bool = False,
 ) -> Result:
     """An answer of a manager that has answered before: while it is away, that is told once and it is asked again.
 
     :param for_s: for so long; 0: it is asked once.
-    :raises EbbError: because of ManagerUnreachable or ManagerStandsBy, which it was for all that time.
+    :param only_lost: it may not have answered before: only where it was sent what it has not answered.
+    :raises EbbError: because of what `is_away` says, and it was so for all that time.
     """
     clock = asyncio.get_running_loop().time
     away_since: float | None = None
@@ -283,6 +285,8 @@ async def asked_again(
             if not is_away(error) or not for_s:
                 raise
             if away_since is None:
+                if only_lost and not getattr(error, "was_sent", False):
+                    raise
                 tell(f"{error}; it is asked again {'until it answers' if for_s == math.inf else f'for {for_s:g} s'}")
                 away_since = clock()
             elif clock() - away_since > for_s:

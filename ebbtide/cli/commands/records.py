@@ -117,7 +117,7 @@ def cancel(
     request_id: Annotated[str, typer.Argument(metavar="ID", help="The request that began it.")], *, to: Asking
 ) -> None:
     """Call a placement off before its VM starts; what was taken for it is given back."""
-    carry_out(to, lambda client: client.cancel(request_id), f"calling {request_id} off")
+    carry_out(to, lambda client, once: client.cancel(request_id, request_id=once), f"calling {request_id} off")
 
 
 def events(

@@ -141,9 +141,13 @@ def _reach(
     version: str | None,
     dry_run: bool,
 ) -> None:
-    async def start(client: ManagerClient) -> Operation:
-        vm = await client.vm(name)
-        limits: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "version": version}
+    found: ClusterVM | None = None
+
+    async def start(client: ManagerClient, request_id: str) -> Operation:
+        nonlocal found
+        # Looked at once: asked again, it is the same request.
+        found = vm = found or await client.vm(name)
+        limits: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "version": version, "request_id": request_id}
         return await client.set_target(name, size_to_reach(vm, wanted, way), generation=vm.generation + 1, **limits)
 
     async def foretell(client: ManagerClient) -> Forecast:

@@ -46,7 +46,8 @@ from ebbtide.messages.vms import NOTICE_S, ClusterVM, OnPreemption, VMSpec
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
-Starter: TypeAlias = "Callable[[ManagerClient], Awaitable[Operation]]"
+#: With the id of the request, which is the same however often it is asked for.
+Starter: TypeAlias = "Callable[[ManagerClient, str], Awaitable[Operation]]"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and change nothing.")]
 Version = Annotated[
     str | None, typer.Option(help="Only if the VM still has this version (`ebb vm show NAME -o json`).")
@@ -209,7 +210,7 @@ def create(
         return
     carry_out(
         to,
-        lambda client: client.create(spec, policy=policy, deadline_s=deadline_s),
+        lambda client, once: client.create(spec, policy=policy, deadline_s=deadline_s, request_id=once),
         f"placing {spec.name}",
         undo=f"ebb vm delete {spec.name} --yes",
     )
@@ -237,7 +238,7 @@ def delete(name: VMName, version: Version = None, dry_run: DryRun = False, yes: 
         to.say(report, lambda: print_dry_run(report))
         return
     confirm(f"delete {name} with its disk", yes)
-    carry_out(to, lambda client: client.delete(name, version=version), f"deleting {name}")
+    carry_out(to, lambda client, once: client.delete(name, version=version, request_id=once), f"deleting {name}")
 
 
 def print_dry_run(report: DryRunReport) -> None:
@@ -307,30 +308,45 @@ def carry_out(to: Asking, start: Starter, what: str, *, host: str | None = None,
 
 
 def followed(
-    to: Asking, start: Starter, what: str, *, host: str | None = None, undo: str = "", again_s: float = 0.0
+    to: Asking, start: Starter, what: str, *, host: str | None = None, undo: str = "", again_s: float | None = None
 ) -> Operation:
     """Start an operation and follow it to its end, whatever that is.
 
-    :param again_s: how long it is asked for again of a manager that is away; ``start`` must be harmless when repeated.
+    :param again_s: how long it is asked for again of a manager that is away; None: only where an answer was lost.
     """
+    from ebbtide.client import ManagerUnreachable, new_request_id
+    from ebbtide.client.manager import AWAY_S
+
     begun: Operation | None = None
+    # An answer may be lost: asked again, it is the same request.
+    request_id, lost = new_request_id(), False
+
+    async def begin(client: ManagerClient) -> Operation:
+        nonlocal lost
+        try:
+            return await start(client, request_id)
+        except ManagerUnreachable as error:
+            lost = lost or error.was_sent
+            raise
 
     async def conversation(client: ManagerClient) -> Operation:
         nonlocal begun
         with Steps(quiet=to.for_programs) as steps:
             steps(what)
-            begun = await asked_again(steps, start, client, for_s=again_s)
+            for_s = AWAY_S if again_s is None else again_s
+            begun = await asked_again(steps, begin, client, for_s=for_s, only_lost=again_s is None)
             # It has a deadline of its own, which may be an hour.
             return await client.wait(begun, limit_s=None, progress=steps, host=host)
 
     try:
         return to.ask(conversation)
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {_goes_on(begun, host, undo)}") from None
+        raise Interrupted(f"interrupted; {_goes_on(request_id, begun, host, undo)}") from None
     except EbbError as error:
-        if begun is None or not is_away(error):
+        cause = error if is_away(error) else error.__cause__
+        if not is_away(cause) or (begun is None and not lost):
             raise
-        raise EbbError(f"{error}; {_goes_on(begun, host, undo)}") from error
+        raise EbbError(f"{error}; {_goes_on(request_id, begun, host, undo)}") from cause
 
 
 def check(operation: Operation) -> None:
@@ -347,10 +363,10 @@ def _print_operation(operation: Operation) -> None:
         print_ledger(operation)
 
 
-def _goes_on(begun: Operation | None, host: str | None, undo: str) -> str:
+def _goes_on(request_id: str, begun: Operation | None, host: str | None, undo: str) -> str:
     """What a user who stops waiting must know."""
-    if begun is None:
-        return "the manager may have taken it on: `ebb plan list` shows what it does"
     of_host = f" --host {host}" if host is not None else ""
+    if begun is None:
+        return f"the manager may have taken it on: `ebb plan show {request_id}{of_host}` shows it if so"
     end = f"; to call it off: `{undo}`" if undo else ""
     return f"the operation goes on: `ebb plan show {begun.request_id}{of_host}` shows it{end}"

@@ -152,11 +152,11 @@ def _wait(
     async def look(client: ManagerClient, steps: Steps) -> Any:
         """What is wanted; None: it is not so yet."""
         nonlocal state, away
-        from ebbtide.client.errors import ManagerRefused, ManagerStandsBy, ManagerUnreachable
+        from ebbtide.client.errors import PASSING, ManagerRefused
 
         try:
             found = await question(client)
-        except (ManagerUnreachable, ManagerStandsBy) as error:
+        except PASSING as error:
             if not state:
                 raise
             # It was there: it is awaited as well.
