@@ -116,7 +116,7 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
         ("ceiling", _size(now.ceiling), ceiling, ceiling),
     )
     for name, has, wanted, asked in sizes:
-        if has != wanted:
+        if _differ(has, wanted):
             sentences.append(f"{name}: {'-' if has is None else has} -> {'-' if wanted is None else wanted}")
             # A ceiling goes with the priority that needed it.
             if asked is not None:
@@ -133,6 +133,13 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
         labels = {key: value for key, value in labels.items() if value != vm.labels.get(key)}
         sentences += [f"labels.{key}: {vm.labels.get(key, '-')} -> {value or '-'}" for key, value in labels.items()]
     return Change(spec.name, tuple(sentences), fields, labels)
+
+
+def _differ(has: ResourceVector | None, wanted: ResourceVector | None) -> bool:
+    if has is None or wanted is None:
+        return has is not wanted
+    # What is read back is rounded.
+    return not (has.fits_in(wanted) and wanted.fits_in(has))
 
 
 def _size(vector: Vector | None) -> ResourceVector | None:

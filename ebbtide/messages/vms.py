@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ebbtide.deflation.allocations import Allocation, Priority, check_sizes
 from ebbtide.deflation.cascade.instructions import GuestKind
@@ -64,6 +64,15 @@ class OnPreemption(StrEnum):
     DELETE = "delete"
 
 
+def _measurable(size: Vector) -> Vector:
+    cores = round(size.cpu_cores, 4)
+    return type(size).of(size.vector().with_component("cpu_cores", cores))
+
+
+#: What a VM is sold, to the digits that hosts measure and tell: of more, what a VM has would never come up to it.
+Sold = Annotated[Size, AfterValidator(_measurable)]
+
+
 class VMSpec(Body):
     """A VM as it is asked for."""
 
@@ -72,14 +81,14 @@ class VMSpec(Body):
         Priority.DEFLATABLE,
         description=PRIORITY_WORDS,
     )
-    nominal: Size = Field(description="what it is sold")
-    minimum: Size = Field(Vector(), description="never less than this; raised to the hard floors")
+    nominal: Sold = Field(description="what it is sold")
+    minimum: Sold = Field(Vector(), description="never less than this; raised to the hard floors")
     minimum_share: AnyShares | None = Field(None, description="the minimum as a share of nominal, instead of minimum")
     utility: Utility | None = Field(None, description="the minimum by the application's utility, instead of minimum")
     start: Open[Literal["nominal", "deflated"]] = Field(
         "nominal", description="deflated: smaller where nominal does not fit"
     )
-    ceiling: Size | None = Field(None, description="harvest VMs only: up to where they may grow")
+    ceiling: Sold | None = Field(None, description="harvest VMs only: up to where they may grow")
     template: Name = Field("lab", description="of its host, by name")
     xml: str | None = Field(None, max_length=65_536, description="domain XML instead of a template; for admins only")
     boot_memory_mib: Amount | None = Field(None, description="memory that cannot be unplugged; default: half, >= 384")

@@ -45,7 +45,7 @@ def respec(spec: VMSpec, new: VMSpec, current: ResourceVector, most: ResourceVec
     now, why = _within(spec, new, most)
     meanwhile = _both(spec, now)
     target = size_after(spec.allocation(current), now.allocation(now.nominal.vector()))
-    return Respec(now, new if now != new else None, meanwhile, target, why)
+    return Respec(now, new if why else None, meanwhile, target, why)
 
 
 def _within(spec: VMSpec, new: VMSpec, most: ResourceVector) -> tuple[VMSpec, str]:

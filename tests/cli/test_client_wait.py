@@ -95,7 +95,8 @@ def test_what_was_sent_and_not_answered_is_asked_for_again_under_its_request_id(
 
     with pytest.raises(EbbError) as caught:
         followed(Asks(output=Output.JSON), start, "placing web")
-    assert len(ids) > 1 and len(set(ids)) == 1
+    assert len(ids) > 1
+    assert len(set(ids)) == 1
     assert str(caught.value) == (
         "no manager answers, and it was asked again for 30 s; "
         f"the manager may have taken it on: `ebb plan show {ids[0]}` shows it if so"

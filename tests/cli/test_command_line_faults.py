@@ -170,7 +170,8 @@ def test_a_creation_whose_answer_is_lost_is_asked_for_again_under_its_request_id
     manager.state, manager.away = OperationState.DONE, ["lost"]
     code, _, err = run(manager, token, *CREATE)
     assert (code, manager.begun) == (0, ["web"]), err
-    assert len(manager.requests) > 1 and len(set(manager.requests)) == 1
+    assert len(manager.requests) > 1
+    assert len(set(manager.requests)) == 1
 
 
 def test_a_refusal_is_said_once(manager: StandIn, token: Path) -> None:

@@ -294,3 +294,14 @@ def test_a_vm_that_has_failed_is_waited_for_no_more(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Told, "ask", lambda self, question: asyncio.run(question(Client())))
     with pytest.raises(OperationFailed, match="web is failed: no host had room"):
         wait.vm("web", wanted, 0.0, to=Told())
+
+
+@pytest.mark.parametrize("digits", [{}, {"minimum_share": {"cpu_cores": 1 / 3, "memory_mib": 0.6}}], ids=["", "share"])
+def test_a_size_of_many_digits_is_reached_and_is_as_declared(digits: dict[str, Any]) -> None:
+    spec = VMSpec.model_validate({**WEB, "nominal": {"cpu_cores": 1 / 3, "memory_mib": 1000 / 3}, **digits})
+    assert spec.nominal == Vector(cpu_cores=0.3333, memory_mib=333.333333)
+    found = there(spec)
+    assert change_to(spec, found).action == "none"
+    rounded = found.model_copy(update={"current": Vector(cpu_cores=0.3333, memory_mib=333.3333325)})
+    assert wait.is_vm(rounded, wait.OfVM.NOMINAL)
+    assert not wait.is_vm(rounded, wait.OfVM.DEFLATED)

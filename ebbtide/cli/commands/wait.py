@@ -62,7 +62,7 @@ class OfTask(StrEnum):
 
 def is_vm(vm: ClusterVM, wanted: OfVM) -> bool:
     """Whether a VM is what is wanted."""
-    smaller = any(now < most for now, most in zip(vm.current.vector(), vm.nominal.vector(), strict=True))
+    smaller = not vm.nominal.vector().fits_in(vm.current.vector())
     match wanted:
         case OfVM.CONNECTED:
             return vm.guest_connected

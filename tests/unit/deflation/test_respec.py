@@ -8,7 +8,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
-from hostagent.operations.respec import fallen_short, returning
+from hostagent.operations.respec import fallen_short, respec, returning
 
 SOLD = VMSpec(
     name="web",
@@ -48,3 +48,9 @@ def test_what_counts_while_a_vm_is_given_back_is_wide_enough_for_both_sizes(
     for there in (size, SOLD.nominal.vector()):
         assert row.minimum.fits_in(there)
         assert there.fits_in(row.upper)
+
+
+def test_what_the_running_domain_has_room_for_waits_for_no_start() -> None:
+    new = SOLD.model_copy(update={"nominal": Vector(cpu_cores=1.33333333333, memory_mib=1024)})
+    way = respec(SOLD, new, ResourceVector(2, 1024), ResourceVector(4, 4096))
+    assert (way.at_next_start, way.why) == (None, "")
