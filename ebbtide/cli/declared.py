@@ -81,12 +81,16 @@ class Change:
     :param sentences: one a field, as it is and as it is to be.
     :param fields: of `ebbtide.client.ManagerClient.resize`; None: it is not there, and is created.
     :param labels: of `ebbtide.client.ManagerClient.label_vm`.
+    :param under_way: what is being done with it.
+    :param hindrance: why it cannot be made what is declared now.
     """
 
     name: str
     sentences: tuple[str, ...] = ()
     fields: Mapping[str, Any] | None = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
+    under_way: str = ""
+    hindrance: str = ""
 
     @property
     def action(self) -> str:
@@ -103,6 +107,10 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
     # One that no host took is created by its name.
     if vm is None or (vm.state == "failed" and vm.host is None):
         return Change(spec.name, (f"{spec.priority}, {spec.nominal.vector()}",), None)
+    if vm.state == "deleting":
+        return Change(spec.name, hindrance="it is being deleted: apply again once it is gone")
+    if vm.state == "failed":
+        return Change(spec.name, hindrance=f"it has failed: {vm.sentence}")
     later = vm.at_next_start
     minimum = spec.allocation(ZERO).minimum
     there = vm.minimum.vector() if later is None else later.allocation(ZERO).minimum
@@ -132,7 +140,8 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
         labels = {key: spec.labels.get(key) for key in sorted({*spec.labels, *vm.labels})}
         labels = {key: value for key, value in labels.items() if value != vm.labels.get(key)}
         sentences += [f"labels.{key}: {vm.labels.get(key, '-')} -> {value or '-'}" for key, value in labels.items()]
-    return Change(spec.name, tuple(sentences), fields, labels)
+    under_way = "it is being placed" if vm.state == "placing" else ""
+    return Change(spec.name, tuple(sentences), fields, labels, under_way)
 
 
 def _differ(has: ResourceVector | None, wanted: ResourceVector | None) -> bool:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from ebbtide.cli import main
 from ebbtide.cli.commands import wait
+from ebbtide.cli.commands.apply import apply
 from ebbtide.cli.commands.options import Asking, OperationFailed
 from ebbtide.cli.commands.targets import Way, size_to_reach
 from ebbtide.cli.declared import change_to, specs_of
@@ -305,3 +306,27 @@ def test_a_size_of_many_digits_is_reached_and_is_as_declared(digits: dict[str, A
     rounded = found.model_copy(update={"current": Vector(cpu_cores=0.3333, memory_mib=333.3333325)})
     assert wait.is_vm(rounded, wait.OfVM.NOMINAL)
     assert not wait.is_vm(rounded, wait.OfVM.DEFLATED)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("deleting", "it is being deleted: apply again once it is gone"), ("failed", "it has failed: it runs")],
+)
+def test_a_vm_that_cannot_become_what_is_declared_now_is_a_failure(
+    state: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = VMSpec.model_validate(WEB)
+
+    class Client:
+        async def vms(self) -> list[ClusterVM]:
+            return [there(spec, state=state)]
+
+    monkeypatch.setattr(Asking, "ask", lambda to, question: asyncio.run(question(Client())))
+    with pytest.raises(OperationFailed, match=said):
+        apply(put(tmp_path, WEB), to=Asking())
+    assert "not as declared" in capsys.readouterr().out
+
+
+def test_a_vm_that_is_being_placed_is_said_to_be() -> None:
+    spec = VMSpec.model_validate(WEB)
+    assert change_to(spec, there(spec, state="placing")).under_way == "it is being placed"

@@ -51,6 +51,8 @@ def apply(
     failures: list[str] = []
     again_s = AWAY_S
     for spec, change in zip(specs, changes, strict=True):
+        if change.hindrance and not dry_run:
+            failures.append(f"{spec.name}: {change.hindrance}")
         if dry_run or change.action == "none":
             continue
         try:
@@ -100,9 +102,17 @@ def _starter(spec: VMSpec, change: Change, deadline_s: float) -> Starter:
 def _print(changes: Sequence[Change]) -> None:
     print_table(
         ("vm", "", "differences"),
-        ((change.name, _WORDS[change.action], "; ".join(change.sentences) or "-") for change in changes),
+        ((change.name, _word(change), "; ".join(change.sentences) or _why(change)) for change in changes),
         "",
     )
+
+
+def _word(change: Change) -> str:
+    return "not as declared" if change.hindrance else _WORDS[change.action]
+
+
+def _why(change: Change) -> str:
+    return change.hindrance or change.under_way or "-"
 
 
 def _row(change: Change, operation: Operation | None) -> dict[str, Any]:
