@@ -184,7 +184,7 @@ function inside(found) {
           "None is remembered.",
         ),
       ),
-    el("section", null, el("h2", null, "Events"), eventList(found.events.slice(0, 12))),
+    el("section", null, el("h2", null, "Events"), eventList(found.events.slice(-12).reverse())),
   ];
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -133,6 +134,26 @@ async def test_what_destroys_is_done_only_after_its_name_was_typed(tmp_path: Pat
         await tab.page.locator("#act .destroys").click()
         await tab.until("dialog .outcome", "done")
         assert (await hosts.cluster.get("/v1/vms"))["vms"] == []
+
+
+async def test_a_vms_page_shows_its_latest_events_newest_first(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        found = await hosts.cluster.get("/v1/vms/shop/explain")
+        event = found["events"][0]
+        # As the manager answers it: oldest first.
+        found["events"] = [{**event, "id": n, "sentence": f"no. {n};"} for n in range(1, 21)]
+
+        async def answer(route: Route) -> None:
+            await route.fulfill(json=found)
+
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/vms/shop/explain", answer)
+        await tab.enter(hosts.url, "vm/shop")
+        await tab.until(".events", "no. 20;")
+        shown = " ".join(await tab.page.locator(".events li").all_inner_texts())
+        assert re.findall(r"no\. (\d+);", shown) == [str(n) for n in range(20, 8, -1)]
+        assert tab.errors == []
 
 
 async def test_a_dialog_keeps_nothing_of_what_was_typed_for_another_vm(tmp_path: Path, browser: Browser) -> None:
