@@ -67,8 +67,10 @@ def due(tier: Tier, before: Tier, folded: Folded, oldest: int | None, now: float
         last = min(last, folded.get(before.step_s, 0) // tier.span_s * tier.span_s)
     if oldest is None:
         return []
+    # What no tier keeps: a clock may have been far behind, and back there are hundreds of thousands of spans.
+    lost = int(now - TIERS[-1].kept_s - TIERS[-1].span_s) // tier.span_s * tier.span_s
     # A manager that was away for long goes on where it was: what it had not folded is still there.
-    begin = max(folded.get(tier.step_s, 0), oldest // tier.span_s * tier.span_s)
+    begin = max(folded.get(tier.step_s, 0), oldest // tier.span_s * tier.span_s, lost)
     return [(start, start + tier.span_s) for start in range(begin, last, tier.span_s)]
 
 

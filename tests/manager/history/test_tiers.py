@@ -72,3 +72,9 @@ def test_spans_are_folded_once_in_order_and_only_when_they_are_over(
             assert begin % tier.span_s == 0
             assert end <= now - LATE_S
             assert begin >= done.get(tier.step_s, 0)
+
+
+def test_a_clock_that_was_far_behind_leaves_no_more_to_be_folded_than_is_kept() -> None:
+    for before, tier in itertools.pairwise(TIERS):
+        spans = due(tier, before, {600: 0 if tier.step_s == 600 else NOW}, 0, NOW)
+        assert NOW - TIERS[-1].kept_s - 2 * DAY_S <= spans[0][0] <= NOW - TIERS[-1].kept_s
