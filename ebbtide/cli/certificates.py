@@ -168,7 +168,8 @@ def finish_rollover(directory: Path, following: Authority, days: int) -> list[Pa
             if (before := present.read_bytes()) != text:
                 _replace(directory / f"{_OLD}.{end}", before, present.stat())
                 _replace(present, text)
-        for end in ("key", "pem"):
+        # The certificate first: while it is there, one is to follow, and that needs its key.
+        for end in ("pem", "key"):
             (directory / f"{_NEXT}.{end}").unlink()
     except (OSError, ValueError, x509.ExtensionNotFound) as error:
         raise EbbError(f"the CA in {directory} is not followed yet: {error}") from error

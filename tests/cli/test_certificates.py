@@ -211,3 +211,31 @@ def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
     authority = Authority.in_directory(tmp_path, 30)
     make_certificates(authority, [Purpose.host("host-a")], 4000)
     assert ends(tmp_path / "host-a.pem") == ends(tmp_path / "ca.pem")
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_a_ca_that_has_followed_when_it_is_killed_before_it_has_tidied_up_blocks_nothing(
+    tmp_path: Path, removed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--manager", "192.0.2.1"]).exit_code == 0
+    certificates.begin_rollover(tmp_path)
+    authority = Authority.following(tmp_path, 1)
+    assert authority is not None
+    left, unlink = removed, Path.unlink
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        nonlocal left
+        if path.name.startswith("next-ca"):
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        certificates.finish_rollover(tmp_path, authority, 1)
+    monkeypatch.undo()
+    if (authority := Authority.following(tmp_path, 1)) is not None:
+        certificates.finish_rollover(tmp_path, authority, 1)
+    certificates.begin_rollover(tmp_path)
+    assert Authority.following(tmp_path, 1) is not None
