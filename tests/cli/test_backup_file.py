@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -55,4 +56,19 @@ def test_a_backup_does_not_go_to_standard_output(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     with pytest.raises(typer.BadParameter, match="give a file"):
         backup(Path("-"), to=Told())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backup_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
+    class Terminated(Asking):
+        def ask(self, question: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            backup(tmp_path / "file", to=Terminated())
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
     assert list(tmp_path.iterdir()) == []

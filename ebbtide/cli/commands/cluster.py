@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import tempfile
+import threading
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -227,21 +231,36 @@ def backup(
         # A link goes on pointing where it does.
         file = Path(os.path.realpath(file))
         # Beside it, 0600: what is there is replaced by a whole backup or not at all.
-        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        try:
-            with os.fdopen(descriptor, "w+b") as opened:
-                with Steps(quiet=to.for_programs) as steps:
-                    steps("the manager makes the backup")
-                    size_bytes = to.ask(lambda client: client.backup(opened))
-                opened.flush()
-                os.fsync(opened.fileno())
-            Path(name).replace(file)
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with _terminated_like_interrupted():
+            descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+            try:
+                with os.fdopen(descriptor, "w+b") as opened:
+                    with Steps(quiet=to.for_programs) as steps:
+                        steps("the manager makes the backup")
+                        size_bytes = to.ask(lambda client: client.backup(opened))
+                    opened.flush()
+                    os.fsync(opened.fileno())
+                Path(name).replace(file)
+            finally:
+                Path(name).unlink(missing_ok=True)
     except OSError as error:
         raise EbbError(f"{file} cannot be written: {error.strerror}") from error
     made = {"file": str(file), "bytes": size_bytes}
     to.say(made, lambda: print(f"backed up to {file}: {size_bytes} bytes"))
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM is a Ctrl-C, so that nothing is left of what was begun."""
+    if threading.current_thread() is not threading.main_thread():
+        # No signal comes here.
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def openapi(*, to: Asking) -> None:
