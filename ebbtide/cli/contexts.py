@@ -5,11 +5,13 @@ Tokens are no part of it: it names the files that hold them.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,21 @@ def _context(where: str, values: Any) -> Context:
             raise EbbError(f"{where}.{name} is missing")
     files = {name: Path(value).expanduser() for name, value in values.items() if name != "manager"}
     return Context(manager=values["manager"], **files)
+
+
+@contextmanager
+def changing() -> Iterator[None]:
+    """No other `ebb` changes the file between what is read and what is written in here. Raises EbbError."""
+    try:
+        path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(path().with_name(f".{path().name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except (OSError, RuntimeError) as error:
+        raise EbbError(f"the contexts cannot be written: {error}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def write(contexts: Contexts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,10 @@ TLS_FILES: ContextVar[tuple[Path | None, Path | None, Path | None]] = ContextVar
 CONTEXT: ContextVar[str | None] = ContextVar("context", default=None)
 #: Whether it was named on the command line, and not by a variable, which other variables come before.
 CONTEXT_TYPED: ContextVar[bool] = ContextVar("context_typed", default=False)
+#: Where --manager and --token-file are from, by the names of their parameters: COMMANDLINE, ENVIRONMENT or DEFAULT.
+SOURCES: ContextVar[Mapping[str, str]] = ContextVar("sources", default={})  # noqa: B039
+#: Where two of two managers may be from.
+MIXED = {"COMMANDLINE", "ENVIRONMENT"}
 
 
 def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -183,3 +184,37 @@ def test_a_file_that_others_can_write_is_refused(home: Path) -> None:
 def test_a_name_that_is_none_is_refused(home: Path, name: str) -> None:
     with pytest.raises(EbbError, match="is no name of a context"):
         contexts.Contexts().with_context(name, Context("http://x", home / "a.token"))
+
+
+@pytest.mark.parametrize("typed", ["--manager", "--token-file"])
+def test_the_token_of_one_manager_is_not_sent_to_another_that_is_typed(
+    home: Path, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
+    monkeypatch.setenv("EBB_MANAGER", "http://127.0.0.1:1")
+    monkeypatch.setenv("EBB_TOKEN_FILE", str(home / "a.token"))
+    values = {"--manager": "http://127.0.0.1:2", "--token-file": str(home / "b.token")}
+
+    def run(*words: str) -> Any:
+        return contextvars.copy_context().run(CliRunner().invoke, app, ["host", "list", *words]).exception
+
+    mixed = run(typed, values[typed])
+    assert isinstance(mixed, WrongCall)
+    assert typed in str(mixed)
+    both = run(*(word for option in values.items() for word in option))
+    assert "no manager answers at http://127.0.0.1:2" in str(both)
+
+
+def test_no_other_command_changes_the_contexts_meanwhile(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two(home)
+    locks = []
+
+    def write(made: contexts.Contexts) -> None:
+        lock = contexts.path().with_name(f".{contexts.path().name}.lock")
+        with lock.open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.append(lock)
+
+    monkeypatch.setattr("ebbtide.cli.commands.contexts.write", write)
+    for words in (("use", "b"), ("remove", "b"), ("add", "c", "--manager", "http://127.0.0.1:3", "--token-file", "t")):
+        context(*words)
+    assert len(locks) == 3

@@ -20,7 +20,7 @@ def _names(
     context: typer.Context, incomplete: str, question: Callable[[ManagerClient], Awaitable[list[Any]]]
 ) -> list[str]:
     """The names that begin so. Whatever goes wrong completes to nothing: it would be printed into the user's line."""
-    from ebbtide.cli.managers import CONTEXT, TLS_FILES, client_of
+    from ebbtide.cli.managers import CONTEXT, MIXED, TLS_FILES, client_of
     from ebbtide.cli.output import name_of, plain
 
     async def conversation() -> list[str]:
@@ -31,6 +31,9 @@ def _names(
                 return [name_of(plain(row)) for row in await question(client)]
 
     try:
+        sources = [context.get_parameter_source(name) for name in ("manager", "token_file")]
+        if {source.name for source in sources if source is not None} == MIXED:
+            return []
         root = context.find_root().params
         CONTEXT.set(root.get("context"))
         files = (context.params.get("ca") or root.get("ca"), root.get("certificate"), root.get("key"))

@@ -10,7 +10,7 @@ import typer
 
 from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import Output, Printing, ordered
-from ebbtide.cli.contexts import LAB, Context, Contexts, path, read, write
+from ebbtide.cli.contexts import LAB, Context, Contexts, changing, path, read, write
 from ebbtide.cli.managers import check_protected
 from ebbtide.cli.output import Table
 
@@ -50,21 +50,23 @@ def add(
     # Not by the client's own check: it would be said in the words of --manager. Files are found from everywhere.
     files = {"ca": ca, "certificate": certificate, "key": key}
     whole = {field: file.expanduser().absolute() for field, file in files.items() if file is not None}
-    contexts = read()
     context = Context(manager, token_file.expanduser().absolute(), **whole)
-    made = contexts.with_context(name, context)
-    if use or not contexts.contexts:
-        made = made.using(name)
-    check_protected(manager)
-    write(made)
+    with changing():
+        contexts = read()
+        made = contexts.with_context(name, context)
+        if use or not contexts.contexts:
+            made = made.using(name)
+        check_protected(manager)
+        write(made)
     used = " and used" if made.current == name else f"; `ebb context use {name}` uses it"
     to.say(_row(made, name), lambda: print(f"{name} is written to {path()}{used}"))
 
 
 def use(name: Name, *, to: Printing) -> None:
     """Ask this manager from now on, where neither --context, nor --manager nor a variable says another."""
-    contexts = read().using(name)
-    write(contexts)
+    with changing():
+        contexts = read().using(name)
+        write(contexts)
     row = _row(contexts, name)
     to.say(row, lambda: print(f"{name} is used: {row['manager'] or THE_LAB}"))
 
@@ -92,8 +94,9 @@ def list_contexts(*, to: LocalList) -> None:
 
 def remove(name: Name, *, to: Printing) -> None:
     """Remove a context; the files that it names stay."""
-    contexts = read().without(name)
-    write(contexts)
+    with changing():
+        contexts = read().without(name)
+        write(contexts)
     left = list(contexts.contexts)
     to.say({"removed": name, "contexts": left}, lambda: print(f"{name} is removed"))
 

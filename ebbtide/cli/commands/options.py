@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from ebbtide.cli.commands import completion
-from ebbtide.cli.managers import CONTEXT, CONTEXT_TYPED, TLS_FILES, client_of
+from ebbtide.cli.managers import CONTEXT, CONTEXT_TYPED, MIXED, SOURCES, TLS_FILES, client_of
 from ebbtide.cli.output import (
     Table,
     clear,
@@ -85,6 +85,12 @@ def _plainly(output: Output) -> Output:
     return output
 
 
+def _with_source(context: typer.Context, parameter: typer.CallbackParam, value: Result) -> Result:
+    source = context.get_parameter_source(str(parameter.name))
+    SOURCES.set({**SOURCES.get(), str(parameter.name): source.name if source is not None else ""})
+    return value
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Printing:
     """How a command prints; `taken_apart` makes the fields of this class and of those below options of commands."""
@@ -127,12 +133,18 @@ class Asking(Printing):
             "--manager",
             envvar="EBB_MANAGER",
             metavar="URL[,URL]",
+            callback=_with_source,
             help="The manager's address, or several of which one leads; with --token-file; default: by `ebb context`.",
         ),
     ] = None
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", envvar="EBB_TOKEN_FILE", help="File with the manager's token; with --manager."),
+        typer.Option(
+            "--token-file",
+            envvar="EBB_TOKEN_FILE",
+            callback=_with_source,
+            help="File with the manager's token; with --manager.",
+        ),
     ] = None
 
     ca: Annotated[
@@ -150,6 +162,14 @@ class Asking(Printing):
                 f"--context {CONTEXT.get()} and EBB_MANAGER (or --manager) name two managers: unset EBB_MANAGER, or "
                 "leave --context out"
             )
+        if self.manager is not None and self.token_file is not None:
+            sources = SOURCES.get()
+            if {sources.get("manager"), sources.get("token_file")} == MIXED:
+                # The token of one manager is never sent to another.
+                typed, variable = "--manager", "EBB_TOKEN_FILE"
+                if sources["manager"] == "ENVIRONMENT":
+                    typed, variable = "--token-file", "EBB_MANAGER"
+                raise WrongCall(f"{typed} and {variable} may be of two managers: give --manager with --token-file")
         if self.ca is not None:
             TLS_FILES.set((self.ca, *TLS_FILES.get()[1:]))
 
