@@ -105,13 +105,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty:
     if not rows:
         print(shown(empty))
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        widest = [max(map(len, map(str, column))) for column in zip(columns, *rows, strict=True)]
+        widest = [max(cell_len(shown(str(cell))) for cell in column) for column in zip(columns, *rows, strict=True)]
         console = Console(highlight=False, width=max(200, sum(widest) + 3 * len(widest)))
     table = RichTable(box=None, pad_edge=False, header_style="bold", show_header=headed)
     for column in columns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import inspect
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,9 +16,10 @@ import yaml
 
 from ebbtide.cli import managers
 from ebbtide.cli.commands import completion, options
-from ebbtide.cli.commands.options import Asking, Listing, Output, ordered, taken_apart
-from ebbtide.cli.output import Table, names_of
+from ebbtide.cli.commands.options import Asking, Interrupted, Listing, Output, ordered, taken_apart
+from ebbtide.cli.output import Table, names_of, print_table
 from ebbtide.client import ClientError, ManagerBusy, ManagerUnreachable
+from ebbtide.errors import EbbError
 
 ROWS: list[dict[str, Any]] = [
     {"name": "b", "size": {"mib": 2.0}, "at": None},
@@ -159,3 +161,27 @@ def test_completion_trusts_the_ca_that_commands_trust(monkeypatch: pytest.Monkey
     context.params = {"ca": "ca.pem", "certificate": None, "key": "key.pem"}
     assert contextvars.copy_context().run(completion.vms, context, "") == []
     assert seen == [(Path("ca.pem"), None, Path("key.pem"))]
+
+
+def test_a_row_of_wide_characters_stays_one_line_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("name", "sentence"), [("web", "\N{CJK UNIFIED IDEOGRAPH-6C34}" * 300)], "none")
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize(("key", "error", "said"), [
+    (KeyboardInterrupt, Interrupted, "interrupted; nothing was changed"), (EOFError, EbbError, "nothing was changed"),
+])  # fmt: skip
+def test_ctrl_c_at_a_question_is_an_interruption_and_changes_nothing(
+    key: type[BaseException], error: type[EbbError], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self, size: int | None = -1, /) -> str:
+            raise key
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    with pytest.raises(EbbError) as caught:
+        options.confirm("delete web with its disk", yes=False)
+    assert (type(caught.value), str(caught.value)) == (error, said)

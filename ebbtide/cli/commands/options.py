@@ -419,11 +419,18 @@ def confirm(what: str, yes: bool, *, instead: str = "give --yes") -> None:
     """Ask a person before something is destroyed, or taken without being asked for.
 
     :raises WrongCall: nobody can be asked.
+    :raises Interrupted: by Ctrl-C.
     :raises EbbError: the answer is no.
     """
     if yes:
         return
     if not is_person_there():
         raise WrongCall(f"nobody can be asked whether to {what}: {instead}")
-    if not typer.confirm(f"{what[0].upper()}{what[1:]}?", err=True):
+    try:
+        agreed = typer.confirm(f"{what[0].upper()}{what[1:]}?", err=True)
+    except typer.Abort as end:
+        if not isinstance(end.__context__, EOFError):
+            raise Interrupted("interrupted; nothing was changed") from None
+        agreed = False
+    if not agreed:
         raise EbbError("nothing was changed")
