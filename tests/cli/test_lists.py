@@ -178,7 +178,7 @@ def test_ctrl_c_at_a_question_is_an_interruption_and_changes_nothing(
         def isatty(self) -> bool:
             return True
 
-        def readline(self, size: int | None = -1, /) -> str:
+        def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
             raise key
 
     monkeypatch.setattr("sys.stdin", Terminal())
