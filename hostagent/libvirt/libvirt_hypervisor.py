@@ -91,7 +91,7 @@ class LibvirtHypervisor:
         self._connection = LibvirtConnection(settings.uri, opener)
         self._events = _LifecycleEvents(self._connection)
         self._networks = Networks(self._connection)
-        #: Domains that had taps at the last survey.
+        #: Domains that were on at the last survey.
         self._on: set[str] = set()
         self._definitions = Definitions(settings)
         self._agents = QemuAgents(settings.uri, opener)

@@ -23,6 +23,7 @@ from ebbtide.deflation.cascade.reconcile import (
     SetShares,
     Sight,
     held_below,
+    held_beyond,
     repairs,
 )
 from ebbtide.deflation.resources import ResourceVector
@@ -35,8 +36,6 @@ from hostagent.vm.resizer import Resizer
 PARKED_S = 0.05
 #: A guest that has booted just now is still taking its memory.
 YOUNG_S = 30.0
-#: What can be more than is committed although nothing of it was given.
-CHARGED = ("cpu_cores", "memory_mib")
 #: Time to bring a VM back to its committed size, in seconds.
 REPAIR_DEADLINE_S = 30.0
 
@@ -154,16 +153,9 @@ class DriftRepair:
         return ()
 
     def _charge(self, committed: ResourceVector, sight: Sight) -> None:
-        """Charge the VM with what it holds beyond its committed size, as one may that was started past us.
-
-        From a silent guest no memory is taken; once it speaks, it stays charged until that is taken or gone.
-        """
+        """Charge the VM with what it holds beyond its committed size."""
         record, bound = self._resizer.record, sight.bound.size
-        before = record.beyond
-        held = {name: bound[name] if bound[name] > committed[name] + SLACK[name] else 0.0 for name in CHARGED}
-        record.beyond = ResourceVector(**held)
-        if sight.online_known or sight.memory_known:
-            record.beyond = record.beyond.smaller(before)
+        before, record.beyond = record.beyond, held_beyond(committed, record.beyond, sight)
         if before.is_zero() and not record.beyond.is_zero():
             self._note(
                 f"it holds {bound.cpu_cores:g} cores and {bound.memory_mib:g} MiB, more than is committed, and its "

@@ -106,6 +106,19 @@ def held_below(minimum_cores: float, sight: Sight) -> float | None:
     return left if left < min(minimum_cores, float(cpus)) - SLACK.cpu_cores else None
 
 
+def held_beyond(committed: ResourceVector, before: ResourceVector, sight: Sight) -> ResourceVector:
+    """What a VM is charged with that it holds beyond its committed size, as one may that was started past us.
+
+    From a silent guest no memory is taken; once it speaks, what it was charged with stays until that is taken or gone.
+
+    :param before: what it was charged with until now.
+    """
+    bound = sight.bound.size
+    held = {name: bound[name] for name in ("cpu_cores", "memory_mib") if bound[name] > committed[name] + SLACK[name]}
+    found = ResourceVector(**held)
+    return found.smaller(before) if sight.online_known or sight.memory_known else found
+
+
 def lacks_memory(bound: Bound, memory_mib: float) -> bool:
     """Whether a VM has less than that; where memory comes in whole DIMMs, less than one may be missing."""
     return bound.memory_mib < memory_mib - max(SLACK.memory_mib, min(bound.dimms_mib, default=0.0) - 1.0)

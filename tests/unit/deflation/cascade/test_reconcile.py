@@ -22,10 +22,11 @@ from ebbtide.deflation.cascade.reconcile import (
     SetShares,
     Sight,
     held_below,
+    held_beyond,
     quota_of,
     repairs,
 )
-from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.resources import ZERO, ResourceVector
 
 NOMINAL = ResourceVector(4, 2048, 100, 50)
 COMMITTED = ResourceVector(1.5, 1024, 40, 20)
@@ -179,6 +180,15 @@ def test_a_silent_guest_is_limited_from_outside_only() -> None:
     assert repairs(COMMITTED, NOMINAL, silent) == (), "memory is taken by its own word only"
     lifted = seen(cpus_online=4, online_known=False, balloon_mib=2000, cap_cores=None)
     assert [type(repair) for repair in repairs(COMMITTED, NOMINAL, lifted)] == [SetQuota]
+
+
+def test_a_silent_guest_is_charged_with_what_it_holds_beyond_its_size_until_it_is_measured() -> None:
+    silent = seen(online_known=False, balloon_mib=2000)
+    beyond = held_beyond(COMMITTED, ZERO, silent)
+    assert beyond == ResourceVector(memory_mib=2000.0)
+    assert held_beyond(COMMITTED, beyond, seen(balloon_mib=1800)).memory_mib == 1800, "it speaks, and gives it back"
+    assert held_beyond(COMMITTED, beyond, seen()).is_zero(), "it is gone"
+    assert held_beyond(COMMITTED, ZERO, seen(balloon_mib=2000)).is_zero(), "of one that speaks it is taken instead"
 
 
 @pytest.mark.parametrize(("held_mib", "repaired"), [(896, False), (897, False), (780, False), (768, True)])
