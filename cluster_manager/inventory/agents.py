@@ -50,6 +50,8 @@ B = TypeVar("B", bound=BaseModel)
 ANSWER_LIMIT: Final = 4 * 1024 * 1024
 #: But metrics, which are not looked into: of 1,000 VMs all of whose layers have worked.
 METRICS_LIMIT: Final = 4 * ANSWER_LIMIT
+#: How much longer than other answers they may take, seconds: Prometheus waits for 10 s where nobody says otherwise.
+METRICS_S: Final = 5.0
 #: What an agent of an earlier version does not know, and does without: that a VM is preempted, so that its guest is
 #: told first, or its memory saved; it is stopped all the same. And for which size a VM that departs has room.
 CAN_DO_WITHOUT: Final = frozenset({"reason", "suspend", "notice_s", "size"})
@@ -197,7 +199,7 @@ class Agents:
         self._check()
         if host in self._revoked():
             raise AgentUnreachable(f"{host} is revoked", sent=False)
-        raw = await self._raw_at(await self._address(host), host, "GET", sheet.PATH, most=METRICS_LIMIT)
+        raw = await self._raw_at(await self._address(host), host, "GET", sheet.PATH, held_s=METRICS_S, most=METRICS_LIMIT)
         if len(raw) >= METRICS_LIMIT:
             raise AgentFailed(f"{host} answers with more than {METRICS_LIMIT} bytes of metrics")
         return raw

@@ -15,6 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from cluster_manager.authority import CertificateAuthority
 from cluster_manager.inventory.hosts import Host as ManagedHost
+from cluster_manager.settings import AgentLimits
 from ebbtide.cli.certificates import begin_rollover
 from ebbtide.rest.credentials import command_token, report_token
 from hostagent.api.app import make_app
@@ -28,7 +29,7 @@ from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 from tests.manager import fake_engine
-from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.cluster import QUICK, TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY
 from tests.manager.plan_events import report_of
 from tests.rest.pki import Pki
@@ -68,7 +69,7 @@ class Lab:
 
 
 @contextlib.asynccontextmanager
-async def lab_of(path: Path) -> AsyncIterator[Lab]:
+async def lab_of(path: Path, agents: AgentLimits = QUICK) -> AsyncIterator[Lab]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     token_file = path / "client-token"
@@ -90,7 +91,7 @@ async def lab_of(path: Path) -> AsyncIterator[Lab]:
             "authority": CertificateAuthority.load(ca / "ca.pem", ca / "ca.key", None, ca / "next-ca.key"),
         }
         engine = fake_engine.settings(directory=path / "engine")
-        async with cluster_of(path, silent_after_s=60.0, **joins, **engine) as cluster:
+        async with cluster_of(path, silent_after_s=60.0, agents=agents, **joins, **engine) as cluster:
             lab = Lab(cluster, agent, world, token_file, server)
             reporting = asyncio.create_task(
                 Reporter(host, lab.url, report_token(HOSTS_KEY, "host-a")).run(), name="reporter"

@@ -153,7 +153,7 @@ async def test_a_fixed_vm_shows_its_last_change_but_neither_teaches_nor_has_a_pr
 
 async def test_machines_that_are_gone_with_their_host_teach_no_more(tmp_path: Path) -> None:
     agent, other = host(), FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
-    async with cluster_of(tmp_path, agent, other, silent_after_s=0.5) as cluster:
+    async with cluster_of(tmp_path, agent, other) as cluster:
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name), policy="first-fit")
         agent.mode = HostMode.DRAINING
