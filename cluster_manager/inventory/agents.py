@@ -199,7 +199,9 @@ class Agents:
         self._check()
         if host in self._revoked():
             raise AgentUnreachable(f"{host} is revoked", sent=False)
-        raw = await self._raw_at(await self._address(host), host, "GET", sheet.PATH, held_s=METRICS_S, most=METRICS_LIMIT)
+        raw = await self._raw_at(
+            await self._address(host), host, "GET", sheet.PATH, held_s=METRICS_S, most=METRICS_LIMIT
+        )
         if len(raw) >= METRICS_LIMIT:
             raise AgentFailed(f"{host} answers with more than {METRICS_LIMIT} bytes of metrics")
         return raw

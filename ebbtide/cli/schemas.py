@@ -45,12 +45,14 @@ class ContextRow(TypedDict):
 
 
 class Applied(TypedDict):
-    """What was to be done about a declared VM, and the operation that did it; null: none was begun."""
+    """What was to be done about a declared VM, the operation that did it (null: none was begun), and why it is not as
+    declared (null: nothing is in the way)."""
 
     name: str
     action: str
     differences: list[str]
     operation: Operation | None
+    error: str | None
 
 
 class GoneVM(TypedDict):

@@ -121,8 +121,12 @@ def _remove(connection: Any, uuid: str, name: str) -> None:
     """Repeat until libvirt knows it no more: a libvirtd that was just started still finds out which domains run."""
     import libvirt
 
-    # A VM that was suspended has a saved image.
-    flags = libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+    # A VM that was suspended has a saved image; the others are of whoever backed it up.
+    flags = (
+        libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+        | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+        | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+    )
     problem = "it is still there"
     deadline_s = time.monotonic() + REMOVE_S
     while time.monotonic() < deadline_s:

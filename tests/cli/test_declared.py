@@ -178,6 +178,11 @@ async def test_one_that_fails_keeps_none_of_the_others_from_being_done(lab: Lab,
     assert main.exit_code_of(result.exception) == 1
     assert str(result.exception).startswith("1 of 2 VMs are not as declared: huge: ")
     assert "web" in lab.agent.host.vms
+    again = await ebb(lab, "apply", "-f", str(put(tmp_path, huge, WEB)), "-o", "json")
+    jsonschema.validate(document := json.loads(again.stdout), schema_of("apply"))
+    errors = {row["name"]: row["error"] for row in document["vms"]}
+    assert errors["web"] is None
+    assert f"huge: {errors['huge']}" in str(again.exception)
 
 
 async def test_create_takes_its_vm_of_a_file_and_no_second_word_about_it(lab: Lab, tmp_path: Path) -> None:

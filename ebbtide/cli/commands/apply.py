@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,11 +48,11 @@ def apply(
     if not to.for_programs:
         _print(changes)
     operations: dict[str, Operation] = {}
-    failures: list[str] = []
+    failures: dict[str, str] = {}
     again_s = AWAY_S
     for spec, change in zip(specs, changes, strict=True):
         if change.hindrance and not dry_run:
-            failures.append(f"{spec.name}: {change.hindrance}")
+            failures[spec.name] = change.hindrance
         if dry_run or change.action == "none":
             continue
         try:
@@ -68,17 +68,18 @@ def apply(
             raise
         except EbbError as error:
             # The others are not made to wait for this one.
-            failures.append(f"{spec.name}: {error}")
+            failures[spec.name] = str(error)
             if is_away(error) or is_away(error.__cause__):
                 # A manager that was waited for in vain is not waited for once more for each VM.
                 again_s = 0.0
     if to.for_programs:
-        to.say({"vms": [_row(change, operations.get(change.name)) for change in changes]}, list)
+        to.say({"vms": [_row(change, operations, failures) for change in changes]}, list)
     elif not dry_run:
         for name, operation in operations.items():
             print(f"{name}: {operation.sentence}")
     if failures:
-        raise OperationFailed(f"{len(failures)} of {len(specs)} VMs are not as declared: {'; '.join(failures)}")
+        each = "; ".join(f"{name}: {why}" for name, why in failures.items())
+        raise OperationFailed(f"{len(failures)} of {len(specs)} VMs are not as declared: {each}")
 
 
 def _labelled(to: Asking, change: Change, again_s: float) -> Callable[[ManagerClient], Awaitable[ClusterVM]]:
@@ -115,10 +116,11 @@ def _why(change: Change) -> str:
     return change.hindrance or change.under_way or "-"
 
 
-def _row(change: Change, operation: Operation | None) -> dict[str, Any]:
+def _row(change: Change, operations: Mapping[str, Operation], failures: Mapping[str, str]) -> dict[str, Any]:
     return {
         "name": change.name,
         "action": change.action,
         "differences": list(change.sentences),
-        "operation": operation,
+        "operation": operations.get(change.name),
+        "error": failures.get(change.name) or change.hindrance or None,
     }
