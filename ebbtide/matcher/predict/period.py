@@ -145,11 +145,13 @@ def watch(state: Period, now_s: float) -> None:
         clock[0] += np.floor((now_s - clock[0]) / clock[1]) * clock[1]
         state.noted[:] = -1
     places = len(state.looked_s)
+    # A manager that starts with no machine on record looks back over days, and there is nothing to see.
+    empty = not np.any(state.noted >= 0) and not np.any(state.stood_direction != NONE)
     while clock[0] <= now_s:
         while clock[2] <= clock[0]:
             _forget(state)
         looks = int(clock[5])
-        first = 0
+        first = 0 if not empty else len(state.due)
         while first < len(state.due):
             end = first + 1
             while end < len(state.due) and state.due[end] == state.due[first]:
@@ -159,7 +161,8 @@ def watch(state: Period, now_s: float) -> None:
             first = end
         place = looks % places
         state.looked_s[place] = clock[0]
-        _note_all(state, place, clock[0])
+        if not empty:
+            _note_all(state, place, clock[0])
         clock[5] += 1.0
         clock[0] += clock[1]
 

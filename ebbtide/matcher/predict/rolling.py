@@ -152,22 +152,16 @@ def roll(state: Rolling, now_s: float) -> None:
 
 def _forget_slice(state: Rolling, row: int) -> None:
     """Take away what was counted in one slice."""
-    for age in range(_WIDTH):
-        for x in range(2):
-            state.all_entered[x, age] -= state.entered[row, x, age]
-            state.entered[row, x, age] = 0.0
-            if age < BINS:
-                for y in range(2):
-                    state.all_ended[x, y, age] -= state.ended[row, x, y, age]
-                    state.ended[row, x, y, age] = 0.0
-        state.all_open_entered[age] -= state.open_entered[row, age]
-        state.open_entered[row, age] = 0.0
-        if age < BINS:
-            state.all_open_ended[age] -= state.open_ended[row, age]
-            state.open_ended[row, age] = 0.0
-    for size in range(MOST_CORES + 1):
-        state.all_sizes[size] -= state.sizes[row, size]
-        state.sizes[row, size] = 0.0
+    state.all_entered[:] -= state.entered[row]
+    state.entered[row] = 0.0
+    state.all_ended[:] -= state.ended[row]
+    state.ended[row] = 0.0
+    state.all_open_entered[:] -= state.open_entered[row]
+    state.open_entered[row] = 0.0
+    state.all_open_ended[:] -= state.open_ended[row]
+    state.open_ended[row] = 0.0
+    state.all_sizes[:] -= state.sizes[row]
+    state.sizes[row] = 0.0
 
 
 def add_running(state: Rolling, now_s: float, entered: Floats, opened: Floats) -> None:
