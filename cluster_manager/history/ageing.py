@@ -10,8 +10,9 @@ from typing import Final
 
 import structlog
 
-from cluster_manager.history.packs import HOST, Pack, decoded, encoded, folded
+from cluster_manager.history.packs import HOST, Pack, decoded, encoded, folded, fuller
 from cluster_manager.history.tiers import DAY_S, TIERS, Tier, due, folded_by, outlived
+from cluster_manager.store.caution import Caution
 from cluster_manager.store.history import BATCH, HistoryRow, homes_left, outdated
 from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.store import Store
@@ -36,6 +37,7 @@ class Ageing:
     def __init__(self, store: Store, clock: Callable[[], float], pause_s: float = PAUSE_S) -> None:
         self._store = store
         self._clock = clock
+        self._caution = Caution(store, "nothing of the history")
         self._pause_s = pause_s
         #: By length of step: up to where it has been folded; None: not recalled yet.
         self._folded: dict[int, int] | None = None
@@ -54,7 +56,7 @@ class Ageing:
         return self._folded
 
     async def age(self) -> None:
-        """Fold what is due, then delete what is read no more."""
+        """Fold what is due, then delete what is read no more, if the clock is believed."""
         known, now = await self.folded(), self._clock()
         done = folded_by(known, now)
         if done != known:
@@ -65,6 +67,8 @@ class Ageing:
                 await self._fold(before, tier, begin, end)
                 done[tier.step_s] = end
                 await self._keep(done)
+        if not await self._caution.allows(now):
+            return
         for tier, coarser in zip(TIERS, (*TIERS[1:], None), strict=True):
             statement = outdated(tier.step_s, outlived(tier, coarser, done, now), BATCH)
             gone = 0
@@ -80,20 +84,36 @@ class Ageing:
         self._folded = done
 
     async def _fold(self, before: Tier, tier: Tier, begin: int, end: int) -> None:
-        """One span of all hosts. Done again it comes to the same."""
+        """One span of all hosts. Done again it comes to the same, also where some of the steps are gone by then."""
         # A pack that begins earlier may reach into the span.
         since = begin - before.longest_s
         known = await self._store.hosts_with_history(before.step_s, since, end)
         for first in range(0, len(known), HOSTS):
             hosts = known[first : first + HOSTS]
             rows = await self._store.history(hosts, before.step_s, since, end)
-            packs = await asyncio.to_thread(_folded, rows, tier, begin, end)
+            there = await self._store.history(hosts, tier.step_s, begin, end)
+            packs = await asyncio.to_thread(_folded, rows, there, tier, begin, end)
             await self._store.replace_history(hosts, tier.step_s, begin, end, packs)
             await asyncio.sleep(self._pause_s)
 
 
-def _folded(rows: list[HistoryRow], tier: Tier, begin: int, end: int) -> list[HistoryRow]:
-    """The packs of a span, one for each host that has figures in it."""
+def _folded(rows: list[HistoryRow], there: list[HistoryRow], tier: Tier, begin: int, end: int) -> list[HistoryRow]:
+    """The packs of a span, one for each host that has figures in it, with what is there already and knows more."""
+    before = _by_host(there)
+    found = []
+    for host, packs in _by_host(rows).items():
+        older = before.get(host, [])
+        names = (HOST, *sorted({name for pack in (*packs, *older) for name in pack.names} - {HOST}))
+        steps = (end - begin) // tier.step_s
+        whole, had = (folded(some, names, begin, tier.step_s, steps) for some in (packs, older))
+        whole = fuller(whole, had)
+        if whole.known:
+            found.append(HistoryRow(host, tier.step_s, begin, encoded(whole)))
+    return found
+
+
+def _by_host(rows: list[HistoryRow]) -> dict[str, list[Pack]]:
+    """Without those that cannot be read."""
     by_host: dict[str, list[Pack]] = {}
     for row in rows:
         try:
@@ -102,10 +122,4 @@ def _folded(rows: list[HistoryRow], tier: Tier, begin: int, end: int) -> list[Hi
             log.warning("a pack is left out", host=row.host, why=str(error))
             continue
         by_host.setdefault(row.host, []).append(pack)
-    found = []
-    for host, packs in by_host.items():
-        vms = sorted({name for pack in packs for name in pack.names} - {HOST})
-        whole = folded(packs, (HOST, *vms), begin, tier.step_s, (end - begin) // tier.step_s)
-        if whole.known:
-            found.append(HistoryRow(host, tier.step_s, begin, encoded(whole)))
-    return found
+    return by_host

@@ -117,6 +117,12 @@ def folded(packs: Iterable[Pack], names: Sequence[str], start: int, step_s: int,
     return Pack(start, step_s, tuple(names), means)
 
 
+def fuller(one: Pack, other: Pack) -> Pack:
+    """Of two packs of the same steps and names, each step and name as it is known for longer; else the first one's."""
+    longer = other.values[..., SEEN:] > one.values[..., SEEN:]
+    return Pack(one.start, one.step_s, one.names, np.where(longer, other.values, one.values))
+
+
 def joined(packs: Iterable[Pack]) -> list[Pack]:
     """Packs of the same step and names that follow each other, as one each."""
     done: list[list[Pack]] = []

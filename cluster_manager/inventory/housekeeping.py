@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from cluster_manager.defaults import Retention
+from cluster_manager.store.caution import Caution
 from cluster_manager.store.periodic import Periodic
 from cluster_manager.store.pruning import statements
 from cluster_manager.store.store import Store
@@ -25,13 +26,16 @@ class Housekeeping:
         self._store = store
         self._retention = retention
         self._clock = clock
+        self._caution = Caution(store, "nothing of the store")
         self._task = Periodic("housekeeping of the store", self.prune, retention.every_s, "the store was not pruned")
         self.start, self.stop = self._task.start, self._task.stop
 
     async def prune(self) -> dict[str, int]:
-        """Delete whatever is old enough now. Returns how many rows of each kind."""
+        """Delete whatever is old enough now, if the clock is believed. Returns how many rows of each kind."""
         gone: dict[str, int] = {}
         now = self._clock()
+        if not await self._caution.allows(now):
+            return gone
         for kind, statement in statements(self._retention, now).items():
             while count := await self._store.prune(statement):
                 gone[kind] = gone.get(kind, 0) + count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager.store import schema
@@ -18,6 +18,14 @@ class KnowledgeRows(Transactions):
         table = schema.knowledge
         rows = await self._read(select(table.c.body).where(table.c.name == name))
         return str(rows[0].body) if rows else None
+
+    async def known_before(self) -> float | None:
+        """The last moment that the store knows of from before this term, seconds since the epoch; None: of none."""
+        this = schema.terms.alias()
+        begun = select(this.c.begun_at).where(this.c.epoch == self._epoch).scalar_subquery()
+        columns = (schema.terms.c.begun_at, schema.hosts.c.seen_at, schema.events.c.at)
+        last = [select(func.max(column)).where(column < begun).scalar_subquery() for column in columns]
+        return max((at for at in (await self._read(select(*last)))[0] if at is not None), default=None)
 
     async def leaders(self) -> frozenset[str]:
         """Where the managers are reached that have led."""

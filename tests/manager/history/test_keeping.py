@@ -17,7 +17,9 @@ from cluster_manager.history.recorder import SAMPLE_S, WRITTEN_S, Recorder
 from cluster_manager.history.tiers import DAY_S, HOUR_S, TIERS
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.plans import VMPhase
+from cluster_manager.store.caution import LOOKS
 from cluster_manager.store.database import Database
+from cluster_manager.store.history import outdated
 from cluster_manager.store.store import Store
 from ebbtide.messages.common import Vector
 from ebbtide.messages.history import HostUsage, VMUsage
@@ -236,6 +238,42 @@ async def test_a_clock_that_was_ahead_and_is_set_back_stops_neither_writing_nor_
     assert set(found["bound_cpu_cores"]) == {2.0}
 
 
+async def test_a_look_with_a_clock_that_is_days_ahead_leaves_what_is_read_when_it_is_right_again(
+    term: Term, time: list[float], tmp_path: Path
+) -> None:
+    for _ in range(4):
+        await term.passes(6 * HOUR_S, report("host-a", 4.0, sized(3.0)), every_s=150.0)
+        await term.recorder.write()
+        await term.ageing.age()
+    await term.store.close()
+    time[0] += 5 * DAY_S
+    later = Term(clusters.database_in(tmp_path), time)
+    await later.store.open()
+    await later.ageing.age()
+    time[0] += 700.0 - 5 * DAY_S
+    await later.ageing.age()
+    for ago, step_s in ((0.0, 600), (3 * DAY_S, HOUR_S)):
+        time[0] += ago
+        found = await later.vm(begin=BEGIN, end=BEGIN + DAY_S)
+        assert found["times"][1] - found["times"][0] == step_s
+        assert found["bound_cpu_cores"] == [3.0] * (DAY_S // step_s)
+    await later.store.close()
+
+
+async def test_what_is_folded_again_keeps_the_steps_whose_finer_ones_are_gone(term: Term, time: list[float]) -> None:
+    for cores in (3.0, 1.0):
+        await term.passes(HOUR_S / 2, report("host-a", 4.0, sized(cores)))
+        await term.recorder.write()
+    time[0] += 700.0
+    await term.ageing.age()
+    query = "SELECT at, body FROM history WHERE step_s = 600"
+    before = rows_of(term.store._database, query)
+    assert await term.store.prune(outdated(60, BEGIN + 900.0, 10)) > 0
+    await term.store.save_knowledge("history", "{}")
+    await Ageing(term.store, term.now, pause_s=0.0).age()
+    assert rows_of(term.store._database, query) == before
+
+
 async def test_a_host_and_a_vm_that_are_gone_are_forgotten_after_their_time(term: Term, time: list[float]) -> None:
     await term.passes(600, report("host-a", 4.0, sized(3.0)))
     await term.recorder.write()
@@ -244,7 +282,8 @@ async def test_a_host_and_a_vm_that_are_gone_are_forgotten_after_their_time(term
     assert known((await term.vm(begin=BEGIN, end=BEGIN + 600))["bound_cpu_cores"]) == [3.0] * 10
     for days in (1, 5, 40):
         time[0] = BEGIN + days * DAY_S + 1000
-        await term.ageing.age()
+        for _ in range(LOOKS + 1):
+            await term.ageing.age()
         await term.recorder.write()
         left = rows_of(term.store._database, "SELECT count(*) FROM history")[0][0]
         assert (left > 0) is (days < 40)

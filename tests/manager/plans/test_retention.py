@@ -13,6 +13,7 @@ from cluster_manager.inventory.housekeeping import Housekeeping
 from cluster_manager.plans.placements import start_placement
 from cluster_manager.plans.plans import Note, SetVM, VMPhase, finish
 from cluster_manager.plans.removals import RemovalPlan, start_removal
+from cluster_manager.store.caution import LOOKS
 from cluster_manager.store.database import Database
 from cluster_manager.store.pruning import statements
 from cluster_manager.store.store import Store
@@ -90,6 +91,37 @@ async def test_old_rows_go_and_what_is_under_way_owed_or_unheard_of_stays(databa
     await store.close()
 
 
+@pytest.mark.parametrize("known_by", ["the manager before", "a look before"])
+async def test_a_look_with_a_clock_that_is_ahead_deletes_nothing(database: Database, known_by: str) -> None:
+    clock = Clock()
+    store = Store(database, clock)
+    await store.open()
+    for name in ("one", "other"):
+        await removal(store, name, "heard", VMPhase.ENDED)
+    clock.now = DAY_S
+    await store.save_hosts([report("heard")])
+    housekeeping = Housekeeping(store, KEEP, clock)
+    assert await housekeeping.prune() == {}
+    clock.now += 400 * DAY_S
+    if known_by == "the manager before":
+        await store.close()
+        store = Store(database, clock)
+        await store.open()
+        await happen(store, "waiting", vm="new")
+        housekeeping = Housekeeping(store, KEEP, clock)
+    with structlog.testing.capture_logs() as logs:
+        assert await housekeeping.prune() == {}
+        clock.now = 2 * DAY_S
+        assert [await housekeeping.prune() for _ in range(LOOKS)] == [{}] * LOOKS
+    assert [log["event"] for log in logs] == ["nothing of the store is deleted for now"]
+    assert await store.plan("request-one") is not None, "sent again it is the same operation"
+    clock.now = 401 * DAY_S
+    looks = [await housekeeping.prune() for _ in range(LOOKS + 1)]
+    assert looks[:LOOKS] == [{}] * LOOKS
+    assert looks[LOOKS]["vms"] == 2, "it stands by that"
+    await store.close()
+
+
 async def test_the_newest_change_of_a_host_and_of_a_living_machine_stays(database: Database) -> None:
     clock = Clock()
     store = Store(database, clock)
@@ -126,7 +158,8 @@ async def test_where_managers_were_reached_that_have_led_is_known_for_ever(datab
     clock.now = 100 * DAY_S
     store = Store(database, clock)
     await store.open("http://c")
-    assert await Housekeeping(store, KEEP, clock).prune() == {"terms": 3}
+    housekeeping = Housekeeping(store, KEEP, clock)
+    assert [await housekeeping.prune() for _ in range(LOOKS + 1)] == [*LOOKS * ({},), {"terms": 3}]
     assert names(database, "terms", "epoch") == [4, 5, 6, 7]
     assert await store.leaders() == {"http://a", "http://b", "http://c"}
     await store.close()
