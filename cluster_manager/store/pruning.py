@@ -1,15 +1,25 @@
 """Rows that the store may forget: old events, finished plans, ended VMs, ended tasks and core changes, a few at a time.
 
-Never: plans under way, VMs that may still be on a host or that a silent host may yet speak of, the newest of a kind.
+Never: plans under way, VMs that may still be on a host or that a silent host may yet speak of, the newest of a kind,
+and events by which the acquirer goes on.
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 from sqlalchemy import Delete, delete, exists, func, or_, select, tuple_
 
 from cluster_manager.defaults import Retention
 from cluster_manager.plans.plans import VMPhase
-from cluster_manager.store.schema import core_changes, events, hosts, plans, tasks, terms, vms
+from cluster_manager.store.schema import LIVING, core_changes, events, hosts, plans, tasks, terms, vms
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.explanations import EventKind
+
+#: Kinds of events by which the acquirer goes on: a period has ended; a machine leaves; it was placed since.
+LOOKED: Final[EventKind] = "acquirer-looked"
+DECOMMISSIONED: Final[EventKind] = "acquirer-decommissioned"
+PLACED: Final[EventKind] = "placed"
 
 
 def statements(retention: Retention, now: float) -> dict[str, Delete]:
@@ -20,7 +30,16 @@ def statements(retention: Retention, now: float) -> dict[str, Delete]:
     old, batch = now - retention.age_s, retention.batch
     newest = select(func.max(events.c.id)).scalar_subquery()
     forgotten = or_(events.c.at < old, events.c.id <= newest - retention.most_events)
-    old_events = select(events.c.id).where(forgotten, events.c.id < newest).order_by(events.c.id).limit(batch)
+    look = select(func.max(events.c.id)).where(events.c.kind == LOOKED).scalar_subquery()
+    of_machine = select(func.max(events.c.id)).where(
+        events.c.vm == vms.c.name, events.c.kind.in_((DECOMMISSIONED, PLACED))
+    )
+    # Harvest VMs are few, and found by an index.
+    words = select(func.coalesce(of_machine.correlate(vms).scalar_subquery(), 0)).where(
+        vms.c.priority == Priority.HARVEST.value, vms.c.acquired == 1, LIVING
+    )
+    read = or_(events.c.id == func.coalesce(look, 0), events.c.id.in_(words))
+    old_events = select(events.c.id).where(forgotten, events.c.id < newest, ~read).order_by(events.c.id).limit(batch)
 
     told = exists().where(events.c.plan == plans.c.id)
     last_plan = select(func.max(plans.c.number)).scalar_subquery()

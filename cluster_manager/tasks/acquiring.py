@@ -18,6 +18,7 @@ from sqlalchemy import func, select
 
 from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.store import schema
+from cluster_manager.store.pruning import DECOMMISSIONED, LOOKED, PLACED
 from cluster_manager.store.store import Store
 from cluster_manager.store.tasks import TaskNote
 from cluster_manager.tasks.machines import TaskMachines
@@ -45,11 +46,7 @@ log = structlog.get_logger()
 
 #: How long a look may go on while the term ends, seconds.
 STOP_S: Final = 1.0
-#: Of the events that say when a period ended.
-_LOOKED: Final[EventKind] = "acquirer-looked"
-#: Of those that say that a machine leaves.
-_DECOMMISSIONED: Final[EventKind] = "acquirer-decommissioned"
-#: Of those that say that a machine is only called as ours are.
+#: Of the events that say that a machine is only called as ours are.
 _NOT_OURS: Final[EventKind] = "acquirer-not-ours"
 #: For how long after its end a machine of an earlier term may still be up for the engine, seconds.
 _LINGERS_S: Final = 3600.0
@@ -108,7 +105,7 @@ class AcquirerService:
         if (settings := self._settings) is None:
             return
         table, now = schema.events, self._clock()
-        query = select(table.c.at).where(table.c.kind == _LOOKED).order_by(table.c.id.desc()).limit(1)
+        query = select(table.c.at).where(table.c.kind == LOOKED).order_by(table.c.id.desc()).limit(1)
         last = next((float(row.at) for row in await self._store.rows(query)), -math.inf)
         provision = await provider.look()
         vms, at = schema.vms.c, now - _LINGERS_S
@@ -132,8 +129,8 @@ class AcquirerService:
         table, now = schema.events, self._clock()
         ours = table.c.vm.startswith(settings.prefix, autoescape=True)
         # The last of either kind for each name: a name is given again.
-        last = select(func.max(table.c.id)).where(ours, table.c.kind.in_((_DECOMMISSIONED, "placed")))
-        query = select(table).where(table.c.id.in_(last.group_by(table.c.vm)), table.c.kind == _DECOMMISSIONED)
+        last = select(func.max(table.c.id)).where(ours, table.c.kind.in_((DECOMMISSIONED, PLACED)))
+        query = select(table).where(table.c.id.in_(last.group_by(table.c.vm)), table.c.kind == DECOMMISSIONED)
         return {
             row.vm: Machine(row.vm, now, acquirer.Standing.LEAVING, row.at, row.sentence.removeprefix(_leaves(row.vm)))
             for row in await self._store.rows(query)
@@ -278,11 +275,11 @@ class AcquirerService:
     def _notes(self, after: Acquirer, instructions: Iterable[Instruction]) -> list[TaskNote]:
         notes = []
         if after.next_at != self.state.next_at:
-            log.info(_LOOKED, why=after.sentence)
-            notes.append(TaskNote(_LOOKED, None, after.sentence))
+            log.info(LOOKED, why=after.sentence)
+            notes.append(TaskNote(LOOKED, None, after.sentence))
         for one in instructions:
             if isinstance(one, Decommission):
-                notes.append(TaskNote(_DECOMMISSIONED, one.machine, f"{_leaves(one.machine)}{one.why}"))
+                notes.append(TaskNote(DECOMMISSIONED, one.machine, f"{_leaves(one.machine)}{one.why}"))
             elif isinstance(one, Deallocate) and self.state.machines[one.machine].standing != "empty":
                 notes.append(TaskNote("acquirer-gave-back", one.machine, f"nothing runs on {one.machine} any more"))
         return notes

@@ -8,10 +8,17 @@ from typing import Any, cast
 
 import pytest
 
+from cluster_manager.defaults import Retention
 from cluster_manager.errors import RequestError
+from cluster_manager.store.database import Database
+from cluster_manager.store.pruning import statements
+from cluster_manager.store.store import Store
 from cluster_manager.tasks.acquiring import AcquirerService
 from ebbtide.matcher.acquire.acquirer import Acquirer, Machine, Request, Standing
 from ebbtide.matcher.acquire.provision import Provision
+from ebbtide.messages.explanations import EventKind
+from tests.manager.databases import rows_of
+from tests.manager.plan_events import happen, record
 from tests.manager.tasks.test_harvest_machines import SETTINGS
 
 
@@ -41,13 +48,13 @@ class Machines:
         self.did.append((what, which))
 
 
-def service(clock: Callable[[], float]) -> AcquirerService:
+def service(clock: Callable[[], float], kept_in: Store | None = None) -> AcquirerService:
     async def nothing(*_: object) -> Any:
         return {}
 
     tasks: Any = SimpleNamespace(looked_at=None, trouble="", unfinished={}, machines={})
     machines: Any = SimpleNamespace(cores=nothing, last_changes=dict)
-    store: Any = SimpleNamespace(save_tasks=nothing, rows=nothing)
+    store: Any = kept_in or SimpleNamespace(save_tasks=nothing, rows=nothing)
     return AcquirerService(SETTINGS, tasks, machines, store, lambda: None, clock)
 
 
@@ -81,3 +88,32 @@ async def test_a_pool_is_looked_after_where_the_clock_was_set_back() -> None:
     now = 1000.0 + SETTINGS.period_s
     await acquirer._look(SETTINGS, machines)
     assert acquirer.state.next_at == now + SETTINGS.period_s, "the period is over"
+
+
+async def test_a_machine_that_was_leaving_leaves_after_its_events_would_be_pruned(database: Database) -> None:
+    now = 1000.0
+    store = Store(database, lambda: now)
+    await store.open()
+    for name in ("harvest-1", "harvest-2", "others"):
+        await record(store, name, "host-a")
+        await happen(store, "placed", vm=name)
+    rows_of(database, "UPDATE vms SET acquired = 1, priority = 'harvest' WHERE name <> 'others'")
+    kinds: tuple[EventKind, ...] = ("acquirer-looked", "acquirer-decommissioned", "acquirer-decommissioned")
+    for kind in kinds:
+        await happen(store, kind, "it changes", vm=None if kind == "acquirer-looked" else "harvest-1")
+        now += 1.0
+    await happen(store, "waiting")
+    for _ in range(9):
+        await store.prune(statements(Retention(most_events=1, batch=1), now)["events"])
+    left = rows_of(database, "SELECT kind, vm FROM events ORDER BY id")
+    assert left == [
+        ("placed", "harvest-2"),
+        ("acquirer-looked", None),
+        ("acquirer-decommissioned", "harvest-1"),
+        ("waiting", None),
+    ]
+    acquirer = service(lambda: now, store)
+    await acquirer.recall(Machines(Provision({"harvest-1", "harvest-2"})))
+    assert {name for name, one in acquirer.state.machines.items() if one.standing is Standing.LEAVING} == {"harvest-1"}
+    assert acquirer.state.next_at == 1000.0 + SETTINGS.period_s
+    await store.close()
