@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import (
@@ -48,6 +48,17 @@ class TemplateList(Body):
     templates: Rows[TemplateInfo] = Field(description="by name")
 
 
+#: No host counts further: the manager itself counts on above it, for the VMs of a host that is forgotten.
+MOST_SEQUENCE: Final = LARGEST - 1_000_000
+
+
+def _countable(changes: tuple[CoreChange, ...]) -> tuple[CoreChange, ...]:
+    for change in changes:
+        if change.sequence > MOST_SEQUENCE:
+            raise ValueError(f"sequence must be at most {MOST_SEQUENCE}, but is {change.sequence}")
+    return changes
+
+
 class HostReport(Body):
     """What an agent tells its manager, regularly and after every change."""
 
@@ -72,7 +83,9 @@ class HostReport(Body):
     )
     overcommitted: Vector = Field(Vector(), description="what its VMs are charged beyond its capacity")
     vms: Rows[VMStatus] = Field(description="all VMs of the host, off ones too")
-    core_changes: Rows[CoreChange] = Field((), description="that are not acknowledged yet, oldest first")
+    core_changes: Annotated[Rows[CoreChange], AfterValidator(_countable)] = Field(
+        (), description="that are not acknowledged yet, oldest first"
+    )
     budget: Vector = Field(Vector(), description="what harvest VMs may grow to hold above their minimums, together")
     budget_number: int = Field(0, ge=0, lt=LARGEST, description="of the latest budget that was granted")
     reserve_mib: float = Field(

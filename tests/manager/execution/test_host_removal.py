@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from cluster_manager.errors import RequestError
 from cluster_manager.plans import live_migrations
 from cluster_manager.store.store import Line
-from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.hosts import MOST_SEQUENCE, HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMState
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
@@ -53,6 +54,30 @@ async def is_silent(cluster: Cluster, agent: FakeAgent) -> None:
         return bool((await cluster.get(f"/v1/hosts/{agent.id}"))["state"] == "silent")
 
     await cluster.until(silent)
+
+
+async def test_a_host_that_counts_as_far_as_it_may_and_is_forgotten_leaves_core_changes_readable(
+    cluster: Cluster,
+) -> None:
+    first, _ = cluster.agents
+    await first.die()
+
+    async def told(sequence: int) -> tuple[int, Any]:
+        change = {"sequence": sequence, "machine": "low-1", "host": "host-a", "at": time.time(), "cause": "test"}
+        change |= {"cores_before": 0.0, "cores_after": 2.0}
+        body = first.report().model_dump(mode="json") | {"core_changes": [change]}
+        url = f"{first.manager}/v1/hosts/host-a/report"
+        async with cluster.session.post(url, json=body, headers=first.headers) as response:
+            return response.status, await response.json()
+
+    status, problem = await told(MOST_SEQUENCE + 1)
+    assert (status, problem["field"]) == (400, "core_changes"), problem
+    assert "sequence must be at most" in str(problem)
+    assert (await told(MOST_SEQUENCE))[0] == 200
+    await is_silent(cluster, first)
+    assert (await forget(cluster, "host-a", "?lost_vms=true"))[0] == 200
+    status, page = await cluster.call("GET", "/v1/core-changes?machine=low-1")
+    assert (status, page["core_changes"][0]["sequence"]) == (200, MOST_SEQUENCE + 1), page
 
 
 async def known(cluster: Cluster) -> list[str]:
