@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select, tuple_
+from sqlalchemy import ColumnElement, ScalarSelect, Select, func, select, tuple_
 
 from cluster_manager.store import schema
 from ebbtide.messages.operations import OperationState
-
-#: By how much the clocks of managers that lead one after the other may differ, seconds.
-CLOCKS_S: Final = 86_400.0
 
 
 def vms(
@@ -49,14 +46,14 @@ def on_hosts(hosts: Collection[str]) -> Select[Any]:
     return select(schema.vms.c.name).where(schema.LIVING, schema.vms.c.host.in_(hosts))
 
 
-def _before(key: ColumnElement[int], at: ColumnElement[float], since: float) -> ColumnElement[int]:
-    """The last row that is older than a moment by more than clocks differ: who begins behind it does not go through all
-    rows in search of a few more.
+def _first(key: ColumnElement[int], at: ColumnElement[float], since: float) -> ScalarSelect[Any]:
+    """The first row that is not older than a moment, whatever the clocks of managers said: who begins there does not go
+    through all rows in search of a few more.
 
     :param key: grows from row to row, as does ``at`` where clocks agree.
     """
-    last = select(key).where(at < since - CLOCKS_S).order_by(at.desc(), key.desc()).limit(1)
-    return func.coalesce(last.scalar_subquery(), -1)
+    # Not the bare key: databases would look for it from the first row on, instead of by the index of ``at``.
+    return select(func.min(key + 0)).where(at >= since).scalar_subquery()
 
 
 def plans(
@@ -76,7 +73,7 @@ def plans(
         query = query.where(table.c.number < after)
     if since is not None:
         query = query.where(
-            table.c.started_at >= since, table.c.number > _before(table.c.number, table.c.started_at, since)
+            table.c.started_at >= since, table.c.number >= _first(table.c.number, table.c.started_at, since)
         )
     if state is OperationState.RUNNING:
         query = query.where(table.c.finished == schema.constant(0))
@@ -105,7 +102,7 @@ def events(
     if after is not None:
         query = query.where(table.c.id < after)
     if since is not None:
-        query = query.where(table.c.at >= since, table.c.id > _before(table.c.id, table.c.at, since))
+        query = query.where(table.c.at >= since, table.c.id >= _first(table.c.id, table.c.at, since))
     if until is not None:
         query = query.where(table.c.at <= until)
     if since_id is not None:

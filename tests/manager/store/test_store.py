@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from cluster_manager.defaults import DAY_S
 from cluster_manager.errors import LostLeadership, StoreError
 from cluster_manager.plans.lifecycle import start_start, start_stop
 from cluster_manager.plans.placements import PlacementPlan
@@ -239,6 +240,27 @@ async def test_a_list_since_a_moment_has_what_a_manager_wrote_whose_clock_was_ah
     plans = await store.rows(queries.plans(9, None, **{**ANY_PLAN, "since": 1040.0}))
     assert [row.started_at for row in plans] == [1100.0, 1050.0]
     assert len(await store.rows(queries.plans(9, None, **{**ANY_PLAN, "since": 0.0}))) == 5
+    await store.close()
+
+
+@pytest.mark.parametrize("off_by", [-30 * DAY_S, 30 * DAY_S])
+async def test_a_list_since_a_moment_is_whole_where_one_managers_clock_was_far_off(
+    database: Database, off_by: float
+) -> None:
+    now = 0.0
+    store = Store(database, lambda: now)
+    await store.open()
+    days = [day * DAY_S for day in (60.0, 80.0, 90.0)]
+    for at in (*days, 100 * DAY_S + off_by, 100 * DAY_S):
+        now = at
+        await happen(store, "waiting")
+        await store.add_plan(start_stop(f"stop-{at}", f"s-{at}", "web", "host-a", at), "stop")
+    for since in (79 * DAY_S, 71.5 * DAY_S, 101 * DAY_S):
+        wanted = [at for at in (100 * DAY_S, 100 * DAY_S + off_by, *days[::-1]) if at >= since]
+        events = await store.rows(queries.events(9, None, **{**ANY_EVENT, "since": since}))
+        assert [row.at for row in events] == wanted
+        plans = await store.rows(queries.plans(9, None, **{**ANY_PLAN, "since": since}))
+        assert [row.started_at for row in plans] == wanted
     await store.close()
 
 
