@@ -26,6 +26,7 @@ from cluster_manager.execution.running_plans import (
     check_readable,
     defect,
     is_at,
+    is_repeated,
     looks,
     may_have_waited,
     operation_of,
@@ -575,7 +576,7 @@ class Operations:
         plan = await self._store.plan(request_id)
         if plan is None:
             return None
-        if plan.fingerprint != fingerprint:
+        if not is_repeated(plan.fingerprint, fingerprint):
             raise RequestError(
                 409,
                 f"request_id: {request_id} was used for another request",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -65,6 +66,15 @@ def check_readable(plan: StoredPlan | None) -> None:
     if plan is not None and isinstance(plan.state, UnreadPlan) and not plan.state.finished:
         sentence = f"{plan.state.request_id} is at work on {plan.state.vm}, and {plan.state.progress[-1]}"
         raise RequestError(409, sentence, "name", code=ProblemCode.BUSY)
+
+
+def is_repeated(stored: str, asked: str) -> bool:
+    """Whether two fingerprints are of one request: labels may come in another order."""
+    (kind, _, body), (other_kind, _, other) = stored.partition("{"), asked.partition("{")
+    try:
+        return stored == asked or (kind == other_kind and json.loads(f"{{{body}") == json.loads(f"{{{other}"))
+    except ValueError:
+        return False
 
 
 def plan_id(kind: PlanKind | Literal["rebalance"], subject: str) -> str:

@@ -52,6 +52,19 @@ async def test_vms_are_created_with_labels_and_chosen_by_them(cluster: Cluster) 
     assert (status, problem["field"]) == (400, "selector")
 
 
+async def test_a_creation_that_is_sent_again_with_its_labels_in_another_order_is_the_same(cluster: Cluster) -> None:
+    labels = {"env": "prod", "tier": "web"}
+    bodies = [
+        {"request_id": "again", "vm": vm("web", labels=one, **SMALL)}
+        for one in (labels, dict(reversed(labels.items())), {"env": "web", "tier": "prod"})
+    ]
+    answers = [await cluster.call("POST", "/v1/vms", json=body) for body in bodies]
+    assert [status for status, _ in answers] == [202, 202, 409], answers
+    assert answers[2][1]["field"] == "request_id"
+    status, problem = await cluster.call("DELETE", "/v1/vms/web?request_id=again")
+    assert (status, problem["field"]) == (409, "request_id"), problem
+
+
 async def test_labels_are_changed_kept_over_a_restart_and_gone_with_the_vm(cluster: Cluster) -> None:
     await cluster.create(vm("web", labels={"env": "prod"}, **SMALL))
     before = await cluster.get("/v1/vms/web")
