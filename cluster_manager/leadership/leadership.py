@@ -41,14 +41,19 @@ class Term(Protocol):
         """Stop it, as far as it was started."""
 
 
+def since_boot() -> float:
+    """Seconds, those too in which this machine was suspended, which the monotonic clock leaves out."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Leadership:
     """Whether this manager leads.
 
-    :param clock: seconds that never go back, also while this process is stopped.
+    :param clock: seconds that never go back, and go on while this process is stopped.
     """
 
     def __init__(
-        self, lock: LeaderLock, term: Term, times: LeadershipTimes, clock: Callable[[], float] = time.monotonic
+        self, lock: LeaderLock, term: Term, times: LeadershipTimes, clock: Callable[[], float] = since_boot
     ) -> None:
         self._lock = lock
         self._term = term

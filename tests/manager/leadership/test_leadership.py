@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,25 @@ class RecordedTerm:
 
 def leadership(lock: ScriptedLock, term: RecordedTerm) -> Leadership:
     return Leadership(lock, term, TIMES, asyncio.get_running_loop().time)
+
+
+async def test_a_leader_whose_machine_was_suspended_finds_that_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    suspended_s, read = 0.0, time.clock_gettime
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda clock: read(clock) + (suspended_s if clock == time.CLOCK_BOOTTIME else 0.0)
+    )
+    lock = ScriptedLock()
+    lock.limit_s = 1000.0
+    lead = Leadership(lock, RecordedTerm(), replace(TIMES, check_s=1000.0))
+    await lead.start()
+    lead.check()
+    suspended_s = 2000.0
+    assert not lead.leads()
+    with pytest.raises(LostLeadership):
+        lead.check()
+    await lead.stop()
 
 
 @pytest.mark.looptime
