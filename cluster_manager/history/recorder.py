@@ -71,6 +71,8 @@ class Recorder:
         self._unasked: set[str] = set()
         self._asked_at = 0
         self._written_at = clock()
+        #: The write under way, or the last one: it goes on where the turn that waits for it is broken off.
+        self._storing: asyncio.Task[None] | None = None
         last = partial(self.write, under_way=True)
         self._task = Periodic("recorder of the history", self.turn, SAMPLE_S, "the history was not kept", at_end=last)
         self.start, self.stop = self._task.start, self._task.stop
@@ -164,6 +166,9 @@ class Recorder:
 
         :param under_way: also those that are not over.
         """
+        if self._storing is not None:
+            # What it stores is not to be stored again: it would weigh double in coarser steps.
+            await asyncio.wait({self._storing})
         now = self._clock()
         for gone in self._hosts.keys() - self._registry.ids():
             left = self._hosts.pop(gone)
@@ -195,6 +200,10 @@ class Recorder:
     async def _write_steps(self, hosts: Collection[str]) -> None:
         taken = {host: list(self._over[host]) for host in hosts}
         rows = await asyncio.to_thread(_rows_of, taken)
+        self._storing = asyncio.create_task(self._store_steps(taken, rows), name="write of the history")
+        await asyncio.shield(self._storing)
+
+    async def _store_steps(self, taken: Mapping[str, list[Pack]], rows: list[HistoryRow]) -> None:
         await self._store.add_history(rows)
         # Until now they were read from here: twice comes to the same, and never missing.
         for host, packs in taken.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store.caution import LOOKS
 from cluster_manager.store.database import Database
-from cluster_manager.store.history import outdated
+from cluster_manager.store.history import HistoryRow, outdated
 from cluster_manager.store.store import Store
 from ebbtide.messages.common import Vector
 from ebbtide.messages.history import HostUsage, VMUsage
@@ -132,6 +133,37 @@ async def test_a_new_leader_has_what_the_old_one_wrote_and_that_one_writes_no_mo
     found = await leader.vm(begin=BEGIN, end=time[0])
     assert found["bound_cpu_cores"] == [3.0] * 5 + [None] + [2.0]
     await leader.store.close()
+
+
+async def test_a_stop_while_steps_are_written_stores_none_of_them_twice(
+    term: Term, time: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await term.passes(300, report("host-a", 4.0, sized(4.0)))
+    add, begun, go_on = term.store.add_history, asyncio.Event(), asyncio.Event()
+
+    async def held_up(rows: Sequence[HistoryRow]) -> None:
+        begun.set()
+        await go_on.wait()
+        await add(rows)
+
+    async def shielded(rows: Sequence[HistoryRow]) -> None:
+        """As the store's own writes are."""
+        await asyncio.shield(asyncio.create_task(held_up(rows), name="held up"))
+
+    monkeypatch.setattr(term.store, "add_history", shielded)
+    await term.hosts.take(report("host-a", 4.0, sized(2.0)))
+    term.recorder.start()
+    await begun.wait()
+    stopping = asyncio.create_task(term.recorder.stop(), name="stop")
+    asyncio.get_running_loop().call_soon(go_on.set)
+    assert await stopping
+    await term.passes(300, report("host-a", 4.0, sized(2.0)))
+    await term.recorder.write(under_way=True)
+    time[0] += 7 * HOUR_S
+    await term.ageing.age()
+    # The first five minutes would weigh as ten.
+    found = await term.vm(begin=BEGIN, end=BEGIN + 600)
+    assert found["bound_cpu_cores"] == [pytest.approx(3.0, abs=0.05)]
 
 
 async def test_a_vm_whose_record_comes_after_its_report_is_kept_from_then_on(term: Term) -> None:
