@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine, Look, task_of
 from ebbtide.matcher.match.notices import Notice
 from ebbtide.matcher.match.rounds import Choice, Pool
+from ebbtide.matcher.match.silences import Silences, measured
 from ebbtide.matcher.match.tasks import (
     SILENCE_LIMIT_S,
     Cancel,
@@ -85,6 +87,7 @@ class TaskService:
     :param engine: None: tasks are refused.
     :param check: raises where this manager does not lead; called before everything that the engine is to do.
     :param clock: seconds since the epoch.
+    :param monotonic: seconds that never go back.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class TaskService:
         settings: EngineSettings,
         check: Callable[[], None],
         clock: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._known = machines
@@ -102,6 +106,7 @@ class TaskService:
         self._settings = settings
         self._check = check
         self._clock = clock
+        self._monotonic = monotonic
         #: Those that have not ended, by name, in their order.
         self._tasks: dict[str, Task] = {}
         self._lock = asyncio.Lock()
@@ -116,6 +121,7 @@ class TaskService:
         #: Machines that stood still, and when they were last seen to.
         self._paused_at: dict[str, float] = {}
         self._unrecorded: Unrecorded = {}
+        self._silences: Silences = {}
         self.choices: Mapping[str, Choice] = {}
         self.machines: Mapping[str, EngineMachine] = {}
         #: Machines of this manager among them.
@@ -316,6 +322,7 @@ class TaskService:
         (closed, foreign), moving = self.closed(look.machines), self._known.moving
         now = self._clock()
         paused = self._stood_still(self._known.paused, now)
+        look, self._silences = measured(look, self._silences, self._monotonic(), paused)
         beside = closed, notices, moving, paused, foreign, self._unrecorded
         made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *beside)
         for machine, user in made.unrecorded.keys() - self._unrecorded.keys():

@@ -42,7 +42,7 @@ CLAIM, END, OUTPUT = "claim", "end", "out"
 
 #: A claim is touched so often while its command runs, seconds.
 BEAT_S: Final = 3.0
-#: One from further ahead than this was dated by its command, seconds: file systems keep one clock.
+#: One from further ahead than this is as good as never touched, seconds: its command dated it, or a clock was set back.
 _AHEAD_S: Final = 60.0
 _MACHINE: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 #: What opening says of links, sockets, devices without a driver, and files that their owner keeps (a write lease).
@@ -125,8 +125,9 @@ class Record:
     machine: str | None = None
     exit_code: int | None = None
     ended_at: float | None = None
-    #: Since it was touched last.
+    #: Since it was touched last, and when that was, both by its file system.
     silent_s: float | None = None
+    touched_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +373,8 @@ def _read(root: int, attempt: str, now: float | None = None) -> Record:
     if record.claim is Claim.BEGUN:
         if now is not None:
             silent_s = now - touched_at
-            record = replace(record, silent_s=max(silent_s, 0.0) if silent_s > -_AHEAD_S else math.inf)
+            silent_s = max(silent_s, 0.0) if silent_s > -_AHEAD_S else math.inf
+            record = replace(record, silent_s=silent_s, touched_at=touched_at)
         if ended := _end(end):
             record = replace(record, exit_code=ended[0], ended_at=ended[1])
     return record
@@ -455,6 +457,7 @@ def merged(seen: Mapping[str, Seen], before: Mapping[str, Record], after: Mappin
             machine=found.machine or record.machine,
             begun_at=record.begun_at,
             silent_s=record.silent_s,
+            touched_at=record.touched_at,
             exit_code=exit_code if over else None,
             ended_at=record.ended_at if over else None,
         )

@@ -55,6 +55,8 @@ class Seen:
     ended_at: float | None = None
     #: Since its record last said that its command runs, whatever its engine says; None: it never did.
     silent_s: float | None = None
+    #: When that was, by its file system.
+    touched_at: float | None = None
     #: The engine's own words, where it has any.
     reason: str = ""
     #: It stands still and will go on, by its engine or with its machine: that its record is silent says nothing.

@@ -11,6 +11,7 @@ import pytest
 from cluster_manager.plans.plans import SetPreempted, SetVM, VMPhase
 from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.returns import start_return
+from cluster_manager.tasks import tasks
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine
 from ebbtide.matcher.match.tasks import SILENCE_LIMIT_S
 from ebbtide.matcher.match.turns import MOVING
@@ -23,6 +24,12 @@ from tests.manager.plan_events import placement, spec_of
 from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
 
 each_store = pytest.mark.usefixtures("each_store")
+
+
+@pytest.fixture
+def dates_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a record is silent is believed at once."""
+    monkeypatch.setattr(tasks, "measured", lambda look, *rest: (look, {}))
 
 
 def two_agents() -> tuple[FakeAgent, FakeAgent]:
@@ -71,6 +78,7 @@ async def test_a_task_goes_on_while_its_machine_moves_and_runs_all_the_time(tmp_
         assert engine.machines["low-1"] == EngineMachine("low-1", 4, 3)
 
 
+@pytest.mark.usefixtures("dates_count")
 @each_store
 async def test_a_task_on_a_vm_that_stands_still_where_it_has_just_moved_is_not_given_up(tmp_path: Path) -> None:
     first, second = two_agents()
@@ -146,6 +154,7 @@ async def test_a_vm_that_may_have_been_preempted_has_the_cores_that_its_host_say
         assert await machines.cores(["low-1"]) == {"low-1": 0}
 
 
+@pytest.mark.usefixtures("dates_count")
 @each_store
 async def test_a_task_on_a_vm_that_stands_still_is_not_given_up_and_goes_on_with_it(tmp_path: Path) -> None:
     first, _ = two_agents()
@@ -168,6 +177,7 @@ async def test_a_task_on_a_vm_that_stands_still_is_not_given_up_and_goes_on_with
         await becomes(cluster, "train", "done")
 
 
+@pytest.mark.usefixtures("dates_count")
 @each_store
 async def test_a_task_whose_engine_loses_a_vm_that_stands_still_is_not_begun_again_beside_it(tmp_path: Path) -> None:
     first, _ = two_agents()
