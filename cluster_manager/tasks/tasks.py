@@ -45,7 +45,7 @@ from ebbtide.matcher.match.tasks import (
     outcome,
     refused,
 )
-from ebbtide.matcher.match.turns import Unrecorded, turn, without
+from ebbtide.matcher.match.turns import Unrecorded, in_turn, turn, without
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
@@ -111,6 +111,8 @@ class TaskService:
         self._tasks: dict[str, Task] = {}
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
+        #: Whether that is of machines, for which new attempts wait.
+        self._woken = False
         #: Of tasks that somebody waits for. And whether nobody is to wait any more.
         self._ends: dict[str, asyncio.Event] = {}
         self._hung_up = False
@@ -179,8 +181,9 @@ class TaskService:
             end.set()
 
     def wake(self) -> None:
-        """Cores have changed: look now."""
+        """Cores have changed, or are about to go: look now."""
         self._known.changed()
+        self._woken = True
         self._news.set()
 
     # --- what clients ask for --------------------------------------------------------------------------------------
@@ -306,11 +309,12 @@ class TaskService:
         if not self._ready:
             await engine.start()
             self._ready = True
-        label = self._settings.label
+        label, began = self._settings.label, self._monotonic()
         # Cancelled ones: where records are lost for good, cancelling their tasks has the others go on.
         kept = (task.begun_name(label) for task in self._tasks.values() if task.stop != "cancel")
         begun = {name for name in kept if name is not None}
         look = await engine.look({task.attempt_name(label) for task in self._tasks.values()}, begun)
+        self._woken = False
         # Before the cores: a VM whose preemption ends in between counts as off, or as being preempted, never as whole.
         notices = self.notices()
         # Those that the engine has lost count too while a task runs there: their VMs may stand still, and go on.
@@ -336,7 +340,9 @@ class TaskService:
             self._take(made.changed)
             self.choices, self.machines, self.looked_at = made.choices, made.machines, self._clock()
             self.known = frozenset(cores.keys() & look.machines.keys())
-        why = await self._carry_out(engine, made.instructions)
+        # As long as the look took, too: else a burst would be mostly looks.
+        submits_s = max(self._settings.period_s, self._monotonic() - began)
+        why = await self._carry_out(engine, made.instructions, submits_s)
         why += await self._carry_out(engine, await self._end_orphaned_attempts(made.orphaned_attempts, look))
         self.refused = why[0] if why else ""
 
@@ -379,13 +385,28 @@ class TaskService:
             notes.append(TaskNote(kind, task.machine or before.machine, sentence))
         return notes
 
-    async def _carry_out(self, engine: Engine, instructions: Iterable[Instruction]) -> list[str]:
+    async def _carry_out(
+        self, engine: Engine, instructions: Iterable[Instruction], submits_s: float = 0.0
+    ) -> list[str]:
         """One after another; what is refused does not keep the others, an engine that is silent does.
 
+        :param submits_s: for so long, and until machines change, it is given new attempts, which come last; the others
+            follow from the next look.
         :returns: why the engine refused what it did; but for tasks that it did not take, which say so themselves.
         """
-        why = []
-        for instruction in instructions:
+        why: list[str] = []
+        not_taken: set[str] = set()
+        until: float | None = None
+        for instruction in in_turn(instructions):
+            if isinstance(instruction, Submit):
+                now = self._monotonic()
+                if until is None:
+                    until = now + submits_s
+                elif self._woken or now >= until:
+                    self._news.set()
+                    break
+            elif isinstance(instruction, Release) and instruction.attempt in not_taken:
+                continue
             self._check()
             try:
                 await _do(engine, instruction)
@@ -394,6 +415,7 @@ class TaskService:
             except EngineRefused as error:
                 log.warning("the engine refused", instruction=type(instruction).__name__, why=str(error))
                 if isinstance(instruction, Submit):
+                    not_taken.add(instruction.attempt)
                     await self._not_taken(instruction.attempt, error)
                 else:
                     why.append(str(error))

@@ -19,7 +19,7 @@ from ebbtide.matcher.engines.records import Records, batch_script, merged
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.engines.slurm_json import jobs_of, machines_of
 from ebbtide.matcher.engines.slurm_programs import SlurmPrograms
-from ebbtide.matcher.errors import EngineFull, EngineSettingsError
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen, task_of
 from ebbtide.matcher.match.tasks import TaskOrder
 
@@ -47,6 +47,9 @@ class Slurm:
         self._programs = SlurmPrograms(settings.slurm_conf, settings.answer_s)
         #: Ids of our living jobs, by attempt.
         self._jobs: dict[str, list[int]] = {}
+        #: Whether they are known, but for attempts whose submission was not answered.
+        self._asked = False
+        self._unanswered: set[str] = set()
         #: Cores that others' jobs hold, by node.
         self._foreign: Counter[str] = Counter()
 
@@ -57,6 +60,7 @@ class Slurm:
         """Nothing is held open."""
 
     async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
+        self._unanswered.intersection_update(wanted)
         before = await self._records.read(wanted, begun)
         jobs = await self._ours()
         machines = await self._machines(self._foreign)
@@ -64,12 +68,28 @@ class Slurm:
         return Look(machines, merged(jobs, before, after))
 
     async def submit(self, attempt: str, order: TaskOrder) -> None:
-        await self._ours()
+        if not self._asked or attempt in self._unanswered:
+            await self._ours()
         if self._jobs.get(attempt):
+            self._unanswered.discard(attempt)
             return
         user = order.user or self._settings.user
         await self._records.prepare(attempt, user)
-        output = await self._programs.run(
+        identity = _identity(user)
+        # Until it is answered: it may be a job whatever becomes of this call.
+        self._unanswered.add(attempt)
+        try:
+            output = await self._sbatch(attempt, order, identity)
+        except EngineRefused:
+            self._unanswered.discard(attempt)
+            raise
+        number = output.strip().partition(";")[0]
+        if number.isdigit():
+            self._jobs[attempt] = [int(number)]
+            self._unanswered.discard(attempt)
+
+    async def _sbatch(self, attempt: str, order: TaskOrder, identity: list[str]) -> str:
+        return await self._programs.run(
             "sbatch",
             "--parsable",
             "--hold",
@@ -83,12 +103,9 @@ class Slurm:
             "--output=/dev/null",
             # As a Dask worker does: files of relative names, and what removes them, are not among the records.
             "--chdir=/",
-            *_identity(user),
+            *identity,
             text=batch_script(self._directory, attempt, order.command, "$SLURMD_NODENAME"),
         )
-        number = output.strip().partition(";")[0]
-        if number.isdigit():
-            self._jobs[attempt] = [int(number)]
 
     async def release(self, attempt: str, machine: str) -> None:
         if attempt not in self._jobs:
@@ -144,7 +161,7 @@ class Slurm:
                 jobs[attempt] = [job.number, *jobs.get(attempt, [])]
             if attempt not in seen or _RANK[job.seen.state] >= _RANK[seen[attempt].state]:
                 seen[attempt] = job.seen
-        self._jobs, self._foreign = jobs, foreign
+        self._jobs, self._foreign, self._asked = jobs, foreign, True
         return seen
 
     async def _machines(self, foreign: Mapping[str, int]) -> dict[str, EngineMachine]:

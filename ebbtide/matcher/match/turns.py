@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -16,6 +16,8 @@ from ebbtide.matcher.match.tasks import (
     Instruction,
     Release,
     SetCores,
+    Signal,
+    Submit,
     Task,
     TaskPhase,
     Undrain,
@@ -149,6 +151,21 @@ def without(made: Turn, names: Set[str], label: str) -> Turn:
         instructions=tuple(one for one in made.instructions if _whose(one, label) not in names),
         choices={name: choice for name, choice in made.choices.items() if name not in names},
     )
+
+
+def in_turn(instructions: Iterable[Instruction]) -> list[Instruction]:
+    """Instructions in the order in which they are carried out: machines and signals first, attempts that the engine
+    does not have yet last, each with its release.
+    """
+    given = list(instructions)
+    new = {one.attempt: number for number, one in enumerate(given) if isinstance(one, Submit)}
+
+    def place(one: Instruction) -> tuple[int, int]:
+        if isinstance(one, Submit | Release) and one.attempt in new:
+            return 2, new[one.attempt]
+        return int(not isinstance(one, SetCores | Drain | Undrain | Signal)), 0
+
+    return sorted(given, key=place)
 
 
 def _whose(instruction: Instruction, label: str) -> str | None:

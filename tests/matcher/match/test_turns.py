@@ -10,17 +10,30 @@ from ebbtide.matcher.match.attempts import DEFAULT_LABEL, AttemptState, Claim, E
 from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import (
     MOST_LAUNCHES,
+    Cancel,
     Drain,
     Instruction,
     Release,
     SetCores,
+    Signal,
+    Submit,
     Task,
     TaskOrder,
     TaskPhase,
     Undrain,
     released,
 )
-from ebbtide.matcher.match.turns import FOREIGN, LEAVING, UNRECORDED_PAUSE_S, Turn, Unrecorded, said_by, turn, without
+from ebbtide.matcher.match.turns import (
+    FOREIGN,
+    LEAVING,
+    UNRECORDED_PAUSE_S,
+    Turn,
+    Unrecorded,
+    in_turn,
+    said_by,
+    turn,
+    without,
+)
 from ebbtide.matcher.predict.predictor import Predictor
 
 
@@ -126,3 +139,24 @@ def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_don
     assert [task.name for task in left.changed] == ["b"]
     assert left.instructions == (SetCores("n1", 4), Release(tasks[1].attempt_name("ebb"), "n1"))
     assert set(left.choices) == {"b"}
+
+
+def test_machines_and_signals_come_first_and_new_attempts_last_each_with_its_release() -> None:
+    order = TaskOrder("t", ("true",))
+    first, second, held, old = (f"ebb.{name}.0a.1" for name in ("first", "second", "held", "old"))
+    new = [Submit(first, order), Submit(second, order)]
+    given = [Drain("n1", "why"), *new, Cancel(old), Signal(old, "USR1", "1"), *map(_release, (second, held, first))]
+    assert in_turn(given) == [
+        Drain("n1", "why"),
+        Signal(old, "USR1", "1"),
+        Cancel(old),
+        _release(held),
+        new[0],
+        _release(first),
+        new[1],
+        _release(second),
+    ]
+
+
+def _release(attempt: str) -> Release:
+    return Release(attempt, "n2")

@@ -1,0 +1,82 @@
+"""Submissions to Slurm: its jobs are asked for once in a look, and again only where a submission was not answered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.engines.slurm import Slurm
+from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
+from ebbtide.matcher.match.tasks import TaskOrder
+
+ORDER = TaskOrder("train", ("true",))
+
+
+class Programs:
+    """Slurm's programs, which number jobs and fail as they are told."""
+
+    def __init__(self) -> None:
+        self.jobs: list[dict[str, Any]] = []
+        self.called: list[str] = []
+        self.fails: Exception | None = None
+
+    async def json(self, *argv: str) -> dict[str, Any]:
+        self.called.append(argv[0])
+        return {"jobs": self.jobs} if argv[0] == "squeue" else {"nodes": []}
+
+    async def run(self, *argv: str, text: str = "") -> str:
+        self.called.append(argv[0])
+        if isinstance(self.fails, EngineRefused):
+            raise self.fails
+        name = next(word.partition("=")[2] for word in argv if word.startswith("--job-name="))
+        number = len(self.jobs) + 1
+        self.jobs.append(
+            {"job_id": number, "name": name, "job_state": "PENDING", "user_id": os.getuid(), "priority": 0}
+        )
+        if self.fails is not None:
+            raise self.fails
+        return f"{number}\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> tuple[Slurm, Programs]:
+    engine, programs = Slurm(EngineSettings(engine="slurm", directory=tmp_path)), Programs()
+    engine._programs = programs  # type: ignore[assignment]
+    return engine, programs
+
+
+async def test_many_submissions_after_a_look_ask_for_no_jobs(slurm: tuple[Slurm, Programs]) -> None:
+    engine, programs = slurm
+    attempts = [f"ebb.t-{number}.0a.1" for number in range(20)]
+    await engine.look(attempts)
+    for attempt in attempts * 2:
+        await engine.submit(attempt, ORDER)
+    assert (programs.called.count("squeue"), programs.called.count("sbatch")) == (1, 20)
+
+
+async def test_before_any_look_and_after_a_submission_that_was_not_answered_jobs_are_asked_for(
+    slurm: tuple[Slurm, Programs],
+) -> None:
+    engine, programs = slurm
+    programs.fails = EngineUnreachable("sbatch did not end in time")
+    with pytest.raises(EngineUnreachable):
+        await engine.submit("ebb.train.0a.1", ORDER)
+    programs.fails = None
+    await engine.submit("ebb.other.0a.1", ORDER)
+    assert (programs.called.count("squeue"), programs.called.count("sbatch")) == (1, 2)
+    await engine.submit("ebb.train.0a.1", ORDER)
+    assert (programs.called.count("squeue"), programs.called.count("sbatch")) == (2, 2), "it has its job already"
+
+
+async def test_a_submission_that_was_refused_is_no_job(slurm: tuple[Slurm, Programs]) -> None:
+    engine, programs = slurm
+    await engine.look(["ebb.train.0a.1"])
+    programs.fails = EngineRefused("sbatch: invalid account")
+    for _ in range(2):
+        with pytest.raises(EngineRefused):
+            await engine.submit("ebb.train.0a.1", ORDER)
+    assert (programs.called.count("squeue"), programs.called.count("sbatch")) == (1, 2)
