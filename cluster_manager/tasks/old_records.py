@@ -17,6 +17,8 @@ from ebbtide.matcher.match.attempts import task_of
 
 #: After the beginning of a term, which has other things to do.
 FIRST_S: Final = 600.0
+#: One directory may hold much, and nobody waits.
+LIMIT_S: Final = 3600.0
 
 log = structlog.get_logger()
 
@@ -45,7 +47,7 @@ class OldRecords:
         """
         if self._settings.directory is None:
             return 0
-        records, gone = Records(self._settings.directory), 0
+        records, gone = Records(self._settings.directory, LIMIT_S), 0
         try:
             untouched = await records.untouched_since(self._clock() - self._age_s)
         except EngineUnreachable as error:

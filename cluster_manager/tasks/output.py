@@ -48,7 +48,7 @@ async def read_output(settings: EngineSettings, task: Task, offset: int, limit: 
         why = "has not begun" if settings.directory is not None else "was run by no engine that this manager has"
         raise RequestError(404, f"{task.name} {why}", code=ProblemCode.NO_OUTPUT)
     try:
-        found = await Records(settings.directory).output(path.parent.name, offset, limit)
+        found = await Records(settings.directory, settings.answer_s).output(path.parent.name, offset, limit)
     except EngineRefused as error:
         raise RequestError(409, f"{task.name}: {error}") from error
     except EngineUnreachable as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import math
 import os
@@ -10,13 +11,15 @@ import resource
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ebbtide.matcher.engines import records as records_module
 from ebbtide.matcher.engines.records import CLAIMED, UNRECORDED, Record, Records, merged, shell_of
 from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import AttemptState, Claim, Look, Seen
@@ -136,7 +139,8 @@ async def test_a_claim_that_is_dated_ahead_does_not_make_its_command_run_for_eve
     silences: Silences = {}
     for now in range(0, 130, 5):
         found = await read(records)
-        assert (found.silent_s, found.touched_at) == (math.inf, pytest.approx(ahead))
+        assert found.silent_s == math.inf
+        assert found.touched_at == pytest.approx(ahead)
         (seen,) = merged({}, {}, {ATTEMPT: found}).values()
         look, silences = measured(Look({}, {ATTEMPT: seen}), silences, float(now))
         silent_s = look.attempts[ATTEMPT].silent_s
@@ -293,3 +297,56 @@ def test_an_attempt_that_cannot_make_its_claim_is_another_than_one_whose_claim_i
 def test_an_attempt_whose_end_cannot_be_written_still_ends_with_its_commands_code(tmp_path: Path, code: int) -> None:
     (tmp_path / ATTEMPT).mkdir()
     assert run_attempt(tmp_path, "/bin/sh", "-c", f"rm -r {tmp_path / ATTEMPT}; exit {code}") == code
+
+
+async def test_a_directory_that_hangs_keeps_nobody_else_from_threads_and_is_not_reachable(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, back = Records(records.directory, 0.2), threading.Event()
+
+    @contextlib.contextmanager
+    def hangs(*_: Any) -> Iterator[int]:
+        assert back.wait(60)
+        raise FileNotFoundError
+        yield 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records_module, "_directory", hangs)
+        try:
+            reads = [asyncio.create_task(hung.output(ATTEMPT, 0, 9), name=f"output-{n}") for n in range(40)]
+            _, pending = await asyncio.wait(reads, timeout=0.01)
+            for one in pending:
+                one.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
+            async with asyncio.timeout(20):
+                assert await asyncio.to_thread(lambda: 1) == 1
+                for use in (hung.read([ATTEMPT]), hung.output(ATTEMPT, 0, 9), hung.check(), hung.tell(ATTEMPT, "x")):
+                    with pytest.raises(EngineUnreachable, match=r"no answer within 0\.2 s"):
+                        await use
+            # Those who come while all threads hang are refused at once, and wait in no line.
+            with pytest.raises(EngineUnreachable, match="no answer"):
+                await Records(records.directory, 3600.0).output(ATTEMPT, 0, 9)
+        finally:
+            back.set()
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(EngineUnreachable):
+                assert await records.read([ATTEMPT]) == {ATTEMPT: Record()}
+                return
+            await asyncio.sleep(0)
+
+
+async def test_more_attempts_than_one_answer_may_take_are_read_in_parts(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    read_all = Records._read_all
+
+    def counted(self: Records, attempts: Any, begun: Any) -> dict[str, Record]:
+        calls.append(len(attempts))
+        return read_all(self, attempts, begun)
+
+    monkeypatch.setattr(Records, "_read_all", counted)
+    names = [f"ebb.t-{number}.0a.1" for number in range(1200)]
+    assert (await records.read(names)).keys() == set(names)
+    assert calls == [500, 500, 200]

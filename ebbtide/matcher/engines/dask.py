@@ -48,7 +48,7 @@ class Dask:
             raise EngineSettingsError("directory and dask_scheduler must be given")
         self._settings = settings
         self._directory: Path = settings.directory
-        self._records = Records(settings.directory)
+        self._records = Records(settings.directory, settings.answer_s)
         self._client: Any = None
         self._addresses: dict[str, str] = {}
         self._drained: dict[str, str] = {}
@@ -72,7 +72,7 @@ class Dask:
     async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
         self._begun = {*begun, *self._begun.intersection(wanted)}
         before = await self._records.read(wanted, begun)
-        held = await asyncio.to_thread(self._held)
+        held = await self._records.in_thread(self._held)
         async with self._connected() as client:
             found = await client.run_on_scheduler(dask_inside.survey, f"{self._settings.label}.")
         after = await self._records.read({*wanted, *found["tasks"], *held}, begun)
@@ -92,16 +92,13 @@ class Dask:
     async def submit(self, attempt: str, order: TaskOrder) -> None:
         body = json.dumps({"command": list(order.command), "cores": order.cores})
         await self._records.prepare(attempt, self._settings.user)
-        try:
-            await asyncio.to_thread(self._hold, attempt, body)
-        except OSError as error:
-            raise EngineUnreachable(f"cannot write to {self._directory}: {error.strerror}") from error
+        await self._records.in_thread(lambda: self._hold(attempt, body))
 
     async def release(self, attempt: str, machine: str) -> None:
-        try:
-            body = json.loads(await asyncio.to_thread(self._held_path(attempt).read_text))
-        except FileNotFoundError:
+        held = await self._records.in_thread(lambda: self._body(attempt))
+        if held is None:
             return
+        body = json.loads(held)
         argv = [*shell_of(self._directory, attempt), machine, *body["command"]]
         async with self._connected() as client:
             address = self._address(machine)
@@ -192,10 +189,17 @@ class Dask:
             with contextlib.suppress(KeyError):
                 await client.unpublish_dataset(attempt)
             await client.cancel([_dask.Future(attempt, client)], force=True)
-        await asyncio.to_thread(self._held_path(attempt).unlink, missing_ok=True)
+        await self._records.in_thread(lambda: self._held_path(attempt).unlink(missing_ok=True))
 
     def _held_path(self, attempt: str) -> Path:
         return self._directory / f"{attempt}.held"
+
+    def _body(self, attempt: str) -> str | None:
+        """What `_hold` wrote."""
+        try:
+            return self._held_path(attempt).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
 
     def _hold(self, attempt: str, body: str) -> None:
         path = self._held_path(attempt)

@@ -10,7 +10,6 @@ only, never through a link, never waiting, and reads no more than a record can b
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import math
@@ -23,9 +22,11 @@ import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from ebbtide.matcher.engines.file_threads import RECORDS
 from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, Seen
 
@@ -39,6 +40,9 @@ SIGNALLED: Final = 128
 RECORD_LIMIT: Final = 4096
 #: In an attempt's directory: its claim, its end, what its command prints.
 CLAIM, END, OUTPUT = "claim", "end", "out"
+
+#: So many attempts are looked at in one call, which has a limit of time.
+_PART: Final = 500
 
 #: A claim is touched so often while its command runs, seconds.
 BEAT_S: Final = 3.0
@@ -140,14 +144,20 @@ class Printed:
 
 
 class Records:
-    """The records in one directory."""
+    """The records in one directory.
 
-    def __init__(self, directory: Path) -> None:
+    Every method raises EngineUnreachable where the directory cannot be used, or does not answer in time.
+
+    :param answer_s: how long one call may take.
+    """
+
+    def __init__(self, directory: Path, answer_s: float = 20.0) -> None:
         self.directory = directory
+        self._answer_s = answer_s
 
     async def check(self) -> None:
         """:raises EngineSettingsError: they cannot be written here, or others can write them."""
-        await asyncio.to_thread(self._check)
+        await self.in_thread(self._check)
 
     def _check(self) -> None:
         try:
@@ -171,7 +181,7 @@ class Records:
         :param user: whose attempt it is; None: the manager's own.
         :raises EngineFull: there is no such user, as far as is known now.
         """
-        await self._in_thread(lambda: self._prepare(attempt, user))
+        await self.in_thread(lambda: self._prepare(attempt, user))
 
     def _prepare(self, attempt: str, user: str | None = None) -> None:
         with self._opened() as root:
@@ -193,7 +203,7 @@ class Records:
         :param begun: attempts that have begun, so that they have a directory.
         :raises EngineUnreachable: none of those has one here: it is another directory, and says nothing of any attempt.
         """
-        return await self._in_thread(lambda: self._read_all(attempts, begun))
+        return await self._in_parts(lambda part: self._read_all(part, begun), attempts)
 
     def _read_all(self, attempts: Collection[str], begun: Collection[str] = ()) -> dict[str, Record]:
         if not attempts:
@@ -211,7 +221,7 @@ class Records:
 
     async def owners(self, attempts: Collection[str]) -> dict[str, int]:
         """Whose attempts these are, by uid; those without a directory are left out: they were never ours."""
-        return await self._in_thread(lambda: self._owners(attempts))
+        return await self._in_parts(self._owners, attempts)
 
     def _owners(self, attempts: Collection[str]) -> dict[str, int]:
         with self._opened() as root:
@@ -222,7 +232,7 @@ class Records:
 
         :raises EngineRefused: what lies in the place of its directory cannot be used.
         """
-        return await self._in_thread(lambda: self._seal(attempt))
+        return await self.in_thread(lambda: self._seal(attempt))
 
     def _seal(self, attempt: str) -> Record:
         # Before it is submitted there is none yet.
@@ -248,7 +258,7 @@ class Records:
         :param offset: negative: from the end.
         :raises EngineRefused: something else lies there: nothing of it is read.
         """
-        return await self._in_thread(lambda: self._output(attempt, offset, limit))
+        return await self.in_thread(lambda: self._output(attempt, offset, limit))
 
     def _output(self, attempt: str, offset: int, limit: int) -> Printed | None:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -274,7 +284,7 @@ class Records:
 
     async def untouched_since(self, moment: float) -> list[str]:
         """The attempts in whose directories nothing has come or gone since then, in seconds since the epoch."""
-        return await self._in_thread(lambda: self._untouched_since(moment))
+        return await self.in_thread(lambda: self._untouched_since(moment))
 
     def _untouched_since(self, moment: float) -> list[str]:
         found = []
@@ -287,7 +297,7 @@ class Records:
 
     async def remove(self, attempt: str) -> None:
         """Remove what there is of an attempt, whatever its command has put there. It can begin no more."""
-        await self._in_thread(lambda: self._remove(attempt))
+        await self.in_thread(lambda: self._remove(attempt))
 
     def _remove(self, attempt: str) -> None:
         with self._opened() as root:
@@ -296,7 +306,7 @@ class Records:
 
     async def told(self, attempt: str) -> str:
         """The last notice of which an attempt was told; empty: none."""
-        return await self._in_thread(lambda: self._told(attempt))
+        return await self.in_thread(lambda: self._told(attempt))
 
     def _told(self, attempt: str) -> str:
         try:
@@ -306,17 +316,26 @@ class Records:
 
     async def tell(self, attempt: str, notice: str) -> None:
         """Write down that an attempt was told of a notice."""
-        await self._in_thread(lambda: self._told_path(attempt).write_text(notice, encoding="utf-8"))
+        await self.in_thread(lambda: self._told_path(attempt).write_text(notice, encoding="utf-8"))
 
     def _told_path(self, attempt: str) -> Path:
         # Beside its directory, where no task can write.
         return self.directory / f"{attempt}.told"
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do something with files of the directory, with its limit of time; one that is at work then goes on alone."""
         try:
-            return await asyncio.to_thread(work)
+            return await RECORDS.run(work, self._answer_s)
         except OSError as error:
-            raise EngineUnreachable(f"the records in {self.directory} cannot be used: {error.strerror}") from error
+            why = error.strerror or f"no answer within {self._answer_s:g} s"
+            raise EngineUnreachable(f"the records in {self.directory} cannot be used: {why}") from error
+
+    async def _in_parts(self, work: Callable[[list[str]], dict[str, T]], attempts: Collection[str]) -> dict[str, T]:
+        """Many attempts may take longer than one answer may."""
+        names, found = list(attempts), dict[str, T]()
+        for first in range(0, len(names), _PART):
+            found |= await self.in_thread(partial(work, names[first : first + _PART]))
+        return found
 
     def _opened(self) -> contextlib.AbstractContextManager[int]:
         return _directory(str(self.directory))

@@ -43,7 +43,7 @@ class Slurm:
             raise EngineSettingsError("directory must be given")
         self._settings = settings
         self._directory: Path = settings.directory
-        self._records = Records(settings.directory)
+        self._records = Records(settings.directory, settings.answer_s)
         self._programs = SlurmPrograms(settings.slurm_conf, settings.answer_s)
         #: Ids of our living jobs, by attempt.
         self._jobs: dict[str, list[int]] = {}
