@@ -390,32 +390,36 @@ class TaskService:
     ) -> list[str]:
         """One after another; what is refused does not keep the others, an engine that is silent does.
 
-        :param submits_s: for so long, and until machines change, it is given new attempts, which come last; the others
-            follow from the next look.
+        :param submits_s: for so long, and until machines change, it is given new attempts, which come last; the others,
+            and releases of these that are left then, follow from the next look.
         :returns: why the engine refused what it did; but for tasks that it did not take, which say so themselves.
         """
         why: list[str] = []
-        not_taken: set[str] = set()
+        ordered = in_turn(instructions)
+        absent = {one.attempt for one in ordered if isinstance(one, Submit)}
         until: float | None = None
-        for instruction in in_turn(instructions):
+        for instruction in ordered:
             if isinstance(instruction, Submit):
                 now = self._monotonic()
                 if until is None:
                     until = now + submits_s
                 elif self._woken or now >= until:
                     self._news.set()
-                    break
-            elif isinstance(instruction, Release) and instruction.attempt in not_taken:
+                    continue
+            elif isinstance(instruction, Release) and (
+                instruction.attempt in absent or (until is not None and self._woken)
+            ):
                 continue
             self._check()
             try:
                 await _do(engine, instruction)
-                if isinstance(instruction, Release):
+                if isinstance(instruction, Submit):
+                    absent.discard(instruction.attempt)
+                elif isinstance(instruction, Release):
                     self._released_now(instruction.attempt)
             except EngineRefused as error:
                 log.warning("the engine refused", instruction=type(instruction).__name__, why=str(error))
                 if isinstance(instruction, Submit):
-                    not_taken.add(instruction.attempt)
                     await self._not_taken(instruction.attempt, error)
                 else:
                     why.append(str(error))

@@ -155,15 +155,15 @@ def without(made: Turn, names: Set[str], label: str) -> Turn:
 
 def in_turn(instructions: Iterable[Instruction]) -> list[Instruction]:
     """Instructions in the order in which they are carried out: machines and signals first, attempts that the engine
-    does not have yet last, each with its release.
+    does not have yet last, and then their releases: Slurm takes none for a moment after a submission.
     """
     given = list(instructions)
-    new = {one.attempt: number for number, one in enumerate(given) if isinstance(one, Submit)}
+    new = {one.attempt for one in given if isinstance(one, Submit)}
 
-    def place(one: Instruction) -> tuple[int, int]:
+    def place(one: Instruction) -> int:
         if isinstance(one, Submit | Release) and one.attempt in new:
-            return 2, new[one.attempt]
-        return int(not isinstance(one, SetCores | Drain | Undrain | Signal)), 0
+            return 2 + isinstance(one, Release)
+        return int(not isinstance(one, SetCores | Drain | Undrain | Signal))
 
     return sorted(given, key=place)
 

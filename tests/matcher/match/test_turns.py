@@ -141,20 +141,25 @@ def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_don
     assert set(left.choices) == {"b"}
 
 
-def test_machines_and_signals_come_first_and_new_attempts_last_each_with_its_release() -> None:
+def test_machines_and_signals_come_first_and_new_attempts_last_before_their_releases() -> None:
     order = TaskOrder("t", ("true",))
     first, second, held, old = (f"ebb.{name}.0a.1" for name in ("first", "second", "held", "old"))
     new = [Submit(first, order), Submit(second, order)]
-    given = [Drain("n1", "why"), *new, Cancel(old), Signal(old, "USR1", "1"), *map(_release, (second, held, first))]
+    given: list[Instruction] = [
+        Drain("n1", "why"),
+        *new,
+        Cancel(old),
+        Signal(old, "USR1", "1"),
+        *map(_release, (second, held, first)),
+    ]
     assert in_turn(given) == [
         Drain("n1", "why"),
         Signal(old, "USR1", "1"),
         Cancel(old),
         _release(held),
-        new[0],
-        _release(first),
-        new[1],
+        *new,
         _release(second),
+        _release(first),
     ]
 
 
