@@ -33,7 +33,7 @@ async def test_what_is_held_begins_nowhere_and_what_is_released_begins_on_its_ma
     assert engine_host.lines(attempt) == []
     await engine_host.engine.release(attempt, "n2")
     seen = await engine_host.becomes(attempt, ENDED)
-    assert (seen.machine, seen.claim, seen.exit_code) == ("n2", Claim.BEGUN, 0)
+    assert (seen.recorded_machine, seen.claim, seen.exit_code) == ("n2", Claim.BEGUN, 0)
     assert seen.begun_at is not None
     assert seen.ended_at is not None
     assert seen.begun_at < seen.ended_at
@@ -304,7 +304,7 @@ async def test_a_machine_that_dies_takes_its_task_with_it_and_begins_it_never_ag
     engine_host.kill_machine("n2")
     try:
         seen = await engine_host.becomes(attempt, ENDED, GONE)
-        assert (seen.claim, seen.machine) == (Claim.BEGUN, "n2")
+        assert (seen.claim, seen.recorded_machine) == (Claim.BEGUN, "n2")
     finally:
         engine_host.start_machine("n2")
 

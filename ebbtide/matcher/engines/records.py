@@ -473,7 +473,7 @@ def merged(seen: Mapping[str, Seen], before: Mapping[str, Record], after: Mappin
         merged[attempt] = replace(
             found,
             claim=claim,
-            machine=found.machine or record.machine,
+            recorded_machine=record.machine,
             begun_at=record.begun_at,
             silent_s=record.silent_s,
             touched_at=record.touched_at,

@@ -47,6 +47,7 @@ class Seen:
     """One attempt. Times are seconds since the epoch."""
 
     state: AttemptState
+    #: By its engine.
     machine: str | None = None
     claim: Claim = Claim.NONE
     begun_at: float | None = None
@@ -63,6 +64,8 @@ class Seen:
     suspended: bool = False
     #: It ended where it could not write its record.
     unrecorded: bool = False
+    #: Where it began by its record, which its command can write.
+    recorded_machine: str | None = None
 
     @property
     def lives(self) -> bool:

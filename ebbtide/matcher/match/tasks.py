@@ -287,6 +287,11 @@ def _runs(seen: Seen) -> bool:
     return seen.silent_s is not None and seen.silent_s <= HEARTBEAT_LIMIT_S
 
 
+def machine_of(task: Task, seen: Seen) -> str | None:
+    """Where an attempt is. Its record counts where nothing else is known: its command can write there any other."""
+    return seen.machine or task.machine or seen.recorded_machine
+
+
 def _as_shown(task: Task, seen: Seen, now: float) -> Task:
     """The phase that a living attempt has."""
     if seen.state is AttemptState.HELD:
@@ -294,14 +299,16 @@ def _as_shown(task: Task, seen: Seen, now: float) -> Task:
             return task
         # The release did not arrive, or its manager was killed before it: it is matched again.
         return replace(task, phase=TaskPhase.WAITING, machine=None, released_at=None)
-    machine = seen.machine or task.machine
+    machine = machine_of(task, seen)
     if seen.state is AttemptState.RELEASED:
         if task.phase is TaskPhase.RELEASED and task.machine == machine:
             return task
         return replace(task, phase=TaskPhase.RELEASED, machine=machine, released_at=task.released_at or now)
     if task.phase is TaskPhase.RUNNING:
         return task if task.machine == machine else replace(task, machine=machine)
-    began_at = seen.begun_at if seen.begun_at is not None else now
+    # Its command can write its record: it is not older than its release by that.
+    since = task.waits_since if task.released_at is None else task.released_at
+    began_at = min(max(seen.begun_at, since), now) if seen.begun_at is not None else now
     return replace(
         task,
         phase=TaskPhase.RUNNING,

@@ -21,6 +21,7 @@ from ebbtide.matcher.match.tasks import (
     Task,
     TaskPhase,
     Undrain,
+    machine_of,
     observe,
     preempted,
     released,
@@ -97,7 +98,7 @@ def turn(
         seen = look.attempts.get(task.attempt_name(label))
         if seen is not None and seen.unrecorded and seen.claim is Claim.NONE and not task.stop:
             shut[seen.machine or task.machine or "", task.order.user] = now + UNRECORDED_PAUSE_S
-        if seen is not None and seen.machine in paused:
+        if seen is not None and machine_of(task, seen) in paused:
             seen = replace(seen, suspended=True)
         after, steps = observe(task, seen, now, label)
         instructions += steps
