@@ -7,7 +7,7 @@ from dataclasses import replace
 from ebbtide.matcher.engines.records import Record, merged
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
 from ebbtide.matcher.match.rounds import Pool
-from ebbtide.matcher.match.tasks import Cancel, Task, TaskOrder, TaskPhase
+from ebbtide.matcher.match.tasks import Cancel, Task, TaskOrder, TaskPhase, observe
 from ebbtide.matcher.match.turns import Turn, turn
 from ebbtide.matcher.predict.predictor import Predictor
 
@@ -48,3 +48,12 @@ def test_the_machine_that_a_claim_names_is_not_that_of_a_task_which_its_engine_h
     made = turned(sly, {}, Record(Claim.BEGUN, 2.0, "n1", silent_s=1.0), {"n1": 2, "n2": 4})
     assert made.instructions == ()
     assert [(task.name, task.stop, task.machine) for task in made.changed] == [("sly", "", "n2")]
+
+
+def test_a_guest_whose_clock_is_ahead_has_what_saved_its_work_begun_again() -> None:
+    told = replace(HONEST, order=replace(HONEST.order, checkpoint_signal="USR1"), told_at=NOW - 31.0)
+    ahead = Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 501.0, exit_code=3, ended_at=NOW - 1.0 + 1200.0)
+    again, _ = observe(told, ahead, NOW, "ebb")
+    assert (again.phase, again.attempt, again.ran_s) == (TaskPhase.WAITING, 2, NOW - 501.0)
+    ended, _ = observe(HONEST, ahead, NOW, "ebb")
+    assert (ended.phase, ended.ended_at) == (TaskPhase.FAILED, NOW)
