@@ -107,7 +107,9 @@ class _Matcher:
         "matcher_tasks_ended", "Tasks that have ended; outcome: done, failed, cancelled.", "outcome"
     )
     killed: Metric = counter("matcher_kills", "Attempts of tasks that were broken off with their machines.")
-    engine_up: Metric = gauge("matcher_engine_up", "Whether the engine that runs the tasks answers.")
+    engine_up: Metric = gauge(
+        "matcher_engine_up", "Whether the engine that runs the tasks answers, and they are looked after."
+    )
     machines: Metric = gauge("matcher_machines", "Machines of the engine: up, drained, down.", "state")
     cores: Metric = gauge("matcher_usable_cores", "Whole cores of the engine's machines that tasks can use.")
 

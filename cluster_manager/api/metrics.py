@@ -112,7 +112,7 @@ def term_facts(manager: Manager) -> TermFacts:
         tasks=Counter(task.phase.value for task in tasks.unfinished.values()),
         ended=tasks.ended,
         killed=tasks.killed,
-        engine_up=None if tasks.kind == "none" else tasks.looked_at is not None and not tasks.trouble,
+        engine_up=None if tasks.kind == "none" else tasks.works,
         machines=Counter("down" if not one.up else "drained" if one.drained else "up" for one in machines),
         usable_cores=sum(one.usable_cores for one in machines if one.up),
         outboxes=tuple(manager.alerts.outboxes.values()),

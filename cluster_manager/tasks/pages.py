@@ -110,7 +110,7 @@ class TaskPages:
         else:
             asked = "it has not been asked yet" if service.looked_at is None else "it answers"
             refused = f"it answers, and refused something: {service.refused}" if service.refused else ""
-            sentence = service.trouble or refused or asked
+            sentence = service.trouble or service.stuck or refused or asked
         return EngineStatus(
             kind=service.kind,
             reachable=service.looked_at is not None and not service.trouble,
@@ -139,4 +139,6 @@ class TaskPages:
             sentence = f"{task.sentence}; {sentence}"
         if not task.final and self._service.trouble:
             sentence += f"; the engine cannot be used: {self._service.trouble}"
+        elif not task.final and self._service.stuck:
+            sentence += f"; {self._service.stuck}"
         return sentence

@@ -142,6 +142,8 @@ class TaskService:
         self.killed = 0
         #: Why the engine cannot be used; empty where it can.
         self.trouble = ""
+        #: Why the latest round came to nothing, though not by the engine; empty where it did not.
+        self.stuck = ""
         #: Why it refused something in the latest round; empty where it did not.
         self.refused = ""
 
@@ -149,6 +151,11 @@ class TaskService:
     def kind(self) -> str:
         """Of the engine."""
         return self._engine.kind if self._engine is not None else "none"
+
+    @property
+    def works(self) -> bool:
+        """Whether the engine answers, and what follows is done."""
+        return self.looked_at is not None and not self.trouble and not self.stuck
 
     @property
     def unfinished(self) -> Mapping[str, Task]:
@@ -291,8 +298,10 @@ class TaskService:
             except StoreError as error:
                 # The term ends, or the store comes back.
                 log.warning("the tasks could not be looked after", why=str(error))
-            except Exception:
+                self.stuck = f"the tasks could not be looked after: {error}"
+            except Exception as error:
                 log.exception("the tasks could not be looked after, by a defect of the manager")
+                self.stuck = f"the tasks could not be looked after: a defect of the manager: {error!r}"
             try:
                 async with asyncio.timeout(self._settings.period_s):
                     await self._news.wait()
@@ -300,6 +309,7 @@ class TaskService:
                 pass
 
     def _say(self, trouble: str) -> None:
+        self.stuck = ""
         if trouble != self.trouble:
             self.trouble = trouble
             log.info("the engine answers") if not trouble else log.warning("the engine cannot be used", why=trouble)

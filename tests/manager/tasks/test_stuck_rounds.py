@@ -1,0 +1,40 @@
+"""Rounds over the tasks that come to nothing, though the engine answers: who asks is told why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_manager.errors import StoreError
+from tests.manager.cluster import cluster_of
+from tests.manager.fake_engine import settings
+from tests.manager.tasks.test_tasks import becomes, condition, submit, task
+
+
+@pytest.mark.usefixtures("each_store")
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [(StoreError("the disk is full"), "the disk is full"), (KeyError("n1"), "a defect of the manager: KeyError('n1')")],
+)
+async def test_what_keeps_the_tasks_from_being_looked_after_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    async def fails(*_: Any) -> None:
+        raise error
+
+    async with cluster_of(tmp_path, **settings()) as cluster:
+        assert cluster.manager is not None
+        service, store = cluster.manager.tasks, cluster.manager.store
+        await submit(cluster, "train")
+        await becomes(cluster, "train", "running")
+        assert service.works
+        with monkeypatch.context() as failing:
+            failing.setattr(store, "save_tasks", fails)
+            await cluster.until(condition(lambda: not service.works))
+            said = f"the tasks could not be looked after: {why}"
+            assert (await cluster.get("/v1/engine"))["sentence"] == said
+            assert (await task(cluster, "train"))["sentence"] == f"it runs on far; {said}"
+        await cluster.until(condition(lambda: service.works))
+        assert (await cluster.get("/v1/engine"))["sentence"] == "it answers"
