@@ -353,7 +353,10 @@ class TaskService:
         # As long as the look took, too: else a burst would be mostly looks.
         submits_s = max(self._settings.period_s, self._monotonic() - began)
         why = await self._carry_out(engine, made.instructions, submits_s)
-        why += await self._carry_out(engine, await self._end_orphaned_attempts(made.orphaned_attempts, look))
+        orphans = await self._end_orphaned_attempts(made.orphaned_attempts, look)
+        why += await self._carry_out(engine, orphans)
+        # Not before: an engine that is away is told again.
+        self._forgotten.update(one.attempt for one in orphans if isinstance(one, Forget))
         self.refused = why[0] if why else ""
 
     def _stood_still(self, paused: frozenset[str], now: float) -> frozenset[str]:
@@ -472,7 +475,6 @@ class TaskService:
                 instructions.append(Cancel(attempt))
             elif look.attempts[attempt].state is AttemptState.ENDED:
                 instructions.append(Forget(attempt))
-                self._forgotten.add(attempt)
         return instructions
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cluster_manager.errors import StoreError
 from tests.manager.cluster import cluster_of
-from tests.manager.fake_engine import settings
+from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, condition, submit, task
 
 
@@ -38,3 +38,21 @@ async def test_what_keeps_the_tasks_from_being_looked_after_is_said(
             assert (await task(cluster, "train"))["sentence"] == f"it runs on far; {said}"
         await cluster.until(condition(lambda: service.works))
         assert (await cluster.get("/v1/engine"))["sentence"] == "it answers"
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_what_has_ended_is_forgotten_also_by_an_engine_that_was_away_meanwhile(tmp_path: Path) -> None:
+    engine = FakeEngine(far=4)
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        await submit(cluster, "train")
+        await becomes(cluster, "train", "running")
+        engine.unreachable = {"forget"}
+        engine.end("train")
+
+        def tried(times: int) -> bool:
+            return sum(call[0] == "forget" for call in engine.calls) >= times
+
+        # With the task's end, and once more for what no task has any more.
+        await cluster.until(condition(lambda: tried(2)))
+        engine.unreachable = set()
+        await cluster.until(condition(lambda: not engine.attempts))
