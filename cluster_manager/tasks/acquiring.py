@@ -39,6 +39,7 @@ from ebbtide.matcher.acquire.net_changes import View
 from ebbtide.matcher.acquire.provision import Provider, Provision, calls, news, unfinished
 from ebbtide.matcher.acquire.settings import AcquirerSettings
 from ebbtide.matcher.match.attempts import EngineMachine
+from ebbtide.matcher.predict.changes import whole_cores
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.tasks import AcquirerMachineStatus, AcquirerRequestStatus, AcquirerStatus, Standing
 
@@ -221,12 +222,33 @@ class AcquirerService:
 
     def _wanted_cores(self, settings: AcquirerSettings) -> int:
         """Of the tasks that wait, and of those on machines of ours: those elsewhere have theirs."""
+        most = self._most_cores(settings)
         return sum(
             task.order.cores
             for task in self._tasks.unfinished.values()
-            if task.occupies is None
-            or (settings.number_of(task.occupies) is not None and task.occupies not in self._others | self.elsewhere)
+            if (task.occupies is None and task.order.cores <= most)
+            or (
+                task.occupies is not None
+                and settings.number_of(task.occupies) is not None
+                and task.occupies not in self._others | self.elsewhere
+            )
         )
+
+    def _most_cores(self, settings: AcquirerSettings) -> int:
+        """Of the largest machine that it may get or has: one more of them is of no use to a larger task."""
+        spec = settings.spec(1)
+        size = max(spec.nominal.cpu_cores, spec.ceiling.cpu_cores if spec.ceiling is not None else 0.0)
+        return int(max([whole_cores(size), *(view.cores for view in self._views.values())]))
+
+    def _sentence(self, settings: AcquirerSettings) -> str:
+        said, most = self.trouble or self.state.sentence, self._most_cores(settings)
+        waiting = (task for task in self._tasks.unfinished.values() if task.occupies is None)
+        large = [task for task in waiting if task.order.cores > most]
+        if large:
+            first = f"{large[0].name} with {large[0].order.cores} cores"
+            said += f"; nothing is asked for {first}" + (f" and {len(large) - 1} more" if len(large) > 1 else "")
+            said += f": no machine of the pool has more than {most}"
+        return said
 
     def _is_empty(self, name: str) -> bool:
         """Whether nothing runs on a leaving machine, and nothing will: the tasks' service has looked since."""
@@ -296,7 +318,7 @@ class AcquirerService:
                 held.setdefault(task.occupies, []).append(task.name)
         return AcquirerStatus(
             on=True,
-            sentence=self.trouble or state.sentence,
+            sentence=self._sentence(settings),
             next_at=state.next_at if math.isfinite(state.next_at) else None,
             utilisation=state.utilisation,
             cores=int(sum(self._views[one.name].cores for one in state.kept if one.name in self._views)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,8 @@ from ebbtide.matcher.acquire.provision import Provision
 from ebbtide.messages.explanations import EventKind
 from tests.manager.databases import rows_of
 from tests.manager.plan_events import happen, record
+from ebbtide.matcher.acquire.settings import AcquirerSettings
+from ebbtide.matcher.match.tasks import Task, TaskOrder
 from tests.manager.tasks.test_harvest_machines import SETTINGS
 
 
@@ -48,14 +51,16 @@ class Machines:
         self.did.append((what, which))
 
 
-def service(clock: Callable[[], float], kept_in: Store | None = None) -> AcquirerService:
+def service(
+    clock: Callable[[], float], kept_in: Store | None = None, settings: AcquirerSettings = SETTINGS
+) -> AcquirerService:
     async def nothing(*_: object) -> Any:
         return {}
 
     tasks: Any = SimpleNamespace(looked_at=None, trouble="", unfinished={}, machines={})
     machines: Any = SimpleNamespace(cores=nothing, last_changes=dict)
     store: Any = kept_in or SimpleNamespace(save_tasks=nothing, rows=nothing)
-    return AcquirerService(SETTINGS, tasks, machines, store, lambda: None, clock)
+    return AcquirerService(settings, tasks, machines, store, lambda: None, clock)
 
 
 async def test_a_machine_that_is_refused_keeps_no_other_instruction() -> None:
@@ -117,3 +122,24 @@ async def test_a_machine_that_was_leaving_leaves_after_its_events_would_be_prune
     assert {name for name, one in acquirer.state.machines.items() if one.standing is Standing.LEAVING} == {"harvest-1"}
     assert acquirer.state.next_at == 1000.0 + SETTINGS.period_s
     await store.close()
+
+
+async def test_no_machine_is_asked_for_a_task_that_fits_none() -> None:
+    size = {"cpu_cores": 2.0, "memory_mib": 500.0}
+    settings = AcquirerSettings(
+        least_machines=0, most_machines=4, vm={"nominal": size, "ceiling": {**size, "cpu_cores": 8.0}}
+    )
+    acquirer = service(lambda: 10.0, settings=settings)
+    tasks, machines = cast(Any, acquirer._tasks), Machines(Provision(set()))
+    machines.refusing.clear()
+    tasks.looked_at = 9.0
+    tasks.unfinished = {"huge": Task(TaskOrder("huge", ("true",), cores=64), "0a", 1.0)}
+    await acquirer._look(settings, machines)
+    assert (machines.did, acquirer.status().wanted_cores) == ([], 0)
+    said = "; nothing is asked for huge with 64 cores: no machine of the pool has more than 8"
+    assert acquirer.status().sentence.endswith(said)
+    tasks.unfinished["large"] = Task(TaskOrder("large", ("true",), cores=8), "0b", 1.0)
+    acquirer.state = replace(acquirer.state, next_at=10.0)
+    await acquirer._look(settings, machines)
+    assert acquirer.status().wanted_cores == 8
+    assert ("request", 1) in machines.did
