@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -280,5 +281,6 @@ def _machine(worker: Mapping[str, Any]) -> EngineMachine:
         usable_cores=int(cores) if cores is not None else 0,
         up=bool(worker["running"]),
         drained=worker["drained"],
-        foreign_cores=int(worker["others"]),
+        # Less than a core is work all the same.
+        foreign_cores=math.ceil(worker["others"]),
     )
