@@ -256,9 +256,11 @@ class AcquirerService:
         # One that is still to come was by a clock that was set back since.
         if told is None or looked_at is None or not told < looked_at <= self._clock() or self._tasks.trouble:
             return False
-        machine = self._tasks.machines.get(name)
-        foreign = machine.foreign_cores if machine is not None else 0
-        return not foreign and not any(task.occupies == name for task in self._tasks.unfinished.values())
+        machine = self._tasks.shown.get(name)
+        if machine is not None and (machine.foreign_cores or (machine.up and not machine.drained)):
+            # As long as the engine does not show it drained, more may begin there.
+            return False
+        return not any(task.occupies == name for task in self._tasks.unfinished.values())
 
     def _closed(self, machines: Mapping[str, EngineMachine]) -> tuple[frozenset[str], frozenset[str]]:
         """Of an engine's machines, those of ours that we do not hold; and those that are only called as ours are.

@@ -126,6 +126,8 @@ class TaskService:
         self._silences: Silences = {}
         self.choices: Mapping[str, Choice] = {}
         self.machines: Mapping[str, EngineMachine] = {}
+        #: The same as the engine showed them: what it was told since may have been refused.
+        self.shown: Mapping[str, EngineMachine] = {}
         #: Machines of this manager among them.
         self.known: frozenset[str] = frozenset()
         #: Of machines, those that take no new task: the acquirer's, as long as it does not hold them; and those that
@@ -349,6 +351,7 @@ class TaskService:
             await self._store.save_tasks(made.changed, self._notes(made.changed))
             self._take(made.changed)
             self.choices, self.machines, self.looked_at = made.choices, made.machines, self._clock()
+            self.shown = look.machines
             self.known = frozenset(cores.keys() & look.machines.keys())
         # As long as the look took, too: else a burst would be mostly looks.
         submits_s = max(self._settings.period_s, self._monotonic() - began)

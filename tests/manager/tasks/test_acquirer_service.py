@@ -21,6 +21,7 @@ from ebbtide.messages.explanations import EventKind
 from tests.manager.databases import rows_of
 from tests.manager.plan_events import happen, record
 from ebbtide.matcher.acquire.settings import AcquirerSettings
+from ebbtide.matcher.match.attempts import EngineMachine
 from ebbtide.matcher.match.tasks import Task, TaskOrder
 from tests.manager.tasks.test_harvest_machines import SETTINGS
 
@@ -57,7 +58,7 @@ def service(
     async def nothing(*_: object) -> Any:
         return {}
 
-    tasks: Any = SimpleNamespace(looked_at=None, trouble="", unfinished={}, machines={})
+    tasks: Any = SimpleNamespace(looked_at=None, trouble="", unfinished={}, machines={}, shown={})
     machines: Any = SimpleNamespace(cores=nothing, last_changes=dict)
     store: Any = kept_in or SimpleNamespace(save_tasks=nothing, rows=nothing)
     return AcquirerService(settings, tasks, machines, store, lambda: None, clock)
@@ -143,3 +144,20 @@ async def test_no_machine_is_asked_for_a_task_that_fits_none() -> None:
     await acquirer._look(settings, machines)
     assert acquirer.status().wanted_cores == 8
     assert ("request", 1) in machines.did
+
+
+async def test_a_machine_is_not_given_back_before_its_engine_has_drained_it() -> None:
+    acquirer = service(lambda: 10.0)
+    acquirer.state = Acquirer({"harvest-1": Machine("harvest-1", 0.0, Standing.LEAVING)}, next_at=99.0)
+    acquirer._first, acquirer._told = False, {"harvest-1": 1.0}
+    machines, tasks = Machines(Provision({"harvest-1"})), cast(Any, acquirer._tasks)
+    machines.refusing.clear()
+    told = EngineMachine("harvest-1", 2, 2, drained="ebbtide: it is to be given back")
+    tasks.looked_at, tasks.machines = 9.0, {"harvest-1": told}
+    for shown in (replace(told, drained=""), replace(told, foreign_cores=1)):
+        tasks.shown = {"harvest-1": shown}
+        await acquirer._look(SETTINGS, machines)
+        assert machines.did == []
+    tasks.shown = {"harvest-1": told}
+    await acquirer._look(SETTINGS, machines)
+    assert machines.did == [("deallocate", "harvest-1")]

@@ -179,6 +179,25 @@ async def test_a_machine_that_leaves_finishes_its_task_and_takes_no_other(tmp_pa
 
 
 @each_store
+async def test_a_machine_that_its_engine_does_not_drain_is_kept_until_it_does(tmp_path: Path) -> None:
+    engine = engine_with(2)
+    wanted = acquirer(least_machines=1, most_machines=1, replaced_share=1.0)
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=wanted)) as cluster:
+        await holds(cluster, "harvest-1")
+        engine.refusing = {"drain"}
+        await look_again(cluster)
+        await cluster.until(condition(lambda: engine.calls.count(("drain", "harvest-1")) > 2))
+        assert cluster.manager is not None
+        service = cluster.manager.acquirer
+        async with service.looking:
+            assert service._provider is not None
+            await service._look(wanted, service._provider)
+            assert service.state.machines["harvest-1"].standing == "leaving"
+        engine.refusing = set()
+        await holds(cluster, "harvest-2")
+
+
+@each_store
 async def test_a_manager_that_is_killed_finds_its_machines_again_and_asks_for_no_others(tmp_path: Path) -> None:
     engine = engine_with(4)
     wanted = acquirer(least_machines=2, most_machines=2)
