@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dask.utils import key_split
 
-from ebbtide.matcher.engines import dask_inside
-from ebbtide.matcher.engines.dask import _machine
+from ebbtide.matcher.engines import dask, dask_inside
+from ebbtide.matcher.engines.dask import KEY_PREFIX, Dask, _machine
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.match.attempts import attempt_name
 
 
 def scheduler(*keys: tuple[str, float]) -> Any:
@@ -33,5 +39,36 @@ def scheduler(*keys: tuple[str, float]) -> Any:
 @pytest.mark.parametrize(("asked", "counted"), [((), 0), ((0.25,), 1), ((0.5, 0.5), 1), ((1.0, 0.25), 2)])
 def test_what_others_run_counts_in_full_however_little_it_asks_for(asked: tuple[float, ...], counted: int) -> None:
     others = [(f"other-{number}", cores) for number, cores in enumerate(asked)]
-    (worker,) = dask_inside.survey("ebb.", dask_scheduler=scheduler(*others))["workers"]
+    (worker,) = dask_inside.survey("ebb.", KEY_PREFIX, dask_scheduler=scheduler(*others))["workers"]
     assert _machine(worker).foreign_cores == counted
+
+
+@pytest.mark.parametrize("label", ["ebb", "north", "north-1", "a-b"])
+def test_keys_of_attempts_are_one_kind_for_the_scheduler_and_give_the_names_of_attempts(label: str) -> None:
+    names = [attempt_name(label, *of) for of in (("train", "0a", 1), ("a-b", "ae05086432ca935f6eba409a8ecd4896", 2))]
+    keys = [KEY_PREFIX + name for name in names]
+    assert len({key_split(key) for key in keys}) == 1
+    earlier = attempt_name(label, "train", "0b", 1)
+    shown = scheduler(*((key, 1.0) for key in (*keys, earlier, "other-1", f"{KEY_PREFIX}{label}-2.train.0a.1")))
+    found = dask_inside.survey(f"{label}.", KEY_PREFIX, dask_scheduler=shown)
+    assert list(found["tasks"]) == [*names, earlier]
+    assert found["workers"][0]["others"] == 2.0
+
+
+async def test_an_attempt_is_dropped_by_its_key_and_by_that_of_earlier_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    async def done(*given: Any, **_: Any) -> None:
+        asked.append(given)
+
+    class Recorded(Dask):
+        @contextlib.asynccontextmanager
+        async def _connected(self) -> AsyncIterator[Any]:
+            yield SimpleNamespace(unpublish_dataset=done, cancel=done)
+
+    monkeypatch.setattr(dask, "_dask", SimpleNamespace(Future=lambda key, client: key))
+    settings = EngineSettings(engine="dask", directory=tmp_path, dask_scheduler="tcp://127.0.0.1:1")
+    await Recorded(settings).forget("ebb.train.0a.1")
+    assert asked == [("ebb.train.0a.1",), (["ebbtide_attempt-ebb.train.0a.1", "ebb.train.0a.1"],)]

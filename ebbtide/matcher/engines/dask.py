@@ -33,6 +33,9 @@ cloudpickle.register_pickle_by_value(dask_inside)
 
 #: Half of it has no types.
 _dask: Final[Any] = distributed
+#: What the keys of all attempts begin with: the scheduler keeps something for ever of each key that begins otherwise
+#: up to its first "-". No label has a "_".
+KEY_PREFIX: Final = "ebbtide_attempt-"
 #: How long an attempt that was asked to end has before it is killed, seconds.
 KILL_AFTER_S: Final = 5.0
 #: How `dask_inside.run` says what its command ended with.
@@ -75,7 +78,7 @@ class Dask:
         before = await self._records.read(wanted, begun)
         held = await self._records.in_thread(self._held)
         async with self._connected() as client:
-            found = await client.run_on_scheduler(dask_inside.survey, f"{self._settings.label}.")
+            found = await client.run_on_scheduler(dask_inside.survey, f"{self._settings.label}.", KEY_PREFIX)
         after = await self._records.read({*wanted, *found["tasks"], *held}, begun)
         self._addresses = {worker["name"]: worker["address"] for worker in found["workers"]}
         self._drained = {worker["name"]: worker["drained"] for worker in found["workers"]}
@@ -108,7 +111,7 @@ class Dask:
             future = client.submit(
                 dask_inside.run,
                 argv,
-                key=attempt,
+                key=KEY_PREFIX + attempt,
                 workers=[address],
                 allow_other_workers=False,
                 resources={"core": body["cores"]},
@@ -189,7 +192,9 @@ class Dask:
         async with self._connected() as client:
             with contextlib.suppress(KeyError):
                 await client.unpublish_dataset(attempt)
-            await client.cancel([_dask.Future(attempt, client)], force=True)
+            # Earlier versions gave it the attempt's name for a key.
+            keys = KEY_PREFIX + attempt, attempt
+            await client.cancel([_dask.Future(key, client) for key in keys], force=True)
         await self._records.in_thread(lambda: self._held_path(attempt).unlink(missing_ok=True))
 
     def _held_path(self, attempt: str) -> Path:

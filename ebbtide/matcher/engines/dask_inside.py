@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 
-def survey(prefix: str, dask_scheduler: Any = None) -> dict[str, Any]:
-    """At the scheduler: its workers, and the tasks whose keys begin so.
+def survey(prefix: str, key_prefix: str, dask_scheduler: Any = None) -> dict[str, Any]:
+    """At the scheduler: its workers, and the attempts whose names begin so.
+
+    :param key_prefix: before the name, in the key; keys of earlier versions are the names alone.
 
     :returns: ``workers``: name, address, cores, why it takes nothing, cores of others; ``tasks``: state, worker, words.
     """
@@ -14,8 +16,9 @@ def survey(prefix: str, dask_scheduler: Any = None) -> dict[str, Any]:
     others: dict[str, float] = {}
     for key, task in dask_scheduler.tasks.items():
         where = task.processing_on
-        if isinstance(key, str) and key.startswith(prefix):
-            tasks[key] = {
+        attempt = key.removeprefix(key_prefix) if isinstance(key, str) else ""
+        if attempt.startswith(prefix):
+            tasks[attempt] = {
                 "state": task.state,
                 "worker": str(where.name) if where is not None else None,
                 "reason": str(task.exception_text or "") if task.state == "erred" else "",
