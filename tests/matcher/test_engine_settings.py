@@ -68,7 +68,7 @@ def test_a_table_says_what_is_other_than_usual(tmp_path: Path) -> None:
         ("[matching]\nspeed = 1", "matching.speed: "),
         ("[matching]\nunknown = 2", "unknown must be within [0, 1]"),
         ('[prediction]\nform = "guess"', "form must be one of next-change, next-shrink, landmark"),
-        ("[prediction]\nwindow_s = 0", "window_s must be above 0"),
+        ("[prediction]\nwindow_s = 0.5", "window_s must be at least 1 and finite, but is 0.5"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:

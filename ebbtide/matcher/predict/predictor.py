@@ -33,6 +33,8 @@ FORMS: Final = {
     "next-shrink": completion.NEXT_SHRINK,
     "landmark": completion.LANDMARK,
 }
+#: Of times that cut the past into parts: time goes on part by part, and with tiny ones for ever.
+LEAST_S: Final = 1.0
 _State = TypeVar("_State", counting.Rolling, periods.Period)
 _Arrays = TypeVar("_Arrays", counting.Rolling, periods.Period, knowing.Knowledge, Lines)
 
@@ -62,8 +64,8 @@ class PredictorOptions:
             raise InvalidField("form", f"must be one of {', '.join(FORMS)}, but is {self.form!r}")
         for name in ("window_s", "horizon_s", "look_every_s"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidField(name, f"must be above 0 and finite, but is {value!r}")
+            if not LEAST_S <= value < math.inf:
+                raise InvalidField(name, f"must be at least {LEAST_S:g} and finite, but is {value!r}")
         if not 0 <= self.fresh_share <= 1:
             raise InvalidField("fresh_share", f"must be within [0, 1], but is {self.fresh_share!r}")
 

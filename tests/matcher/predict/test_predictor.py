@@ -111,7 +111,16 @@ def test_a_bad_duration_is_refused(duration_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("form", "best"), ("window_s", 0.0), ("horizon_s", math.nan), ("fresh_share", 2.0)]
+    ("field", "value"),
+    [
+        ("form", "best"),
+        ("window_s", 1e-300),
+        ("window_s", math.inf),
+        ("horizon_s", 0.99),
+        ("horizon_s", math.nan),
+        ("look_every_s", 1e-9),
+        ("fresh_share", 2.0),
+    ],
 )
 def test_a_bad_option_names_its_field(field: str, value: object) -> None:
     with pytest.raises(InvalidField, match=field):
