@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cluster_manager.inventory.lists import position_of
 from cluster_manager.store.store import Store
-from cluster_manager.store.tasks import stored_task, tasks_query
+from cluster_manager.store.tasks import StoredTask, stored_task, tasks_query
 from cluster_manager.tasks.tasks import TaskService
 from ebbtide.matcher.match.tasks import Task, TaskPhase
 from ebbtide.messages.tasks import (
@@ -18,6 +20,10 @@ from ebbtide.messages.tasks import (
     TaskState,
 )
 from ebbtide.rest.pages import cursor_of, key_of
+
+#: A page ends before its limit where the commands on it have so many characters, but for what is read at once.
+MOST_CHARACTERS: Final = 4 * 2**20
+READ_AT_ONCE: Final = 50
 
 
 class TaskPages:
@@ -36,18 +42,28 @@ class TaskPages:
         machine: str | None = None,
         prefix: str | None = None,
     ) -> TaskPage:
-        """Newest first.
+        """Newest first. A page of long commands has fewer than ``limit``.
 
         :raises InvalidField: a cursor of something else.
         """
         key = key_of("tasks", after, (int,))
         position = await position_of(self._store)
         phase = TaskPhase(state.value) if state is not None else None
-        query = tasks_query(limit + 1, key[0] if key else None, state=phase, machine=machine, prefix=prefix)
-        rows = [stored_task(row) for row in await self._store.rows(query)]
-        shown = tuple(self.shown(row.task) for row in rows[:limit])
-        following = cursor_of("tasks", (rows[limit - 1].number,)) if len(rows) > limit else None
-        return TaskPage(tasks=shown, next=following, position=position)
+        found: list[StoredTask] = []
+        before, more, characters = key[0] if key else None, True, 0
+        while more and len(found) <= limit and characters < MOST_CHARACTERS:
+            count = min(limit + 1 - len(found), READ_AT_ONCE)
+            query = tasks_query(count, before, state=phase, machine=machine, prefix=prefix)
+            rows = [stored_task(row) for row in await self._store.rows(query)]
+            found += rows
+            more = len(rows) == count
+            before = rows[-1].number if rows else None
+            characters += sum(len(word) for row in rows for word in row.task.order.command)
+        if more:
+            # The last one says that there is another page, and begins it.
+            found.pop()
+        following = cursor_of("tasks", (found[-1].number,)) if more else None
+        return TaskPage(tasks=tuple(self.shown(row.task) for row in found), next=following, position=position)
 
     def shown(self, task: Task) -> ManagedTask:
         """One task."""
