@@ -23,7 +23,9 @@ async def test_a_page_ends_where_its_commands_are_long(
     async with cluster_of(tmp_path, **settings(FakeEngine(far=2))) as cluster:
         for number in range(7):
             await submit(cluster, f"t-{number}", command=["true", "x" * 2048])
-        found, names, after = [], [], ""
+        found: list[int] = []
+        names: list[str] = []
+        after = ""
         while not found or after:
             page = await cluster.get(f"/v1/tasks?limit={limit}{after}")
             found.append(len(page["tasks"]))
