@@ -17,12 +17,12 @@ from cluster_manager.store.store import Store
 from cluster_manager.tasks.acquiring import AcquirerService
 from ebbtide.matcher.acquire.acquirer import Acquirer, Machine, Request, Standing
 from ebbtide.matcher.acquire.provision import Provision
-from ebbtide.messages.explanations import EventKind
-from tests.manager.databases import rows_of
-from tests.manager.plan_events import happen, record
 from ebbtide.matcher.acquire.settings import AcquirerSettings
 from ebbtide.matcher.match.attempts import EngineMachine
 from ebbtide.matcher.match.tasks import Task, TaskOrder
+from ebbtide.messages.explanations import EventKind
+from tests.manager.databases import rows_of
+from tests.manager.plan_events import happen, record
 from tests.manager.tasks.test_harvest_machines import SETTINGS
 
 
