@@ -115,7 +115,7 @@ def _run(
     say(Status("reading inputs"))
     files = Files({name: one.path for name, one in experiment.inputs.items()})
     prints = {name: fingerprint(one.path) for name, one in experiment.inputs.items()}
-    all_runs = runs(experiment, cases, prints, code.model_fingerprint(model))
+    all_runs = runs(experiment, cases, prints, code.model_fingerprint(model, experiment.model))
     if fresh:
         shutil.rmtree(directory / RUNS, ignore_errors=True)
     found = {number: one for number, run in enumerate(all_runs) if (one := load(_file(directory, run))) is not None}

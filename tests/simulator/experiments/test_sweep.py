@@ -140,6 +140,42 @@ def test_another_content_of_an_input_or_other_code_makes_all_runs_again(
     assert [sweep("data"), sweep("data")] == [1, 0]
 
 
+_BASE = """
+from ebbtide.simulator.experiments.model import Outcome
+class M:
+    name = "m"
+    def __init__(self, factor): self.factor = factor
+    def settings(self, given): return dict(given)
+    def prepare(self, settings, progress): return None
+    def run(self, settings, seed, prepared, progress): return Outcome({"m": float(seed * self.factor)})
+"""
+
+
+@pytest.mark.parametrize("changed", ["mytwo.py", "helper.py", "mybase.py"])
+def test_a_change_of_a_module_that_a_model_of_ones_own_is_made_of_makes_its_runs_again(
+    tmp_path: Path, changed: str
+) -> None:
+    files = {"mybase.py": _BASE, "helper.py": "F = 1\n", "mytwo.py": "import mybase\nfrom helper import F\n"}
+    files["mytwo.py"] += "MODEL = mybase.M(F * 1)\n"
+    files["stranger.py"] = "A = 1\n"
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    put(tmp_path, '[experiment]\nname="a"\nmodel="mytwo:MODEL"\nseeds=2\n')
+    once = "from ebbtide.simulator.experiments import run\n"
+    once += "print(run('lines.toml', output='out', workers=0).meta['runs'])"
+
+    def sweep() -> str:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = [sys.executable, "-c", once]
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert "'kept': 0, 'made': 2" in sweep()
+    (tmp_path / "stranger.py").write_text("A = 2\n")
+    assert "'kept': 2, 'made': 0" in sweep()
+    (tmp_path / changed).write_text(files[changed].replace("1", "100") + "# changed\n")
+    assert "'kept': 0, 'made': 2" in sweep()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_that_fails_is_recorded_and_costs_no_other(tmp_path: Path, log: Path, workers: int) -> None:
     text = SWEEP.replace("noise = 0.5", f'noise = 0.5\nfails_at = 2\nlog = "{log}"')
