@@ -141,7 +141,9 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
         cores: dict[str, tuple[float, float]] = {}
         for batch in since(trace.batches(CapacityBatch, "capacity", from_first=True), from_s):
             whole = rounded_down(batch.cpu_cores)
-            most_mib = max(most_mib, float(np.nan_to_num(batch.memory_mib, nan=math.inf).max(initial=0.0)))
+            # What is off serves nobody, whatever it is said to have.
+            memory_mib = np.nan_to_num(batch.memory_mib[whole > 0], nan=math.inf)
+            most_mib = max(most_mib, float(memory_mib.max(initial=0.0)))
             # Jobs run on whole cores, and of those is their load a share.
             rows = zip(batch.machine, batch.at_s.tolist(), whole.tolist(), batch.cpu_cores.tolist(), strict=True)
             for name, at_s, size, said in rows:
@@ -167,11 +169,13 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
 def since(batches: Iterable[CapacityBatch], from_s: float) -> Iterator[CapacityBatch]:
     """Changes from ``from_s`` on, which becomes time 0; what machines were before is what they begin with.
 
+    A machine's memory is what was last said of it: NaN, as much as anybody wants, only where nothing was.
+
     :raises InvalidParameter: there are none so late.
     """
     held: CapacityBatch | None = None
     begun = False
-    for batch in batches:
+    for batch in _remembered(batches):
         first = 0 if begun else int(np.searchsorted(batch.at_s, from_s, side="right"))
         if first:
             early = batch.take(slice(0, first))
@@ -187,6 +191,21 @@ def since(batches: Iterable[CapacityBatch], from_s: float) -> Iterator[CapacityB
         last = "has none" if held is None else f"comes at {held.at_s.max():g} s"
         raise InvalidParameter("capacity_from_s", f"is {from_s:g}, but the last change of the trace {last}")
     yield replace(held, at_s=np.zeros(len(held)))
+
+
+def _remembered(batches: Iterable[CapacityBatch]) -> Iterator[CapacityBatch]:
+    """The same with the memory that a machine was last said to have in rows that leave it out."""
+    said: dict[str, float] = {}
+    for batch in batches:
+        memory_mib = batch.memory_mib.copy()
+        for row, (name, cores, mib) in enumerate(
+            zip(batch.machine, batch.cpu_cores.tolist(), memory_mib.tolist(), strict=True)
+        ):
+            if math.isnan(mib):
+                memory_mib[row] = said.get(name, math.nan)
+            elif cores > 0:
+                said[name] = mib
+        yield replace(batch, memory_mib=memory_mib)
 
 
 def _last_of_each(batch: CapacityBatch) -> CapacityBatch:

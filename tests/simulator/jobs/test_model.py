@@ -17,6 +17,8 @@ from tests.simulator.test_excerpts import DATA
 
 ROOT = Path(__file__).resolve().parents[3]
 MADE: dict[str, Any] = {"machines": 20, "cpu_cores": 16, "load": 0.5, "days": 1.0, "job_cores": [1, 4]}
+#: Name, seconds, MiB.
+JOBS_OF = [("a", 0, 1000), ("wide", 10, 1_000_000), ("b", 70, 60_000), ("c", 80, 1000)]
 
 
 def metrics(seed: int = 1, **given: Any) -> dict[str, float]:
@@ -72,6 +74,24 @@ def test_a_trace_goes_in_with_its_own_capacity() -> None:
     found = MODEL.run(settings, 1, None, lambda share: None).metrics
     assert found["jobs_done"] == 60
     assert math.isfinite(found["completion_mean_s"])
+
+
+@pytest.mark.parametrize("later", ["n1,50,8,", "n2,50,0,", "n2,50,0,0\nn2,60,16,", "n2,50,0,2000000\nn2,60,8,"])
+@pytest.mark.parametrize("capacity_from_s", [0.0, 55.0])
+def test_a_machine_keeps_the_memory_that_it_was_said_to_have(
+    tmp_path: Path, later: str, capacity_from_s: float
+) -> None:
+    """What wants more than any machine has is refused, and keeps nothing else waiting."""
+    capacity = f"machine,at_s,cpu_cores,memory_mib\nn1,0,16,65536\nn2,0,16,65536\n{later}\nn1,60,16,\n"
+    (tmp_path / "capacity.csv").write_text(capacity)
+    rows = [f"{name},{at_s},100,4,{mib},100\n" for name, at_s, mib in JOBS_OF]
+    (tmp_path / "jobs.csv").write_text("id,submit_s,runtime_s,cpu_cores,memory_mib,task_runtime_s\n" + "".join(rows))
+    inputs = {name: Input(tmp_path / f"{name}.csv") for name in ("jobs", "capacity")}
+    given = {"policy": "first-fit", "discipline": "strict", "validate": True, "capacity_from_s": capacity_from_s}
+    settings = MODEL.settings({"inputs": inputs, **given})
+    prepared = MODEL.prepare([settings], lambda share: None)
+    found = MODEL.run(settings, 1, prepared, lambda share: None).metrics
+    assert (found["jobs_refused"], found["jobs_left"], found["jobs_done"]) == (1, 0, 3)
 
 
 @pytest.mark.parametrize(
