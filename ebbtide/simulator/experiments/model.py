@@ -121,15 +121,19 @@ class Input:
 
     def _counted(self, batches: Iterator[B], trace: Trace) -> Iterator[B]:
         yield from batches
-        keep_reading(self.path, self._terms, trace.report.as_json())
+        keep_reading(self.path, self.terms, trace.report.as_json())
 
     @property
-    def _terms(self) -> list[Any]:
+    def terms(self) -> list[Any]:
+        """How it is read, as JSON knows it."""
         return [self.format, dict(self.options), self.order]
 
-    def counts(self) -> dict[str, Any] | None:
-        """What the report of a reading (`inputs.report`) counts; None: it was not read as a trace."""
-        found = reading(self.path, self._terms)
+    def counts(self, content: str) -> dict[str, Any] | None:
+        """What the report of a reading (`inputs.report`) counts; None: it was not read as a trace.
+
+        :param content: the file's `fingerprint`.
+        """
+        found = reading(content, self.terms)
         return None if found is None else {word: found[word] for word in _COUNTS}
 
 

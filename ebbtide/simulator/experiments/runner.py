@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import platform
 import shutil
@@ -22,8 +24,8 @@ from ebbtide.simulator.errors import ExperimentError, Interrupted, InvalidParame
 from ebbtide.simulator.experiments import code, document, plotting
 from ebbtide.simulator.experiments import results as columns
 from ebbtide.simulator.experiments.experiment import Case, Experiment, Run, runs
-from ebbtide.simulator.experiments.finished import Finished, execute, load, save
-from ebbtide.simulator.experiments.model import INPUTS, Model, bounds_of, left_out, model_named
+from ebbtide.simulator.experiments.finished import Finished, execute, load, save, write_whole
+from ebbtide.simulator.experiments.model import INPUTS, Input, Model, bounds_of, left_out, model_named
 from ebbtide.simulator.experiments.processes import Event, Workers, cores
 from ebbtide.simulator.experiments.progress import Listener, Status
 from ebbtide.simulator.experiments.results import Results
@@ -130,7 +132,7 @@ def _run(
     values, tables, metrics = columns.collected(
         all_runs, finished, experiment.axis_values(), experiment.metrics, of_runs
     )
-    counts = {name: one.counts() for name, one in experiment.inputs.items()}
+    counts = {name: _counts(directory, one, prints[name]) for name, one in experiment.inputs.items()}
     meta = {
         "file": str(path),
         "command": command,
@@ -188,6 +190,21 @@ def _facts(
         ],
         "host": host_facts(),
     }
+
+
+def _counts(directory: Path, given: Input, content: str) -> dict[str, Any] | None:
+    """What reading an input counted, kept beside the runs: where they are kept nobody reads it again."""
+    key = hashlib.sha256(json.dumps([code.code_fingerprint(), content, given.terms]).encode()).hexdigest()[:32]
+    path = directory / RUNS / f"{key}.counts.json"
+    counts = given.counts(content)
+    if counts is not None:
+        write_whole(path, json.dumps(counts).encode())
+        return counts
+    try:
+        kept: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return kept
 
 
 def _warnings(ended: Sequence[tuple[Run, Finished]]) -> list[str]:

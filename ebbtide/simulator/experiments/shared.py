@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -111,25 +112,33 @@ def keep_reading(path: Path, terms: Sequence[Any], report: Mapping[str, Any]) ->
     """
     # Who reads may be anywhere, and reads all the same where there is no cache.
     with suppress(ExperimentError, OSError):
-        shared_arrays(_reading(path, terms), lambda: {"report": np.array([json.dumps(report)])})
+        shared_arrays(["reading", _content(path), *terms], lambda: {"report": np.array([json.dumps(report)])})
 
 
-def reading(path: Path, terms: Sequence[Any]) -> dict[str, Any] | None:
-    """What the last whole reading of a file as it is now counted; None: nobody has read it so."""
+def reading(content: str, terms: Sequence[Any]) -> dict[str, Any] | None:
+    """What the last whole reading of a file of this content counted; None: nobody has read it so.
+
+    :param content: its `fingerprint`.
+    """
 
     def make() -> dict[str, Any]:
-        raise KeyError(str(path))
+        raise KeyError(content)
 
     with suppress(KeyError, ExperimentError, OSError):
-        found: dict[str, Any] = json.loads(str(shared_arrays(_reading(path, terms), make)["report"][0]))
+        found: dict[str, Any] = json.loads(str(shared_arrays(["reading", content, *terms], make)["report"][0]))
         return found
     return None
 
 
-def _reading(path: Path, terms: Sequence[Any]) -> list[Any]:
-    """By what of a file changes with its content and costs no look at it."""
+def _content(path: Path) -> str:
+    """The `fingerprint` of a file that each run reads, which is worked out once a process."""
     found = path.stat()
-    return ["reading", str(path), found.st_size, found.st_mtime_ns, *terms]
+    return _content_of(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+@functools.lru_cache(maxsize=64)
+def _content_of(path: Path, *_: int) -> str:
+    return fingerprint(path)
 
 
 def _tidy(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -433,3 +434,38 @@ def test_lines_of_an_input_that_are_no_rows_are_counted_and_warned_of(
         assert "3 of 403 lines are malformed and left out; the first is line 1: run_time_s is 'x60'" in warned[0]
     elif warned:
         assert "of 460 rows 400 are taken; left out: 60 " in warned[0]
+
+
+@pytest.mark.parametrize("model", ["jobs", "harvest-series"])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("change", ["copy", "touch", "no cache"])
+def test_what_was_left_out_is_warned_of_although_nobody_reads_it_again(
+    tmp_path: Path, cache: Path, model: str, kept: bool, change: str
+) -> None:
+    head, row = {
+        "jobs": ("id,submit_s,runtime_s,cpu_cores,task_runtime_s", "{n},{at_s},60,1,60"),
+        "harvest-series": ("id,arrives_s,departs_s,cpu_cores,memory_mib", "{n},{at_s},,1,1024"),
+    }[model]
+    rows = [head, *(row.format(n=n, at_s="x" if n == 7 else n) for n in range(200))]
+    settings, name = {
+        "jobs": ("machines=2\ncpu_cores=4\n", "jobs"),
+        "harvest-series": ("servers=2\nwarm_up_s=0\n", "vms"),
+    }[model]
+    path, other = tmp_path / "one.csv", tmp_path / "two.csv"
+    path.write_text("\n".join(rows) + "\n")
+    file = put(tmp_path, f'[experiment]\nname="a"\nmodel="{model}"\nseeds=1\n[settings]\n{settings}[inputs.{name}]\n')
+
+    def sweep(read: Path, output: str) -> list[str]:
+        found = run(file, output=tmp_path / output, workers=0, inputs={name: read})
+        assert not any(found.columns["error"])
+        return [one for one in found.meta["warnings"] if "1 of 200 lines are malformed" in one]
+
+    assert len(sweep(path, "out")) == 1
+    if change == "copy":
+        other.write_bytes(path.read_bytes())
+        path = other
+    elif change == "touch":
+        os.utime(path, (0, 0))
+    else:
+        shutil.rmtree(cache)
+    assert len(sweep(path, "out" if kept else "elsewhere")) == 1
