@@ -222,11 +222,17 @@ def _value(value: object) -> str:
 
 
 def _pairs(option: str, words: list[str]) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.strip() or not value:
             raise typer.BadParameter(f"{option} must be NAME=VALUE, not {word!r}")
-        yield name.strip(), value
+        name = name.strip()
+        if name in seen:
+            one = "a trace is one file" if option == "--input" else "values of an axis are a list, as x=[1,2]"
+            raise typer.BadParameter(f"{option} {name} is given twice; {one}")
+        seen.add(name)
+        yield name, value
 
 
 @contextmanager

@@ -99,6 +99,12 @@ def test_a_run_that_failed_ends_the_command_with_1_when_all_is_written(tmp_path:
             1,
             "lines.toml: settings.noise must be a finite number, but is 'x'",
         ),
+        (["run", "lines.toml", "--set", "x=1", "--set", " x = 2"], 2, "--set x is given twice"),
+        (
+            ["run", "lines.toml", "--input", "jobs=a", "--input", "jobs=b"],
+            2,
+            "--input jobs is given twice; a trace is one",
+        ),
         (["run", "lines.toml", "--input", "a=b"], 1, "inputs.a is no input of this experiment; there are none"),
         (["show", "."], 1, "results are not in .: there is no meta.json"),
         (["compare", "."], 1, "results are not in ."),
