@@ -5,6 +5,7 @@ See docs/research/waiting.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +17,7 @@ from ebbtide.simulator.experiments.fields import Given
 from ebbtide.simulator.experiments.model import POLICY, Input, Outcome
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.jobs.engine import Machines
-from ebbtide.simulator.jobs.facts import known
+from ebbtide.simulator.jobs.facts import Facts, known
 from ebbtide.simulator.jobs.model import MOST_CORES, MOST_MACHINES, Made, made
 from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.waiting.meanwhile import table
@@ -92,14 +93,16 @@ class WaitingModel:
             raise InvalidParameter("from_s", f"must be before the last job, but is {case.terms.from_s:g}")
         return case
 
-    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> None:
-        """Whether the windows lie in their traces; these stream through each run."""
+    def prepare(self, settings: Sequence[Case], progress: Callable[[float], None]) -> dict[str, Facts]:
+        """What is in each trace, and whether the windows lie in it; the traces stream through each run."""
+        found: dict[str, Facts] = {}
         for number, case in enumerate(settings):
             if isinstance(case.jobs, Input):
-                facts = known(case.jobs)
+                facts = found[str(case.jobs.path)] = known(case.jobs)
                 facts.of_one_task_each()
                 facts.within(case.terms.from_s)
             progress((number + 1) / len(settings))
+        return found
 
     def run(self, settings: Case, seed: int, prepared: Any, progress: Callable[[float], None]) -> Outcome:
         """One run. Made jobs are the seed's own; a forest learns from others of their kind."""
@@ -123,7 +126,10 @@ class WaitingModel:
             rows=rows,
         )
         tables = {} if rows is None else {"jobs": rows.columns()}
-        return Outcome(found.metrics, tables | ({"models": table(found.versions)} if found.versions else {}))
+        if found.versions:
+            tables["models"] = table(found.versions)
+        facts = None if isinstance(jobs, Made) else (prepared or {}).get(str(jobs.path)) or known(jobs)
+        return Outcome(found.metrics, tables, () if facts is None else facts.beyond(math.inf))
 
 
 MODEL: Final = WaitingModel()

@@ -268,6 +268,8 @@ def test_parts_of_cores_that_are_much_of_a_trace_are_a_warning(tmp_path: Path) -
         "in whole cores its tasks want +300% of work",
         "in whole cores its machines have -50% of capacity",
     ]
+    waiting = outcome("waiting", machines=2, cpu_cores=4, inputs={"jobs": Input(jobs)})
+    assert waiting.warnings[0].startswith("in whole cores its tasks want +300% of work of what the trace says")
     jobs.write_text(head + "".join(f"{n},{n},60,{n + 1},1,60\n" for n in range(2)))
     machines.write_text("machine,at_s,cpu_cores\na,0,20.5\nb,0,30\n")
     assert not [one for one in outcome("jobs", inputs=given).warnings if "whole cores" in one]
