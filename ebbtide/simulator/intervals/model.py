@@ -179,11 +179,12 @@ MODEL: Final = IntervalsModel()
 
 
 def _key(case: Case) -> Any:
-    return str(case.jobs.path) if isinstance(case.jobs, Input) else "", case.days, case.machines.cpu_cores
+    path = str(case.jobs.path) if isinstance(case.jobs, Input) else ""
+    return path, case.days, case.machines.cpu_cores, case.engine.from_s, case.engine.to_s
 
 
 def _facts(case: Case, jobs: Input) -> Facts:
-    return known(jobs, case.days * _DAY_S, case.machines.cpu_cores)
+    return known(jobs, case.days * _DAY_S, case.machines.cpu_cores, (case.engine.from_s, case.engine.to_s))
 
 
 def simulate(

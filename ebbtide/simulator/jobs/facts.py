@@ -16,7 +16,7 @@ from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
 from ebbtide.simulator.jobs.intake import rounded_down, rounded_up
 
 #: Of the arrays in the cache.
-_VERSION: Final = 4
+_VERSION: Final = 5
 #: The share by which whole cores may differ from what a trace says before that is worth a warning.
 _ROUNDING: Final = 0.05
 #: What becomes of machines when nothing says how they change any more.
@@ -30,6 +30,7 @@ class Facts:
     :param core_s: work of all jobs that fit on a machine, and (``early_core_s``) of those that come before
         ``before_s``; in whole cores.
     :param asked_core_s: ``core_s`` in the cores that the trace says.
+    :param measured: jobs that are submitted in the window that was asked about.
     """
 
     jobs: int
@@ -39,6 +40,7 @@ class Facts:
     early_core_s: float
     before_s: float
     asked_core_s: float
+    measured: int
 
     @property
     def mean_cores(self) -> float:
@@ -52,11 +54,13 @@ class Facts:
             raise InvalidParameter(f"{INPUTS}.jobs", "has jobs of several tasks; here each must have one")
 
     def within(self, from_s: float, to_s: float = math.inf) -> None:
-        """:raises InvalidParameter: no job of the trace is submitted in [from_s, to_s)."""
+        """:raises InvalidParameter: no job of the trace is submitted in [from_s, to_s), which was asked about."""
         if from_s > self.last_s:
             raise InvalidParameter("from_s", f"is {from_s:g}, but the last job of the trace comes at {self.last_s:g} s")
         if to_s <= 0:
             raise InvalidParameter("to_s", f"must be after the first job of the trace, at 0 s, but is {to_s:g}")
+        if not self.measured:
+            raise InvalidParameter("from_s", f"is {from_s:g}, but no job of the trace comes from then to {to_s:g} s")
 
     def beyond(self, to_s: float) -> tuple[str, ...]:
         """What is to be said of a window that goes on where the trace has ended, and of parts of cores."""
@@ -67,19 +71,26 @@ class Facts:
         return (*rounded, f"what is measured ends at {to_s:g} s, and {last}")
 
 
-def known(trace: Input, before_s: float = math.inf, most_cores: float = math.inf) -> Facts:
+def known(
+    trace: Input,
+    before_s: float = math.inf,
+    most_cores: float = math.inf,
+    window_s: tuple[float, float] = (-math.inf, math.inf),
+) -> Facts:
     """What a trace of jobs is; read once, and then kept in the cache.
 
     :param most_cores: of a machine: what wants more is refused, and is no work.
+    :param window_s: of which `Facts.within` is to tell.
     :raises InvalidParameter: it has no jobs, one without cores, or is of another kind.
     """
 
     def make() -> dict[str, Any]:
-        jobs, all_tasks, last_s, sums = 0, 0, 0.0, [0.0, 0.0, 0.0]
+        jobs, measured, all_tasks, last_s, sums = 0, 0, 0, 0.0, [0.0, 0.0, 0.0]
         for batch in trace.batches(JobBatch, "jobs", from_first=True):
             if not len(batch):
                 continue
             jobs, last_s = jobs + len(batch), float(batch.submit_s[-1])
+            measured += int(((batch.submit_s >= window_s[0]) & (batch.submit_s < window_s[1])).sum())
             tasks = batch.task_runtime_s
             all_tasks += int(tasks.lengths.sum())
             if batch.cpu_cores.min() <= 0:
@@ -92,12 +103,13 @@ def known(trace: Input, before_s: float = math.inf, most_cores: float = math.inf
             early = np.repeat(batch.submit_s < before_s, tasks.lengths)
             found = (float(one.sum()) for one in (core_s, core_s[early], asked))
             sums = [before + more for before, more in zip(sums, found, strict=True)]
-        return {"facts": np.array([jobs, all_tasks, last_s, *sums])}
+        return {"facts": np.array([jobs, all_tasks, last_s, *sums, measured])}
 
-    jobs, all_tasks, last_s, core_s, early, asked = _kept("jobs", trace, (before_s, most_cores), make)["facts"].tolist()
+    terms = (before_s, most_cores, window_s)
+    jobs, all_tasks, last_s, core_s, early, asked, measured = _kept("jobs", trace, terms, make)["facts"].tolist()
     if not jobs:
         raise InvalidParameter("jobs", "are none")
-    return Facts(int(jobs), int(all_tasks), last_s, core_s, early, before_s, asked)
+    return Facts(int(jobs), int(all_tasks), last_s, core_s, early, before_s, asked, int(measured))
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,9 +232,11 @@ def _facts(case: Case, known: dict[Any, Any]) -> Facts | None:
     """What the trace of jobs is; None where they are made."""
     if isinstance(case.jobs, Made):
         return None
-    key = ("jobs", str(case.jobs.path))
+    # A window without an end is judged by the last job: one reading does for all of them.
+    window_s = (case.engine.from_s, case.engine.to_s) if case.engine.to_s < math.inf else (-math.inf, math.inf)
+    key = ("jobs", str(case.jobs.path), window_s)
     if key not in known:
-        known[key] = known_of(case.jobs)
+        known[key] = known_of(case.jobs, window_s=window_s)
     found: Facts = known[key]
     return found
 

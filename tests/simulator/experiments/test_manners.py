@@ -279,6 +279,18 @@ DEGENERATE: dict[str, tuple[str, dict[str, Any], list[tuple[int, int, int]], str
     "no-cores": ("jobs", {"machines": 1, "cpu_cores": 4}, [(0, 60, 1), (5, 60, 0)], "a job without cores: job-1"),
     "no-cores-waiting": ("waiting", {"machines": 1, "cpu_cores": 4}, [(0, 60, 0)], "a job without cores: job-0"),
     "one-instant": ("jobs", {"machines": 1, "cpu_cores": 4, "capacity": "walk"}, [(0, 60, 1)] * 3, "cannot walk"),
+    "gap": (
+        "jobs",
+        {"machines": 1, "cpu_cores": 4, "from_s": 1000.0, "to_s": 2000.0},
+        [(0, 60, 1), (100_000, 60, 1)],
+        "^from_s is 1000, but no job of the trace comes from then to 2000 s",
+    ),
+    "gap-intervals": (
+        "intervals",
+        {"machines": 1, "cpu_cores": 4, "days": 2, "from_s": 1000.0, "to_s": 2000.0},
+        [(0, 60, 1), (100_000, 60, 1)],
+        "^from_s is 1000, but no job of the trace comes from then to 2000 s",
+    ),
     "no-work": ("intervals", {"days": 1}, [(0, 0, 1), (9, 0, 1)], "no job that fits on a machine and runs at all"),
 }
 
