@@ -174,14 +174,14 @@ def _print(results: Results, metrics: list[str], to: Printing) -> None:
         )
         return
     # Metrics below each other where there are more than a screen has room for beside each other.
-    axes = results.axes
+    axes, seeds = results.axes, len(results.meta["seeds"])
     if len(chosen) <= 4:
-        rows = [(*(_value(case[a]) for a in axes), *(_mean(found[m]) for m in chosen)) for case, found in cases]
+        rows = [(*(_value(case[a]) for a in axes), *(_mean(found[m], seeds) for m in chosen)) for case, found in cases]
         print_table((*axes, *chosen), rows, "no runs")
     else:
         print_table(
             (*axes, "metric", "mean"),
-            [(*(_value(case[a]) for a in axes), m, _mean(found[m])) for case, found in cases for m in chosen],
+            [(*(_value(case[a]) for a in axes), m, _mean(found[m], seeds)) for case, found in cases for m in chosen],
             "no runs",
         )
     for warning in results.meta.get("warnings", ()):
@@ -207,8 +207,9 @@ def _as_json(case: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mean(one: Any) -> str:
-    return _number(one.mean) if math.isnan(one.low) else f"{_number(one.mean)} ± {one.high - one.mean:.3g}"
+def _mean(one: Any, seeds: int) -> str:
+    mean = _number(one.mean) if math.isnan(one.low) else f"{_number(one.mean)} ± {one.high - one.mean:.3g}"
+    return f"{mean} ({one.count} of {seeds} seeds)" if 0 < one.count < seeds else mean
 
 
 def _number(value: float) -> str:

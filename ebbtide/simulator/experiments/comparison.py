@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,9 @@ def _differences(baseline: _Side, other: _Side, metrics: Sequence[str], notes: l
         if lacking := [case for case in mine_ if case not in theirs_]:
             notes.append(f"{len(lacking)} cases are in {one.name} only, the first at {_case(axes, lacking[0])}")
     found = []
-    unpaired = 0
+    unpaired = same = 0
+    lacking_numbers = {baseline.name: 0, other.name: 0}
+    measured = [metric for metric in baseline.metrics if metric in other.metrics]
     for case, rows in ours.items():
         if case not in yours:
             continue
@@ -198,17 +200,41 @@ def _differences(baseline: _Side, other: _Side, metrics: Sequence[str], notes: l
             baseline.columns[SEED][rows], other.columns[SEED][yours[case]], return_indices=True
         )
         unpaired += len(rows) + len(yours[case]) - 2 * len(seeds)
+        sides = ((baseline, rows[mine]), (other, yours[case][theirs]))
+        # One metric may be the same by what it is; all of them are where chance has no part.
+        drawn = any(_varies(side.columns[metric][chosen]) for side, chosen in sides for metric in measured)
+        same += len(seeds) > 1 and not drawn
+        lacks = {side.name: np.zeros(len(seeds), np.bool_) for side, _ in sides}
         for metric in metrics:
-            a = baseline.columns[metric][rows][mine]
-            b = other.columns[metric][yours[case]][theirs]
-            both = ~(np.isnan(a) | np.isnan(b))
-            if both.any():
+            a, b = (side.columns[metric][chosen] for side, chosen in sides)
+            finite = np.isfinite(a), np.isfinite(b)
+            if finite[0].any() or finite[1].any():
+                lacks[baseline.name] |= ~finite[0]
+                lacks[other.name] |= ~finite[1]
+            if (both := finite[0] & finite[1]).any():
                 a, b = a[both], b[both]
                 named = dict(zip(axes, case, strict=True))
-                found.append(Difference(named, metric, other.name, interval(a), interval(b), interval(b - a)))
+                of = [interval(one) for one in (a, b, b - a)]
+                if not drawn:
+                    of = [replace(one, low=math.nan, high=math.nan) for one in of]
+                found.append(Difference(named, metric, other.name, *of))
+        for name, none in lacks.items():
+            lacking_numbers[name] += int(none.sum())
+    if same:
+        notes.append(
+            f"seeds draw nothing here: no interval ({same} cases of {other.name}, all metrics of which are equal)"
+        )
+    for name, count in lacking_numbers.items():
+        if count:
+            notes.append(f"{count} pairs have no number in {name}, and are left out where they have none")
     if unpaired:
         notes.append(f"{unpaired} runs of {baseline.name} or {other.name} have a seed that the other has not")
     return found
+
+
+def _varies(values: Column) -> bool:
+    known = values[~np.isnan(values)]
+    return bool((known != known[:1]).any())
 
 
 def _case(axes: Sequence[str], case: Sequence[Value]) -> str:

@@ -89,6 +89,19 @@ def test_a_run_that_failed_ends_the_command_with_1_when_all_is_written(tmp_path:
     assert len(load(tmp_path / "out")) == 12
 
 
+def test_show_says_of_how_many_seeds_a_mean_is_where_some_have_no_number(
+    swept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = load(swept)
+    columns = {name: values.copy() for name, values in found.columns.items()}
+    columns["y"][0] = np.nan
+    monkeypatch.setattr(found, "columns", columns)
+    monkeypatch.setattr("ebbtide.simulator.experiments.load", lambda directory: found)
+    lines = [" ".join(line.split()) for line in call("show", str(swept)).stdout.splitlines()]
+    assert re.fullmatch(r"flat 1 0\.5 \S+ ± \S+ \(2 of 3 seeds\) 10 ± 0 -", lines[1])
+    assert "seeds" not in "".join(lines[2:])
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [

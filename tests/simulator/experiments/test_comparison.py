@@ -76,8 +76,46 @@ def test_what_a_policy_stands_for_and_how_an_input_is_read_is_told_where_it_diff
 
 def test_a_run_that_failed_is_in_no_pair() -> None:
     after = results("after", [("a", 1, math.nan), ("a", 2, 22.0), ("a", 3, 32.0)])
-    (only,) = compare(BEFORE, after).differences
+    found = compare(BEFORE, after)
+    (only,) = found.differences
     assert (only.difference.mean, only.difference.count, only.baseline.mean) == (2.0, 2, 25.0)
+    said = "pairs have no number in after, and are left out where they have none"
+    assert found.notes == ("1 cases are in before only, the first at policy=b", f"1 {said}")
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinite_figures_are_in_no_pair() -> None:
+    before = results("before", [("a", 1, math.inf), ("a", 2, 20.0), ("a", 3, 30.0), ("a", 4, math.inf)])
+    after = results("after", [("a", 1, math.inf), ("a", 2, 21.0), ("a", 3, 32.0), ("a", 4, 1.0)])
+    found = compare(before, after)
+    (only,) = found.differences
+    assert (only.difference.mean, only.difference.count) == (1.5, 2)
+    assert [note.partition(",")[0] for note in found.notes] == [
+        "2 pairs have no number in before",
+        "1 pairs have no number in after",
+    ]
+
+
+def test_where_seeds_draw_nothing_there_is_no_interval() -> None:
+    before, after = (
+        results(name, [*(("a", seed, value) for seed in (1, 2, 3)), ("b", 1, 1.0), ("b", 2, more)])
+        for name, value, more in (("before", 1.0, 1.0), ("after", 2.0, 3.0))
+    )
+    found = compare(before, after)
+    first, second = found.differences
+    assert (first.difference.mean, first.clear, math.isnan(first.difference.low)) == (1.0, False, True)
+    # One side draws.
+    assert not math.isnan(second.difference.low)
+    assert found.notes == ("seeds draw nothing here: no interval (1 cases of after, all metrics of which are equal)",)
+
+
+def test_a_metric_that_does_not_vary_has_its_interval_where_another_does() -> None:
+    def drawn(name: str, value: float) -> Results:
+        found = results(name, [("a", seed, float(seed)) for seed in (1, 2, 3)])
+        return Results({**found.columns, "z": np.full(3, value)}, {**found.meta, "metrics": ["y", "z"]})
+
+    found = compare(drawn("before", 1.0), drawn("after", 2.0), metrics=["z"])
+    assert (found.differences[0].clear, found.notes) == (True, ())
 
 
 def test_values_of_an_axis_are_compared_within_a_run() -> None:
