@@ -387,6 +387,8 @@ class Agents:
                     raw = await _read(response, most)
                     status = response.status
                 call.set(status=status)
+                if call.is_recorded and (status >= 500 or status in (408, 429)):
+                    call.failure = f"answered with {status}"
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}", sent=sent.begun) from error
         except TimeoutError as error:

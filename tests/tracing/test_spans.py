@@ -6,8 +6,14 @@ import asyncio
 import subprocess
 import sys
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from cluster_manager.errors import AgentError
+from cluster_manager.inventory.agents import Agents
+from cluster_manager.settings import AgentLimits
 from ebbtide.tracing import spans
 from ebbtide.tracing.context import new_trace
 from ebbtide.tracing.spans import MOST_CHILDREN, MOST_TEXT, NO_SPAN, Ended, operation, record_to, span, within
@@ -160,3 +166,30 @@ def test_a_guests_spans_have_our_names_and_ids_and_the_time_of_the_call(kept: Ke
 )
 def test_what_a_guest_says_that_does_not_fit_is_left_out(kept: Kept, said: object) -> None:
     assert not told(kept, said)
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [(200, ""), (404, ""), (409, ""), (408, "answered with 408"), (429, "answered with 429")]
+    + [(status, f"answered with {status}") for status in (500, 503)],
+)
+@pytest.mark.parametrize("traced", [True, False])
+async def test_a_call_that_the_agent_could_not_do_is_a_span_that_failed(
+    kept: Kept, status: int, failure: str, traced: bool
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/x", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        agents = Agents(session, lambda host: None, "key", AgentLimits())
+        with operation("operation target") if traced else NO_SPAN:
+            try:
+                await agents._raw_at(str(server.make_url("")), "a", "POST", "/v1/x")
+                assert status == 200
+            except AgentError:
+                assert status > 200
+    calls = [one for one in kept.spans if one.name == "call POST"]
+    assert [(one.failure, one.attributes["ebbtide.status"]) for one in calls] == [(failure, status)] * traced
+    assert NO_SPAN.failure == ""
