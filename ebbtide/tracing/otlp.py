@@ -44,14 +44,18 @@ class _Given(IdGenerator):
 
 
 class _Complaints(logging.Handler):
-    """The library's warnings as lines of our log, of those that come again and again one a minute."""
+    """The library's warnings as lines of our log; once spans are sent, when they come again and again, one a minute."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.sending = False
         self._next_at = 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (now := time.monotonic()) >= self._next_at:
+        if not self.sending:
+            # Of its variables, which it may well do without.
+            log.warning("OpenTelemetry says", why=record.getMessage()[:300])
+        elif (now := time.monotonic()) >= self._next_at:
             self._next_at = now + COMPLAINT_S
             log.warning("spans are not sent", why=record.getMessage()[:300])
 
@@ -79,6 +83,7 @@ class OtlpRecorder:
         # What the environment says of this service wins over what we do. A guest is another one.
         self._own = self._tracer(own.merge(OTELResourceDetector().detect()))
         self._guests = self._tracer(Resource.create({SERVICE_NAME: GUEST_SERVICE} | described))
+        self._complaints.sending = True
 
     @property
     def endpoint(self) -> str:

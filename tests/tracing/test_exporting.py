@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 import cluster_manager.main as manager
 import hostagent.main as host_agent
@@ -175,3 +177,21 @@ def test_a_plain_installation_has_no_opentelemetry_in_its_lock() -> None:
         [sys.executable, "-m", "cluster_manager.main", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert "--tracing" in help_text
+
+
+async def test_a_variable_that_the_library_does_without_is_not_said_to_keep_spans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "abc")
+    async with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        with capture_logs() as logged:
+            async with exporting(True, "ebb-manager"):
+                with operation("operation target"):
+                    pass
+                said = list(logged)
+                logging.getLogger("opentelemetry").warning("nobody answers")
+        assert len(collector.spans) == 1
+    assert {one["event"] for one in said} == {"OpenTelemetry says", "spans are sent"}
+    assert any("abc" in one["why"] for one in said if "why" in one)
+    assert ("spans are not sent", "nobody answers") in [(one["event"], one["why"]) for one in logged[len(said) :]]
