@@ -157,7 +157,15 @@ class HarvestModel:
             "rejected": float(counts.rejected),
             "rejected_share": counts.rejected / arrived if arrived else math.nan,
         }
-        return Outcome(metrics, changes.tables(settings.warm_up_s, end_s, settings.servers))
+        warnings = []
+        if counts.without_memory:
+            none = f"{counts.without_memory} of {arrived} VMs say no memory, and are placed as if they wanted none"
+            warnings.append(none)
+        if end_s < until_s < math.inf:
+            warnings.append(
+                f"what is measured ends with the last VM of the trace, at {end_s:g} s, not at {until_s:g} s"
+            )
+        return Outcome(metrics, changes.tables(settings.warm_up_s, end_s, settings.servers), tuple(warnings))
 
 
 MODEL: Final = HarvestModel()

@@ -69,6 +69,16 @@ def test_what_happens_in_the_warm_up_counts_in_nothing_but_what_is_placed(tmp_pa
     assert metrics["harvested_mean_cores"] == pytest.approx((5 * 4100 + 7 * 3600) / 7700)
 
 
+def test_vms_without_memory_and_an_end_past_the_trace_are_warned_of(tmp_path: Path) -> None:
+    path = put(tmp_path, VMS, "vms.csv")
+    assert outcome(path).warnings == outcome(path, until_s=8100).warnings == ()
+    assert outcome(path, until_s=9000).warnings == (
+        "what is measured ends with the last VM of the trace, at 8100 s, not at 9000 s",
+    )
+    path = put(tmp_path, VMS.replace("4600,2,10", "4600,2,"), "some.csv")
+    assert outcome(path).warnings == ("1 of 5 VMs say no memory, and are placed as if they wanted none",)
+
+
 def test_a_series_ends_where_it_is_told_to(tmp_path: Path) -> None:
     metrics = outcome(put(tmp_path, VMS, "vms.csv"), until_s=1000).metrics
     assert metrics["harvested_mean_cores"] == pytest.approx((6 * 300 + 5 * 700) / 1000)
