@@ -131,7 +131,9 @@ def fits_no_node(sample: Sample, fits: NDArray[np.bool_], window_s: tuple[float,
     wide = within & ~fits
     if not wide.any():
         return ()
-    share = offered(sample.part(wide), window_s).mean_cores / offered(sample, window_s).mean_cores
+    whole = offered(sample, window_s).mean_cores
+    # All of them may be of no cores.
+    share = offered(sample.part(wide), window_s).mean_cores / whole if whole else 0.0
     return (
         f"{wide.sum()} of {within.sum()} VMs in the window fit no node, and are left out of the peak that says how "
         f"many there are, with {share:.1%} of the core-seconds",

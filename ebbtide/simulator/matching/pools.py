@@ -168,8 +168,9 @@ class Pool:
             }
             supply["gap_drift"] = drift(gap_s, end_s)
         gap_s, size, _ = self._gaps(from_s, until_s)
+        known = {"mean_cores": self.mean_cores(from_s, until_s), "rejected_share": self.rejected_share}
         if not len(gap_s):
-            return {"changes": 0.0, "mean_cores": self.mean_cores(from_s, until_s), **supply}
+            return {"changes": 0.0, **known, **supply}
         return {
             "changes": float(len(gap_s)),
             "gap_mean_min": float(gap_s.mean()) / 60.0,
@@ -178,8 +179,7 @@ class Pool:
             "within_10_min": float((gap_s <= 600.0).mean()),
             "within_1_h": float((gap_s <= 3600.0).mean()),
             "change_mean_cores": float(size.mean()),
-            "mean_cores": self.mean_cores(from_s, until_s),
-            "rejected_share": self.rejected_share,
+            **known,
             **supply,
         }
 

@@ -20,6 +20,7 @@ from ebbtide.simulator.cluster.workload import (
     Sample,
     arrivals_of,
     at_minimums,
+    fits_no_node,
     incompressible,
     minimum_of,
     moved_off_grid,
@@ -121,6 +122,13 @@ def test_the_offered_peak_counts_departures_of_an_instant_before_its_arrivals() 
     assert late.peak_cores == 3
     assert late.mean_cores == pytest.approx(3)
     assert len(offered(sample, (0.0, 2.5 * DAY_S)).daily_mean_cores) == 3
+
+
+def test_vms_of_no_cores_that_fit_no_node_are_told_of() -> None:
+    sample = sample_of([(0, 10, 0)])
+    (said,) = fits_no_node(sample, np.zeros(1, np.bool_), (0.0, 20.0))
+    assert said.startswith("1 of 1 VMs in the window fit no node")
+    assert said.endswith("with 0.0% of the core-seconds")
 
 
 def test_overcommitment_is_set_by_the_number_of_nodes() -> None:

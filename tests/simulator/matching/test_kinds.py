@@ -292,3 +292,8 @@ def test_a_window_of_less_than_two_periods_of_the_rate_is_warned_of(
 def test_a_bad_rate_names_its_field(field: str, value: object) -> None:
     with pytest.raises(InvalidParameter, match=field):
         Workload(**{field.replace("window_h", "window_s"): value})  # type: ignore[arg-type]
+
+
+def test_what_a_pool_rejected_is_known_in_a_window_without_changes_too() -> None:
+    found = Pool(np.arange(2), np.zeros(2), np.array([4, 8]), 2, DAY_S, 0.25).statistics(0.0, DAY_S)
+    assert (found["changes"], found["mean_cores"], found["rejected_share"]) == (0.0, 12.0, 0.25)
