@@ -6,8 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,7 +40,7 @@ def batches(draw: st.DrawFn, kind: str) -> Batch:
     def several(values: st.SearchStrategy[float], size: int = count) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.array(draw(st.lists(values, min_size=size, max_size=size)), np.float64)
 
-    columns: dict[str, object] = {}
+    columns: dict[str, Any] = {}
     for field in fields(KINDS[kind]):
         name = field.name
         if name in TEXTS:
@@ -60,6 +63,8 @@ def batches(draw: st.DrawFn, kind: str) -> Batch:
             columns[name] = np.where(several(st.booleans().map(float)) > 0, np.nan, 1e20)
         else:
             columns[name] = several(FLOATS)
+    if kind == "jobs":
+        columns["runtime_s"] = columns["task_runtime_s"].means()
     return KINDS[kind](**columns)
 
 
@@ -124,3 +129,24 @@ def test_where_it_cannot_be_written_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(TraceError, match=problem):
             write(path, "series", [])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize(("runtime_s", "bad"), [(9, True), (10, False), (15, False), (20.6, False), (22, True)])
+def test_a_runtime_that_contradicts_those_of_the_tasks_is_malformed(
+    tmp_path: Path, kind: str, runtime_s: float, bad: bool
+) -> None:
+    runtime_s -= 0.5 if bad and runtime_s < 10 else 0.0
+    rows = [("a", 0.0, 60.0, 1.0, [60.0]), ("b", 1.0, runtime_s, 1.0, [10.0, 20.0])]
+    names = ("id", "submit_s", "runtime_s", "cpu_cores", "task_runtime_s")
+    if kind == "csv":
+        lines = [",".join([*map(str, row[:4]), ";".join(map(str, row[4]))]) for row in rows]
+        path = samples.put(tmp_path, "\n".join([",".join(names), *lines, ""]).encode())
+    else:
+        path = tmp_path / "jobs.parquet"
+        pq.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), path)
+    trace = Trace(path, max_malformed=1)
+    assert sum(len(batch) for batch in trace) == (1 if bad else 2)
+    assert [(one.field, one.problem) for one in trace.report.examples] == [
+        ("runtime_s", "is not between the least and the largest of task_runtime_s")
+    ] * bad

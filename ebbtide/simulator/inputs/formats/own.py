@@ -53,6 +53,26 @@ _GROUP: Final = Column("group", Form.TEXT, optional=True)
 _LEAVES: Final = Check(
     "departs_s", "is before arrives_s", lambda t: np.asarray(t.number("departs_s") < t["arrives_s"], bool)
 )
+#: By so much rounding may move a mean, s (where it is written as whole ones) and as a share of it.
+_ROUNDING_S: Final = 1.0
+_ROUNDING: Final = 1e-9
+
+
+def _contradicts_its_tasks(table: Table) -> Any:
+    """Otherwise who asks for the runtime and who runs the tasks see two different jobs."""
+    tasks, bad = table["task_runtime_s"], np.zeros(len(table), bool)
+    # Rows without tasks are named elsewhere.
+    some = tasks.lengths > 0
+    begins, runtime_s = tasks.offsets[:-1][some], table["runtime_s"][some]
+    if len(begins):
+        least, most = (bound.reduceat(tasks.values, begins) for bound in (np.minimum, np.maximum))
+        slack_s = _ROUNDING_S + _ROUNDING * most
+        bad[some] = (runtime_s < least - slack_s) | (runtime_s > most + slack_s)
+    return bad
+
+
+_MEAN: Final = Check("runtime_s", "is not between the least and the largest of task_runtime_s", _contradicts_its_tasks)
+_CHECKS: Final = {"vms": (_LEAVES,), "jobs": (_MEAN,)}
 
 _COLUMNS: Final[dict[str, tuple[Column, ...]]] = {
     "vms": (
@@ -94,7 +114,7 @@ TABLES: Final = tuple(
         columns=columns,
         builder=_BUILDERS[kind],
         header="required",
-        checks=(_LEAVES,) if kind == "vms" else (),
+        checks=_CHECKS.get(kind, ()),
     )
     for kind, columns in _COLUMNS.items()
 )
@@ -106,7 +126,7 @@ PARQUETS: Final = tuple(
         kind=kind,
         columns=columns,
         builder=_BUILDERS[kind],
-        checks=(_LEAVES,) if kind == "vms" else (),
+        checks=_CHECKS.get(kind, ()),
     )
     for kind, columns in _COLUMNS.items()
 )
