@@ -180,11 +180,12 @@ MODEL: Final = IntervalsModel()
 
 def _key(case: Case) -> Any:
     path = str(case.jobs.path) if isinstance(case.jobs, Input) else ""
-    return path, case.days, case.machines.cpu_cores, case.engine.from_s, case.engine.to_s
+    return path, case.days, case.machines.cpu_cores, case.engine.from_s, case.engine.to_s, case.engine.memory
 
 
 def _facts(case: Case, jobs: Input) -> Facts:
-    return known(jobs, case.days * _DAY_S, case.machines.cpu_cores, (case.engine.from_s, case.engine.to_s))
+    window_s = case.engine.from_s, case.engine.to_s
+    return known(jobs, case.days * _DAY_S, case.machines.cpu_cores, window_s, case.engine.memory)
 
 
 def simulate(

@@ -12,8 +12,8 @@ import numpy as np
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.model import INPUTS, Input
 from ebbtide.simulator.experiments.shared import SharedArrays, fingerprint, shared_arrays
-from ebbtide.simulator.inputs.batches import CapacityBatch, JobBatch
-from ebbtide.simulator.jobs.intake import rounded_down, rounded_up
+from ebbtide.simulator.inputs.batches import CapacityBatch, Floats, JobBatch
+from ebbtide.simulator.jobs.intake import rounded_down, rounded_up, sound
 
 #: Of the arrays in the cache.
 _VERSION: Final = 5
@@ -76,12 +76,15 @@ def known(
     before_s: float = math.inf,
     most_cores: float = math.inf,
     window_s: tuple[float, float] = (-math.inf, math.inf),
+    memory: bool = True,
 ) -> Facts:
     """What a trace of jobs is; read once, and then kept in the cache.
 
     :param most_cores: of a machine: what wants more is refused, and is no work.
     :param window_s: of which `Facts.within` is to tell.
-    :raises InvalidParameter: it has no jobs, one without cores, or is of another kind.
+    :param memory: whether memory counts.
+    :raises InvalidParameter: it has no jobs, one without cores or with a number that no run takes, or is of another
+        kind.
     """
 
     def make() -> dict[str, Any]:
@@ -96,8 +99,11 @@ def known(
             if batch.cpu_cores.min() <= 0:
                 job = batch.id[int(batch.cpu_cores.argmin())]
                 raise InvalidParameter(f"{INPUTS}.jobs", f"has a job without cores: {job} (cpu_cores must be above 0)")
-            cores = rounded_up(batch.cpu_cores)
-            fits, task_s = cores <= most_cores, tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
+            cores, task_s = rounded_up(batch.cpu_cores), tasks.values[tasks.offsets[0] : tasks.offsets[-1]]
+            _judge("jobs", cpu_cores=batch.cpu_cores, task_runtime_s=task_s)
+            if memory:
+                _judge("jobs", memory_mib=batch.memory_mib[~np.isnan(batch.memory_mib)])
+            fits = cores <= most_cores
             core_s = np.repeat(np.where(fits, cores, 0.0), tasks.lengths) * task_s
             asked = np.repeat(np.where(fits, batch.cpu_cores, 0.0), tasks.lengths) * task_s
             early = np.repeat(batch.submit_s < before_s, tasks.lengths)
@@ -105,7 +111,7 @@ def known(
             sums = [before + more for before, more in zip(sums, found, strict=True)]
         return {"facts": np.array([jobs, all_tasks, last_s, *sums, measured])}
 
-    terms = (before_s, most_cores, window_s)
+    terms = (before_s, most_cores, window_s, memory)
     jobs, all_tasks, last_s, core_s, early, asked, measured = _kept("jobs", trace, terms, make)["facts"].tolist()
     if not jobs:
         raise InvalidParameter("jobs", "are none")
@@ -140,11 +146,12 @@ def _rounded(what: str, whole: float, said: float) -> tuple[str, ...]:
     return (f"in whole cores {words} of what the trace says: a larger unit may fit (Google's traces: machine_cores)",)
 
 
-def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
+def supplied(trace: Input, from_s: float, until_s: float, memory: bool = True) -> Supply:
     """What a trace of capacity gives in a window of so many seconds; read once, and then kept in the cache.
 
     :param from_s: of the trace, what is time 0 of the run.
-    :raises InvalidParameter: it has no machines, or ends before the window begins.
+    :param memory: whether memory counts.
+    :raises InvalidParameter: it has no machines or a number that no run takes, or ends before the window begins.
     """
 
     def make() -> dict[str, Any]:
@@ -152,6 +159,9 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
         said_total = said_area = 0.0
         cores: dict[str, tuple[float, float]] = {}
         for batch in since(trace.batches(CapacityBatch, "capacity", from_first=True), from_s):
+            _judge("capacity", cpu_cores=batch.cpu_cores)
+            if memory:
+                _judge("capacity", memory_mib=batch.memory_mib[~np.isnan(batch.memory_mib)])
             whole = rounded_down(batch.cpu_cores)
             # What is off serves nobody, whatever it is said to have.
             memory_mib = np.nan_to_num(batch.memory_mib[whole > 0], nan=math.inf)
@@ -173,9 +183,18 @@ def supplied(trace: Input, from_s: float, until_s: float) -> Supply:
             means = [(area + total * rest_s) / until_s, (said_area + said_total * rest_s) / until_s]
         return {"facts": np.array([most, most_mib, *means, last_s])}
 
-    most, most_mib, mean, said, last_s = _kept("capacity", trace, (from_s, until_s), make)["facts"].tolist()
+    most, most_mib, mean, said, last_s = _kept("capacity", trace, (from_s, until_s, memory), make)["facts"].tolist()
     mib = math.floor(most_mib + 1e-9) if math.isfinite(most_mib) else None
     return Supply(int(most), mib, mean, last_s, said)
+
+
+def _judge(name: str, **columns: Floats) -> None:
+    """What each run would refuse, before the first one. Raises InvalidParameter."""
+    for field, values in columns.items():
+        try:
+            sound(field, values, 0.0)
+        except InvalidParameter as error:
+            raise InvalidParameter(f"{INPUTS}.{name}", f"has a {field} that {error.problem}") from error
 
 
 def since(batches: Iterable[CapacityBatch], from_s: float) -> Iterator[CapacityBatch]:

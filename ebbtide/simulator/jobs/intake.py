@@ -112,7 +112,7 @@ def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: fl
     if not (offsets[1:] > offsets[:-1]).all():
         raise InvalidParameter("task_runtime_s", "must not be empty")
     runtime_s = _own(tasks.values[tasks.offsets[0] : tasks.offsets[-1]])
-    _sound("task_runtime_s", runtime_s, 0.0)
+    sound("task_runtime_s", runtime_s, 0.0)
     cores = whole("cpu_cores", batch.cpu_cores, least=1)
     memory_mib = None
     if settings.memory and not (unsaid := np.isnan(batch.memory_mib)).all():
@@ -127,7 +127,7 @@ def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: fl
         if (said.lengths != tasks.lengths).any():
             raise InvalidParameter("task_estimate_s", "must have one for each task")
         estimate_s = _own(said.values[said.offsets[0] : said.offsets[-1]])
-        _sound("task_estimate_s", estimate_s, 0.0)
+        sound("task_estimate_s", estimate_s, 0.0)
     if settings.by_length:
         if len(runtime_s) != len(cores):
             raise InvalidParameter("by_length", "goes with jobs of one task each")
@@ -154,12 +154,12 @@ def change_rows(
     _in_order("at_s", at_s, before_s)
     rows = np.empty((len(batch), c.CHANGE_INTS), np.int64)
     rows[:, 0] = [numbers.setdefault(name, len(numbers)) for name in batch.machine]
-    _sound("cpu_cores", batch.cpu_cores, 0.0)
+    sound("cpu_cores", batch.cpu_cores, 0.0)
     rows[:, 1] = rounded_down(batch.cpu_cores)
     rows[:, 2] = c.UNLIMITED_MIB
     if settings.memory:
         said = ~np.isnan(batch.memory_mib)
-        _sound("memory_mib", batch.memory_mib[said], 0.0)
+        sound("memory_mib", batch.memory_mib[said], 0.0)
         rows[said, 2] = np.floor(batch.memory_mib[said] + _TOLERANCE)
     return at_s, rows
 
@@ -167,7 +167,7 @@ def change_rows(
 def whole(field: str, values: Any, least: int) -> Ints:
     """Numbers rounded up: a task that wants a part of a core gets a whole one."""
     numbers = np.asarray(values, np.float64)
-    lowest = _sound(field, numbers, 0.0)
+    lowest = sound(field, numbers, 0.0)
     if least and lowest <= 0:
         raise InvalidParameter(field, "must be above 0")
     return rounded_up(numbers, least).astype(np.int64)
@@ -198,7 +198,7 @@ def _own(values: Any) -> Floats:
     return np.require(values, np.float64, ["C", "W"])
 
 
-def _sound(field: str, values: NDArray[np.float64], least: float) -> float:
+def sound(field: str, values: NDArray[np.float64], least: float) -> float:
     """The lowest of values that are numbers from ``least`` on; infinite: there are none."""
     if not len(values):
         return math.inf
@@ -206,7 +206,8 @@ def _sound(field: str, values: NDArray[np.float64], least: float) -> float:
     low = float(values.min())
     if not (low >= least and values.max() < _MOST):
         wrong = values[~((values >= least) & (values < _MOST))]
-        raise InvalidParameter(field, f"must be a number from {least:g} on, but is {wrong[0]:g}")
+        problem = f"must be a number from {least:g} to below {_MOST:.2g}, but is {wrong[0]:g}"
+        raise InvalidParameter(field, problem)
     return low
 
 

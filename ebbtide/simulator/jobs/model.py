@@ -234,9 +234,9 @@ def _facts(case: Case, known: dict[Any, Any]) -> Facts | None:
         return None
     # A window without an end is judged by the last job: one reading does for all of them.
     window_s = (case.engine.from_s, case.engine.to_s) if case.engine.to_s < math.inf else (-math.inf, math.inf)
-    key = ("jobs", str(case.jobs.path), window_s)
+    key = ("jobs", str(case.jobs.path), window_s, case.engine.memory)
     if key not in known:
-        known[key] = known_of(case.jobs, window_s=window_s)
+        known[key] = known_of(case.jobs, window_s=window_s, memory=case.engine.memory)
     found: Facts = known[key]
     return found
 
@@ -246,9 +246,10 @@ def _supply(case: Case, facts: Facts | None, known: dict[Any, Any]) -> Supply | 
     if not isinstance(case.changes, Input):
         return None
     until_s = case.jobs.until_s if isinstance(case.jobs, Made) else facts.last_s if facts is not None else math.inf
-    key = ("capacity", str(case.changes.path), case.capacity_from_s, until_s)
+    terms = (case.capacity_from_s, until_s, case.engine.memory)
+    key = ("capacity", str(case.changes.path), *terms)
     if key not in known:
-        known[key] = supplied(case.changes, case.capacity_from_s, until_s)
+        known[key] = supplied(case.changes, *terms)
     found: Supply = known[key]
     return found
 

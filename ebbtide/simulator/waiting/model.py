@@ -98,7 +98,7 @@ class WaitingModel:
         found: dict[str, Facts] = {}
         for number, case in enumerate(settings):
             if isinstance(case.jobs, Input):
-                facts = found[str(case.jobs.path)] = known(case.jobs)
+                facts = found[str(case.jobs.path)] = known(case.jobs, memory=case.terms.memory)
                 facts.of_one_task_each()
                 facts.within(case.terms.from_s)
             progress((number + 1) / len(settings))
@@ -128,7 +128,11 @@ class WaitingModel:
         tables = {} if rows is None else {"jobs": rows.columns()}
         if found.versions:
             tables["models"] = table(found.versions)
-        facts = None if isinstance(jobs, Made) else (prepared or {}).get(str(jobs.path)) or known(jobs)
+        facts = (
+            None
+            if isinstance(jobs, Made)
+            else (prepared or {}).get(str(jobs.path)) or known(jobs, memory=settings.terms.memory)
+        )
         return Outcome(found.metrics, tables, () if facts is None else facts.beyond(math.inf))
 
 

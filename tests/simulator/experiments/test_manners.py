@@ -305,6 +305,40 @@ def test_a_trace_from_which_no_run_can_be_made_is_refused_before_the_first_one(
         found.prepare([settings], lambda share: None)
 
 
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [(model, field) for model in ("jobs", "waiting", "intervals") for field in ("cpu_cores", "task_runtime_s")]
+    # In the model intervals memory does not count.
+    + [("jobs", "memory_mib"), ("waiting", "memory_mib")],
+)
+def test_a_number_of_a_job_that_no_run_takes_is_refused_before_the_first_one(
+    model: str, field: str, tmp_path: Path
+) -> None:
+    row = {"id": "a", "submit_s": 0, "runtime_s": 60, "cpu_cores": 1, "memory_mib": 1, "task_runtime_s": 60}
+    row |= {field: 2e12} | ({"runtime_s": 2e12} if field == "task_runtime_s" else {})
+    path = tmp_path / "jobs.csv"
+    path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
+    found = model_named(model)
+    given = {"machines": 1, "cpu_cores": 4} | ({"days": 1} if model == "intervals" else {})
+    settings = found.settings({**given, "inputs": {"jobs": Input(path)}})
+    why = rf"^inputs\.jobs has a {field} that must be a number from 0 to below 1\.1e\+12, but is 2e\+12"
+    with pytest.raises(InvalidParameter, match=why):
+        found.prepare([settings], lambda share: None)
+    if field == "memory_mib" and model == "jobs":
+        found.prepare([found.settings({**given, "memory": False, "inputs": {"jobs": Input(path)}})], lambda share: None)
+
+
+@pytest.mark.parametrize("field", ["cpu_cores", "memory_mib"])
+def test_a_number_of_a_machine_that_no_run_takes_is_refused_before_the_first_one(field: str, tmp_path: Path) -> None:
+    path = tmp_path / "machines.csv"
+    row = {"machine": "a", "at_s": 0, "cpu_cores": 8, "memory_mib": 1000, field: 2e12}
+    path.write_text(",".join(row) + "\n" + ",".join(map(str, row.values())) + "\n")
+    with pytest.raises(
+        InvalidParameter, match=rf"^inputs\.capacity has a {field} that must be a number from 0 to below"
+    ):
+        supplied(Input(path), 0.0, 100.0)
+
+
 def test_jobs_of_several_tasks_do_not_wait(tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv"
     path.write_text("id,submit_s,runtime_s,cpu_cores,task_runtime_s\na,0,60,1,60;60\n")
