@@ -87,7 +87,8 @@ def _restore(file: Path, given: Given[ManagerOptions]) -> int:
         task = asyncio.current_task()
         assert task is not None
         # By asyncio's own way the second Ctrl-C would not wait for what is at work.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await restore(database, file)
 
     try:

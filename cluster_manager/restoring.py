@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from cluster_manager.store.settling import Settled, settle
 
 #: How long the server leaves the lock to us, seconds: nothing proves it while pg_restore runs.
 LOCK_S: Final = 86_400.0
+#: The rows of the table of versions in the list of what a dump holds.
+_VERSION_ROWS: Final = re.compile(rb" TABLE DATA \S+ migrations ")
 
 Result = TypeVar("Result")
 
@@ -257,12 +260,17 @@ def _restore_dump(database: PostgreSQL, file: Path, now: float, called_off: Even
             raise StoreError(
                 f"the {database} holds a store already: make an empty one (createdb), and name that by --database"
             )
-        _check_version(file, _version_in(file))
-        safe = ("--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction")
+        numbers = _numbers_in(file)
+        _check_version(file, max(numbers))
+        # The store's version comes with what settles it: no manager begins on a store of which only this is done.
+        wanted = b"".join(
+            line for line in run(["pg_restore", "--list", str(file)]).splitlines(True) if not _VERSION_ROWS.search(line)
+        )
+        safe = ("--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction", "--use-list=/dev/stdin")
         if called_off.is_set():
             raise _CalledOff
         try:
-            client(database, "pg_restore", *safe, str(file))
+            client(database, "pg_restore", *safe, str(file), stdin=wanted)
         except StoreError as error:
             if called_off.is_set():  # Ctrl-C ended it, too, and its one transaction
                 raise _CalledOff from error
@@ -271,24 +279,28 @@ def _restore_dump(database: PostgreSQL, file: Path, now: float, called_off: Even
         engine.dispose()
         raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
     try:
-        return Restored(_settled(engine, now))
+        return Restored(_settled(engine, now, numbers=numbers))
     except StoreError as error:
         raise StoreError(f"{error}; what the {database} holds is not to be used: drop it, and begin again") from error
 
 
-def _version_in(file: Path) -> int:
-    """Of the store in a dump; the rows stand between COPY and ``\\.``."""
+def _numbers_in(file: Path) -> list[int]:
+    """Of the migrations of the store in a dump; the rows stand between COPY and ``\\.``."""
     lines = run(["pg_restore", "--data-only", "--table=migrations", "--file=-", str(file)]).decode().splitlines()
     numbers = [int(line) for line in lines if line.isdigit()]
     if not numbers:
         raise StoreError(f"{file} is no backup of a store: it has no version of one")
-    return max(numbers)
+    return numbers
 
 
-def _settled(engine: Engine, now: float, other_epoch: int = 0, before: Enrolled = NOBODY) -> Settled:
+def _settled(
+    engine: Engine, now: float, other_epoch: int = 0, before: Enrolled = NOBODY, numbers: Sequence[int] = ()
+) -> Settled:
     """:raises StoreError: what the store holds cannot be read."""
     try:
         with engine.begin() as connection:
+            for number in numbers:
+                schema.record(connection, number)
             return settle(connection, now, other_epoch, before)
     except (SQLAlchemyError, ValueError) as error:
         raise StoreError(f"the store of the backup cannot be read: {sentence_of(error)}") from error

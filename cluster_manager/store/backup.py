@@ -60,20 +60,25 @@ def remove_left(database: Database) -> None:
         log.warning("what a backup has left cannot be removed", why=error.strerror, file=error.filename)
 
 
-def client(database: PostgreSQL, program: str, *arguments: str, stdout: Any = subprocess.PIPE) -> bytes:
+def client(
+    database: PostgreSQL, program: str, *arguments: str, stdin: bytes = b"", stdout: Any = subprocess.PIPE
+) -> bytes:
     """Run a client program of PostgreSQL on a database; what it prints.
 
     :raises StoreError: it is missing, or has failed.
     """
     # The list of processes shows the command line to every user: the password goes by the environment.
     secret = {"PGPASSWORD": database.password} if database.password is not None else {}
-    return run([program, "--no-password", f"--dbname={database.url}", *arguments], secret, stdout)
+    return run([program, "--no-password", f"--dbname={database.url}", *arguments], secret, stdin, stdout)
 
 
-def run(argv: Sequence[str], secret: dict[str, str] | None = None, stdout: Any = subprocess.PIPE) -> bytes:
+def run(
+    argv: Sequence[str], secret: dict[str, str] | None = None, stdin: bytes = b"", stdout: Any = subprocess.PIPE
+) -> bytes:
     """What a program prints. Raises StoreError: it is missing, or has failed."""
     try:
-        done = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, **(secret or {})})
+        env = {**os.environ, **(secret or {})}
+        done = subprocess.run(argv, input=stdin, stdout=stdout, stderr=subprocess.PIPE, env=env)
     except OSError as error:
         raise StoreError(f"cannot run {argv[0]} (Debian package postgresql-client): {error.strerror}") from error
     if done.returncode != 0:

@@ -22,6 +22,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     bindparam,
+    inspect,
     text,
 )
 from sqlalchemy import String as SQLString
@@ -378,11 +379,20 @@ def migrate(connection: Connection) -> bool:
     version = version_of(connection)
     if version == len(MIGRATIONS):
         return False
+    if version == 0 and counters.name in inspect(connection).get_table_names():
+        raise StoreError(
+            "the database holds a store that was not restored to its end: drop it, and restore the backup again"
+        )
     dialect = connection.dialect.name
     if dialect == "postgresql":
         # An index over a large table takes its time.
         connection.execute(text("SET LOCAL statement_timeout = 0"))
     for statement in MIGRATIONS[version]:
         connection.exec_driver_sql(statement.format_map(SPELLINGS[dialect]))
-    connection.execute(text("INSERT INTO migrations (number) VALUES (:number)"), {"number": version + 1})
+    record(connection, version + 1)
     return True
+
+
+def record(connection: Connection, number: int) -> None:
+    """Note that a store has been through a migration."""
+    connection.execute(text("INSERT INTO migrations (number) VALUES (:number)"), {"number": number})

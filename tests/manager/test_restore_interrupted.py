@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +23,10 @@ from cluster_manager.errors import StoreError
 from cluster_manager.leadership.locks import FileLock, Taken
 from cluster_manager.restoring import restore
 from cluster_manager.store.backup import back_up, client
+from cluster_manager.store.database import PostgreSQL
+from cluster_manager.store.settling import EPOCHS
 from cluster_manager.store.store import Store
+from ebbtide.lab.state import write_private
 from tests.manager.databases import Server
 from tests.manager.test_backup import command, kinds
 
@@ -114,12 +121,12 @@ async def test_a_dump_that_is_being_restored_is_waited_for_and_counts_if_it_was_
     await asyncio.to_thread(back_up, database, file)
     begun, called_off = threading.Event(), threading.Event()
 
-    def slow(*words: Any) -> Any:
+    def slow(*words: Any, **more: Any) -> Any:
         begun.set()
         assert called_off.wait(30)
         if fails:
             raise StoreError("pg_restore failed: Ctrl-C reached it")
-        return client(*words)
+        return client(*words, **more)
 
     monkeypatch.setattr(restoring, "Event", lambda: called_off)
     monkeypatch.setattr(restoring, "client", slow)
@@ -133,3 +140,84 @@ async def test_a_dump_that_is_being_restored_is_waited_for_and_counts_if_it_was_
         assert (await task).interrupted
     for made in (database, restored):
         postgresql.drop(made)
+
+
+#: A pg_restore that waits before its work, and says when it has done it, whoever is there to hear that.
+WAITING = """#!/bin/sh
+case "$*" in *--single-transaction*) ;; *) exec {real} "$@" ;; esac
+echo > {home}/begun
+read -r _ < {home}/go
+{real} "$@"
+status=$?
+echo > {home}/ended
+exit $status
+"""
+COMMAND = """
+import os, sys
+from cluster_manager import main, restoring
+{first}
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+async def opened(database: PostgreSQL) -> int:
+    store = Store(database, time.time)
+    try:
+        return await store.open()
+    finally:
+        await store.close()
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("first", "number", "code"),
+    [
+        ("", signal.SIGTERM, 130),
+        ("", signal.SIGKILL, -signal.SIGKILL),
+        ("restoring._settled = lambda *words, **more: os._exit(9)", None, 9),
+    ],
+)
+def test_no_manager_begins_on_a_dump_whose_restore_was_killed_before_its_end(
+    tmp_path: Path, postgresql: Server, first: str, number: signal.Signals | None, code: int
+) -> None:
+    database, restored, file = postgresql.migrated(), postgresql.new(), tmp_path / "backup"
+    asyncio.run(opened(database))
+    file.touch(0o600)
+    back_up(database, file)
+    (wrapper := tmp_path / "pg_restore").write_text(WAITING.format(real=shutil.which("pg_restore"), home=tmp_path))
+    wrapper.chmod(0o755)
+    pipes = {}
+    for name in ("begun", "go", "ended"):
+        os.mkfifo(tmp_path / name)
+        pipes[name] = os.open(tmp_path / name, os.O_RDWR)
+    write_private(tmp_path / "token", "clients\n")
+    write_private(tmp_path / "key", "agents\n")
+    options = ("--token-file", tmp_path / "token", "--hosts-key-file", tmp_path / "key", "--database", restored.url)
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(first=first), "restore", file, *options],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert select.select([pipes["begun"]], [], [], 60)[0]
+        if number is not None:
+            process.send_signal(number)
+        if number is signal.SIGKILL:
+            assert process.wait(60) == code
+        os.write(pipes["go"], b"\n")
+        assert select.select([pipes["ended"]], [], [], 60)[0]
+        said = process.communicate(timeout=60)[1].decode()
+        assert process.returncode == code, said
+        if number is signal.SIGTERM:
+            assert "interrupted too late: the store was restored" in said
+            assert asyncio.run(opened(restored)) > EPOCHS
+        else:
+            with pytest.raises(StoreError, match="not restored to its end: drop it, and restore the backup again"):
+                asyncio.run(opened(restored))
+    finally:
+        process.kill()
+        process.communicate()
+        for pipe in pipes.values():
+            os.close(pipe)
+        postgresql.give_back(database)
+        postgresql.drop(restored)
