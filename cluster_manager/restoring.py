@@ -27,7 +27,7 @@ from cluster_manager.store import schema
 from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, prefix_of, run
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled
-from cluster_manager.store.postgresql import sentence_of
+from cluster_manager.store.postgresql import options_of, sentence_of
 from cluster_manager.store.settling import Settled, settle
 
 #: How long the server leaves the lock to us, seconds: nothing proves it while pg_restore runs.
@@ -252,8 +252,9 @@ def _restore_dump(database: PostgreSQL, file: Path, now: float, called_off: Even
     # The lock has shown that psycopg and the server can be used.
     import psycopg
 
+    options = options_of(database, "ebb-manager restore")
     engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(database.url, password=database.password)
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(**options, password=database.password)
     )
     try:
         if set(TABLES).intersection(inspect(engine).get_table_names()):

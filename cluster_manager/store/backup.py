@@ -15,12 +15,15 @@ import structlog
 from cluster_manager.errors import StoreError
 from cluster_manager.store import schema
 from cluster_manager.store.database import Database, PostgreSQL
+from cluster_manager.store.postgresql import options_of
 
 log = structlog.get_logger()
 
 #: How the files of both kinds begin.
 SQLITE: Final = b"SQLite format 3\x00"
 DUMP: Final = b"PGDMP"
+#: So long a client program may take, seconds. What it cannot hear of any more must not hold up later backups for ever.
+PROGRAM_S: Final = 3600.0
 #: The tables of a store.
 TABLES: Final = (*schema.metadata.tables, "migrations")
 
@@ -69,18 +72,24 @@ def client(
     """
     # The list of processes shows the command line to every user: the password goes by the environment.
     secret = {"PGPASSWORD": database.password} if database.password is not None else {}
-    return run([program, "--no-password", f"--dbname={database.url}", *arguments], secret, stdin, stdout)
+    options = options_of(database, f"ebb-manager {program}")
+    # The lock, or the store, has shown that psycopg can be used.
+    from psycopg.conninfo import make_conninfo
+
+    return run([program, "--no-password", f"--dbname={make_conninfo(**options)}", *arguments], secret, stdin, stdout)
 
 
 def run(
     argv: Sequence[str], secret: dict[str, str] | None = None, stdin: bytes = b"", stdout: Any = subprocess.PIPE
 ) -> bytes:
-    """What a program prints. Raises StoreError: it is missing, or has failed."""
+    """What a program prints. Raises StoreError: it is missing, has failed, or does not end."""
     try:
         env = {**os.environ, **(secret or {})}
-        done = subprocess.run(argv, input=stdin, stdout=stdout, stderr=subprocess.PIPE, env=env)
+        done = subprocess.run(argv, input=stdin, stdout=stdout, stderr=subprocess.PIPE, env=env, timeout=PROGRAM_S)
     except OSError as error:
         raise StoreError(f"cannot run {argv[0]} (Debian package postgresql-client): {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise StoreError(f"{argv[0]} did not end within {PROGRAM_S:g} s") from error
     if done.returncode != 0:
         said = " ".join(done.stderr.decode(errors="replace").split())
         raise StoreError(f"{argv[0]} failed: {said[:500] or f'status {done.returncode}'}")

@@ -37,30 +37,21 @@ async def connect(database: PostgreSQL, name: str, idle_s: float = 0.0) -> Async
     :param idle_s: after so long without a statement the server ends the session; 0 for never.
     :raises StoreError: psycopg or the server cannot be used.
     """
+    options = options_of(database, name)
+    import psycopg
+
     try:
-        import psycopg
-        from psycopg.conninfo import conninfo_to_dict
-    except ImportError as error:
-        raise StoreError("a PostgreSQL store needs psycopg: pip install 'ebbtide[postgresql]'") from error
-    try:
-        given = conninfo_to_dict(database.url)
-        # Of several hosts the one that can be written to.
-        options: dict[str, Any] = {"target_session_attrs": "read-write", "application_name": name, **KEEPALIVES}
         first = _FIRST.get(database.url, 0)
-        if several := _rotated(given, first):
-            # A host that is silent must not use up the time of the others.
-            options["connect_timeout"] = ONE_HOST_S
-        options.update(given, **several)
-        if database.password is not None:
-            options["password"] = database.password
         try:
             async with asyncio.timeout(CONNECT_S):
-                connection = await psycopg.AsyncConnection.connect(**options, autocommit=True)
+                connection = await psycopg.AsyncConnection.connect(
+                    **options, password=database.password, autocommit=True
+                )
         except BaseException:
             # Also where whoever asks gives it up.
             _FIRST[database.url] = first + 1
             raise
-        _FIRST[database.url] = first + _place_of(connection.info.host, connection.info.port, several)
+        _FIRST[database.url] = first + _place_of(connection.info.host, connection.info.port, options)
     except (psycopg.Error, OSError) as error:
         raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
     except TimeoutError as error:
@@ -78,6 +69,29 @@ async def connect(database: PostgreSQL, name: str, idle_s: float = 0.0) -> Async
     return connection
 
 
+def options_of(database: PostgreSQL, name: str) -> dict[str, Any]:
+    """How to connect, for libpq, without the password; what the URL says goes before.
+
+    :param name: what the server's list of sessions calls it.
+    :raises StoreError: psycopg cannot be used, or the URL.
+    """
+    try:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+    except ImportError as error:
+        raise StoreError("a PostgreSQL store needs psycopg: pip install 'ebbtide[postgresql]'") from error
+    try:
+        given = conninfo_to_dict(database.url)
+    except psycopg.Error as error:
+        raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
+    # Of several hosts the one that can be written to.
+    options: dict[str, Any] = {"target_session_attrs": "read-write", "application_name": name, **KEEPALIVES}
+    if several := _rotated(given, _FIRST.get(database.url, 0)):
+        # A host that is silent must not use up the time of the others.
+        options["connect_timeout"] = ONE_HOST_S
+    return options | given | several
+
+
 def _rotated(given: dict[str, Any], first: int) -> dict[str, str]:
     """The lists of hosts, addresses and ports of a URL, begun at another place; empty where there is one host."""
     lists = {name: str(given.get(name, "")).split(",") for name in ("host", "hostaddr", "port")}
@@ -88,10 +102,10 @@ def _rotated(given: dict[str, Any], first: int) -> dict[str, str]:
     }
 
 
-def _place_of(host: str, port: int, several: dict[str, str]) -> int:
-    """Where in these lists a host stands; 0 where it is not found."""
-    hosts = several.get("host", several.get("hostaddr", "")).split(",")
-    ports = several.get("port", "").split(",")
+def _place_of(host: str, port: int, options: dict[str, Any]) -> int:
+    """Where in its lists a host stands; 0 where it is not found."""
+    hosts = str(options.get("host", options.get("hostaddr", ""))).split(",")
+    ports = str(options.get("port", "")).split(",")
     if len(ports) != len(hosts):
         ports = [""] * len(hosts)
     every = enumerate(zip(hosts, ports, strict=True))

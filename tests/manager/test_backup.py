@@ -31,7 +31,7 @@ from cluster_manager.plans.plans import VMPhase
 from cluster_manager.plans.removals import start_removal
 from cluster_manager.plans.returns import Returns
 from cluster_manager.restoring import restore
-from cluster_manager.store import schema
+from cluster_manager.store import backup, schema
 from cluster_manager.store.backup import back_up
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.enrolled import Enrolled, read_enrolled
@@ -43,11 +43,12 @@ from ebbtide.deflation.fencing import MOST_STEP
 from ebbtide.deflation.sharing.return_queue import ReturnPace
 from ebbtide.lab.state import write_private
 from ebbtide.messages.operations import OperationState
+from tests.adapters import postgres
 from tests.manager import cluster as clusters
 from tests.manager import fake_engine
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.conftest import KINDS, stores_of
-from tests.manager.databases import Server, rows_of
+from tests.manager.databases import FORGETFUL, Server, rows_of
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.two_agents import two_hosts
 
@@ -346,6 +347,44 @@ async def test_a_postgresql_store_is_restored_into_an_empty_database_only(tmp_pa
     with pytest.raises(StoreError, match="cannot use"):
         await restore(PostgreSQL("postgresql://nobody@127.0.0.1:1/none"), file)
     postgresql.drop(database)
+
+
+@pytest.mark.service
+async def test_of_several_hosts_the_one_that_can_be_written_to_is_backed_up_and_restored_to(
+    tmp_path: Path, postgresql: Server
+) -> None:
+    stale = postgres.Cluster(*FORGETFUL)
+    written, restored = postgresql.migrated(), postgresql.new()
+    try:
+        second = str(postgresql.cluster.directory)
+        for database in (written, restored):
+            first = PostgreSQL(database.url.replace(second, str(stale.directory)))
+            name = database.url.split("/")[3].split("?")[0]
+            stale.ask(f'CREATE DATABASE "{name}"')
+            if database is written:
+                store = Store(first, time.time)
+                await store.open()
+                await store.close()
+            stale.ask(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        for _ in range(3):
+            store = Store(written, time.time)
+            assert await store.open() > 0
+            await store.close()
+        both = [replace(one, url=one.url.replace("host=", f"host={stale.directory},")) for one in (written, restored)]
+        (file := tmp_path / "backup").touch(0o600)
+        await asyncio.to_thread(back_up, both[0], file)
+        assert (await restore(both[1], file)).settled.epoch == 3
+        assert rows_of(restored, "SELECT count(*) FROM counters") == [(1,)]
+    finally:
+        stale.stop()
+        postgresql.give_back(written)
+        postgresql.drop(restored)
+
+
+def test_a_client_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backup, "PROGRAM_S", 0.1)
+    with pytest.raises(StoreError, match=r"sleep did not end within 0\.1 s"):
+        backup.run(["sleep", "60"])
 
 
 # --- the command, on files -------------------------------------------------------------------------------------------
