@@ -59,6 +59,11 @@ async def connect(database: PostgreSQL, name: str, idle_s: float = 0.0) -> Async
     try:
         if connection.info.server_version < OLDEST_SERVER:
             raise StoreError(f"cannot use the {database}: its server must be PostgreSQL 14 or newer")
+        if (encoding := connection.info.parameter_status("server_encoding")) != "UTF8":
+            raise StoreError(
+                f"cannot use the {database}: its encoding is {encoding}, not UTF8 (createdb --encoding UTF8 --template "
+                "template0)"
+            )
         async with asyncio.timeout(CONNECT_S):
             await connection.execute(_session_settings(idle_s))
     except BaseException as error:
@@ -89,7 +94,8 @@ def options_of(database: PostgreSQL, name: str) -> dict[str, Any]:
     if several := _rotated(given, _FIRST.get(database.url, 0)):
         # A host that is silent must not use up the time of the others.
         options["connect_timeout"] = ONE_HOST_S
-    return options | given | several
+    # Texts are Unicode, whatever PGCLIENTENCODING says.
+    return options | given | several | {"client_encoding": "utf8"}
 
 
 def _rotated(given: dict[str, Any], first: int) -> dict[str, str]:

@@ -64,7 +64,19 @@ class Cluster:
             shutil.chown(self.data, OWNER)
         self.sessions: list[Session] = []
         try:
-            self._run("initdb", "-D", str(self.data), "-A", "trust", "-U", OWNER, "--no-sync", "--no-instructions")
+            self._run(
+                "initdb",
+                "-D",
+                str(self.data),
+                "-A",
+                "trust",
+                "-U",
+                OWNER,
+                "-E",
+                "UTF8",
+                "--no-sync",
+                "--no-instructions",
+            )
             text = ["listen_addresses = ''", f"unix_socket_directories = '{self.directory}'", "fsync = off", *settings]
             with (self.data / "postgresql.conf").open("a") as file:
                 file.write("\n".join(text) + "\n")

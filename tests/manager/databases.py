@@ -44,10 +44,10 @@ class Server:
     def url(self, name: str) -> str:
         return f"postgresql:///{name}?host={self.cluster.directory}&user={USER}"
 
-    def new(self, template: str = "template0") -> PostgreSQL:
+    def new(self, template: str = "template0", more: str = "") -> PostgreSQL:
         """An empty database, or a copy of another one."""
         name = f"test_{os.getpid()}_{next(self._numbers)}"
-        self.ask("postgres", f'CREATE DATABASE "{name}" TEMPLATE {template}')
+        self.ask("postgres", f'CREATE DATABASE "{name}" TEMPLATE {template} {more}')
         return PostgreSQL(self.url(name))
 
     def migrated(self) -> PostgreSQL:

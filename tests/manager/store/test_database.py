@@ -20,7 +20,7 @@ from cluster_manager.leadership.locks import AdvisoryLock
 from cluster_manager.store.database import PostgreSQL, database_of
 from cluster_manager.store.store import Store
 from tests.adapters import postgres
-from tests.manager.databases import rows_of
+from tests.manager.databases import Server, rows_of
 
 SECRET = "correct horse"
 
@@ -129,6 +129,30 @@ async def test_hosts_that_are_silent_do_not_keep_the_lead_from_the_one_that_answ
             async with asyncio.timeout(1.5):
                 await lock.hold()
             await lock.release()
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_database_that_cannot_hold_every_text_is_refused(postgresql: Server, encoding: str) -> None:
+    database = postgresql.new(more=f"ENCODING {encoding} LOCALE 'C'")
+    store = Store(database, time.time)
+    with pytest.raises(StoreError, match=f"its encoding is {encoding}, not UTF8 .createdb --encoding UTF8"):
+        await store.open()
+    await store.close()
+    postgresql.drop(database)
+
+
+@pytest.mark.service
+async def test_every_text_is_stored_whatever_the_environments_encoding(
+    postgresql: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    store = Store(database := postgresql.migrated(), time.time)
+    await store.open()
+    await store.save_knowledge("words", "8\N{EN DASH}10")
+    assert await store.knowledge("words") == "8\N{EN DASH}10"
+    await store.close()
+    postgresql.give_back(database)
 
 
 async def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
