@@ -163,7 +163,7 @@ class AdvisoryLock:
         self._database = database
         self._release_s = release_s
         self._connection: AsyncConnection[Any] | None = None
-        self._key = 0
+        self._key: int | None = None
         self._held = False
 
     async def hold(self) -> None:
@@ -172,13 +172,18 @@ class AdvisoryLock:
         try:
             if self._connection is None:
                 self._connection = await connect(self._database, "ebb-manager leadership", self._release_s)
-                self._key = await self._value(_KEY)
             if self._held:
                 if not await self._value(_HELD, self._key):
                     raise StoreError(
                         f"the lock in the {self._database} is gone (a pooler in transaction mode cannot keep it)"
                     )
-            elif await self._value("SELECT pg_try_advisory_lock(%s)", self._key):
+                return
+            self._key = await self._value(_KEY)
+            if self._key is None:
+                raise StoreError(
+                    f"cannot use the {self._database}: no schema of its search_path exists: CREATE SCHEMA first"
+                )
+            if await self._value("SELECT pg_try_advisory_lock(%s)", self._key):
                 self._held = True
             else:
                 raise Taken("another manager holds the lock", await self._leader())

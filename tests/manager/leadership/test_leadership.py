@@ -15,7 +15,8 @@ from cluster_manager.defaults import LeadershipTimes
 from cluster_manager.errors import LostLeadership, StoreError
 from cluster_manager.leadership.leadership import Leadership
 from cluster_manager.leadership.locks import AdvisoryLock, FileLock, Taken
-from tests.manager.databases import Server
+from cluster_manager.store.database import PostgreSQL
+from tests.manager.databases import Server, rows_of
 
 TIMES = LeadershipTimes(check_s=1.0, limit_s=3.0, release_s=5.0, pause_s=2.0)
 
@@ -227,6 +228,20 @@ async def test_a_lock_that_the_session_has_lost_is_noticed(postgresql: Server) -
     assert lock._connection is not None
     await lock._connection.execute("SELECT pg_advisory_unlock_all()")
     with pytest.raises(StoreError, match="is gone"):
+        await lock.hold()
+    await lock.release()
+    postgresql.drop(database)
+
+
+@pytest.mark.service
+async def test_a_search_path_without_a_schema_is_said_and_is_no_lock_of_another_manager(postgresql: Server) -> None:
+    database = postgresql.new()
+    lock = AdvisoryLock(PostgreSQL(f"{database.url}&options=-csearch_path%3Dlab"), 3.0, 5.0)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="no schema of its search_path exists: CREATE SCHEMA first"):
+            await lock.hold()
+    rows_of(database, "CREATE SCHEMA lab")
+    for _ in range(2):
         await lock.hold()
     await lock.release()
     postgresql.drop(database)
