@@ -132,7 +132,7 @@ async def explanation(request: web.Request) -> web.Response:
     tag="tasks",
     path=(NAME,),
     answers={202: Answer(ManagedTask, "It ends, or has ended.", headers=LOCATION)},
-    problems=(404,),
+    problems=(404, 409),
 )
 async def cancel(request: web.Request) -> web.Response:
     check_parameters(request)

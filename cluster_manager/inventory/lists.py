@@ -9,7 +9,7 @@ from cluster_manager.errors import RequestError
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store import queries
-from cluster_manager.store.rows import StoredPlan, StoredVM, labels_in, stored_plan, stored_vm
+from cluster_manager.store.rows import StoredPlan, StoredVM, labels_in, phase_of, stored_plan, stored_vm
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.explanations import Event, EventPage
@@ -83,7 +83,7 @@ class Lists:
             """None: it is not asked for. Thousands may not be, so the cheap question comes first."""
             if selector and not matches(selector, labels_in(row.labels)):
                 return None
-            if state is not None and self._shown_state(VMPhase(row.phase), row.host, row.name) != state:
+            if state is not None and self._shown_state(phase_of(row), row.host, row.name) != state:
                 return None
             if priority is not None:
                 # Its host's word counts where the answer to a change was lost.

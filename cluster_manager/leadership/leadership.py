@@ -100,7 +100,8 @@ class Leadership:
     async def start(self) -> None:
         """Lead, if no other manager does; else wait for it in the background.
 
-        :raises StoreError: the store cannot be used, or is used by another manager and cannot be waited for.
+        :raises StoreError: the store cannot be used, or is used by another manager and cannot be waited for; or the
+            first term could not be begun.
         """
         asked_at = self._clock()
         try:
@@ -217,4 +218,5 @@ class Leadership:
             self._feed(TermFailed(str(error)))
         except Exception as error:
             log.exception("a term could not be begun or ended, by a defect of the manager")
+            self._failure = StoreError(f"a term could not be begun: a defect of the manager ({type(error).__name__})")
             self._feed(TermFailed(f"a defect of the manager ({type(error).__name__})"))

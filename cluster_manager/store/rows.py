@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import structlog
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from cluster_manager.plans.plans import Plan, VMPhase
 from cluster_manager.plans.reading import read_plan, unread_plan
@@ -22,6 +22,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
 
 log = structlog.get_logger()
+_LABELS: Final = TypeAdapter(dict[str, str])
 #: What reading a body that is damaged, or of a later version, may fail with.
 UNREADABLE: Final = (ValueError, KeyError, TypeError, AttributeError, InvalidField)
 
@@ -112,7 +113,7 @@ def why_unread(error: Exception) -> str:
 
 
 @lru_cache(4096)
-def _tell(what: str, name: str, why: str) -> None:
+def tell_unread(what: str, name: str, why: str) -> None:
     """Once for each: lists are read every other second."""
     log.warning(f"a stored {what} cannot be read: nothing is decided by it", name=name, why=why)
 
@@ -122,7 +123,7 @@ def stored_spec(row: Any) -> tuple[VMSpec, str]:
     try:
         return VMSpec.model_validate_json(row.spec), ""
     except UNREADABLE as error:
-        _tell("VM", row.name, why := why_unread(error))
+        tell_unread("VM", row.name, why := why_unread(error))
     try:
         return VMSpec.model_validate_json(row.spec, extra="ignore"), why
     except UNREADABLE:
@@ -132,13 +133,22 @@ def stored_spec(row: Any) -> tuple[VMSpec, str]:
         return VMSpec(name=row.name, priority=priority, nominal=least, ceiling=ceiling), why
 
 
+def phase_of(row: Any) -> VMPhase:
+    """Where a VM stands; of a later version's word its host is to say what really is."""
+    if row.phase in list(VMPhase):
+        return VMPhase(row.phase)
+    return VMPhase.RUNNING if row.host is not None else VMPhase.FAILED
+
+
 def stored_vm(row: Any) -> StoredVM:
     """A row of the table of VMs."""
     spec, unread = stored_spec(row)
+    if not unread and row.phase not in list(VMPhase):
+        tell_unread("VM", row.name, unread := f"phase {row.phase}")
     return StoredVM(
         row.name,
         row.host,
-        VMPhase(row.phase),
+        phase_of(row),
         spec,
         row.sentence,
         bool(row.owes_removal),
@@ -153,8 +163,14 @@ def stored_vm(row: Any) -> StoredVM:
 
 
 def labels_in(text: str) -> dict[str, str]:
-    """Labels as they are stored; most things have none."""
-    return json.loads(text) if text != "{}" else {}
+    """Labels as they are stored; most things have none, and what cannot be read counts as none."""
+    if text == "{}":
+        return {}
+    try:
+        return _LABELS.validate_json(text)
+    except UNREADABLE as error:
+        tell_unread("set of labels", text[:200], why_unread(error))
+        return {}
 
 
 def stored_labels(labels: Mapping[str, str]) -> str:
@@ -168,7 +184,7 @@ def stored_plan(row: Any) -> StoredPlan:
     try:
         state = read_plan(row.state)
     except UNREADABLE as error:
-        _tell("plan", row.id, why := why_unread(error))
+        tell_unread("plan", row.id, why := why_unread(error))
         state = unread_plan(row, why)
     return StoredPlan(state, row.fingerprint, row.started_at, row.updated_at)
 

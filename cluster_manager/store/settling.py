@@ -16,7 +16,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from cluster_manager.plans.plans import VMPhase, finish
 from cluster_manager.store import schema
 from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled, restored
-from cluster_manager.store.rows import stored_plan
+from cluster_manager.store.rows import phase_of, stored_plan
 from cluster_manager.store.store import plan_columns
 from ebbtide.deflation.fencing import MOST_STEP
 from ebbtide.messages.explanations import EventKind
@@ -92,7 +92,7 @@ def settle(connection: Connection, now: float, other_epoch: int = 0, stood: Enro
         connection.execute(update(plans).where(plans.c.id == end.id).values(**plan_columns(end, now)))
         ended.append((end.vm, end.host, f"{end.vm or end.host or end.id}: {said}"))
     for row in connection.execute(select(vms).where(schema.LIVING)).all():
-        before = VMPhase(row.phase)
+        before = phase_of(row)
         after = settled_phase(before, row.host is not None, row.preempted_at is not None)
         changes: dict[str, Any] = {}
         if after is not before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,11 @@ from sqlalchemy import Select, bindparam, func, insert, literal_column, select, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager.store import schema
+from cluster_manager.store.rows import UNREADABLE, tell_unread, why_unread
 from cluster_manager.store.transactions import Transactions
-from ebbtide.matcher.match.tasks import Task, TaskPhase
+from ebbtide.matcher.match.tasks import Task, TaskOrder, TaskPhase
 from ebbtide.messages.explanations import EventKind
+from ebbtide.messages.tasks import TaskSpec
 
 _TASK = TypeAdapter(Task)
 
@@ -26,6 +29,8 @@ class StoredTask:
     request_id: str
     fingerprint: str
     task: Task
+    #: Why it cannot be read; empty: it can. The task is then good for nothing but to be shown, and to hold its cores.
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +132,23 @@ def tasks_query(
 
 def stored_task(row: Any) -> StoredTask:
     """A row of the table."""
-    return StoredTask(row.number, row.request_id, row.fingerprint, _TASK.validate_json(row.state))
+    try:
+        return StoredTask(row.number, row.request_id, row.fingerprint, _TASK.validate_json(row.state))
+    except UNREADABLE as error:
+        tell_unread("task", row.name, why := why_unread(error))
+    return StoredTask(row.number, row.request_id, row.fingerprint, _unread_task(row, why), why)
+
+
+def _unread_task(row: Any, why: str) -> Task:
+    """What stands for a task that cannot be read, by its columns and as it was asked for; no attempt has its key."""
+    order = TaskOrder(row.name, ())
+    with suppress(*UNREADABLE):
+        spec = TaskSpec.model_validate_json(row.fingerprint, extra="ignore")
+        order = TaskOrder(row.name, spec.command, spec.cores, spec.duration_s)
+    phase = TaskPhase.RUNNING if row.machine is not None else TaskPhase.WAITING
+    if row.phase in list(TaskPhase):
+        phase = TaskPhase(row.phase)
+    elif row.finished:
+        phase = TaskPhase.FAILED
+    said = f"its stored state cannot be read ({why}): this manager does not go on with it"
+    return Task(order, "", row.submitted_at, phase, machine=row.machine, sentence=said)

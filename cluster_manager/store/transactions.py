@@ -72,10 +72,14 @@ class Transactions:
 
         if not isinstance(self._database, PostgreSQL):
             await asyncio.to_thread(check_file, self._database)
-        # What is migrated may be large: it ends at last, and a step cut off would only be begun again.
-        while await self._transaction(lambda connection: connection.run_sync(schema.migrate), False, None):
-            pass
-        self._epoch = await self._transaction(begin, False, WRITE_S)
+        try:
+            # What is migrated may be large: it ends at last, and a step cut off would only be begun again.
+            while await self._transaction(lambda connection: connection.run_sync(schema.migrate), False, None):
+                pass
+            self._epoch = await self._transaction(begin, False, WRITE_S)
+        except REFUSED as error:
+            # Nothing of ours: rights that are missing, or what else is in the database.
+            raise self._error(error) from error
         if not isinstance(self._database, PostgreSQL):
             await asyncio.to_thread(mark_file, self._database)
         return self._epoch

@@ -18,7 +18,7 @@ from cluster_manager.errors import RequestError
 from cluster_manager.execution.operations import Operations
 from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.store import schema
-from cluster_manager.store.rows import StoredVM
+from cluster_manager.store.rows import StoredVM, phase_of
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
 from ebbtide.matcher.acquire.provision import Provision
@@ -243,7 +243,7 @@ class HarvestMachines:
         query = select(*columns).where(table.c.name.startswith(self._settings.prefix, autoescape=True), schema.LIVING)
         return {
             row.name: _Row(
-                VMPhase(row.phase),
+                phase_of(row),
                 row.host,
                 Priority(row.priority),
                 _is_deletion(row.request_id),

@@ -58,7 +58,7 @@ class OldRecords:
             if of is None:
                 continue  # another manager's, or no attempt
             row = await self._store.task(name=of[0])
-            if row is not None and row.task.key == of[1]:
+            if row is not None and (row.unread or row.task.key == of[1]):
                 continue
             try:
                 found = (await records.read([attempt]))[attempt]

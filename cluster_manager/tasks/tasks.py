@@ -109,6 +109,8 @@ class TaskService:
         self._monotonic = monotonic
         #: Those that have not ended, by name, in their order.
         self._tasks: dict[str, Task] = {}
+        #: And those of them whose stored states cannot be read: nothing is done with them.
+        self._unread: dict[str, Task] = {}
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
         #: Whether that is of machines, for which new attempts wait.
@@ -162,11 +164,13 @@ class TaskService:
     @property
     def unfinished(self) -> Mapping[str, Task]:
         """Tasks that have not ended, in the order in which they get their turn."""
-        return self._tasks
+        return self._tasks | self._unread if self._unread else self._tasks
 
     async def recall(self) -> None:
         """Recall the tasks. Raises StoreError."""
-        self._tasks = {stored.task.name: stored.task for stored in await self._store.unfinished_tasks()}
+        found = await self._store.unfinished_tasks()
+        self._tasks = {stored.task.name: stored.task for stored in found if not stored.unread}
+        self._unread = {stored.task.name: stored.task for stored in found if stored.unread}
 
     def start(self) -> None:
         """Begin, with the tasks that were recalled."""
@@ -247,10 +251,12 @@ class TaskService:
     async def cancel(self, name: str) -> Task:
         """End a task, whether it has begun or not; harmless where it has ended.
 
-        :raises RequestError: 404.
+        :raises RequestError: 404; 409, it cannot be read.
         """
         async with self._lock:
             task = await self.task(name)
+            if name in self._unread:
+                raise RequestError(409, f"{name}: {task.sentence}", "name", code=ProblemCode.WRONG_STATE)
             changed = cancelled(task)
             if changed != task:
                 await self._store.save_tasks([changed])
@@ -330,7 +336,7 @@ class TaskService:
         # Before the cores: a VM whose preemption ends in between counts as off, or as being preempted, never as whole.
         notices = self.notices()
         # Those that the engine has lost count too while a task runs there: their VMs may stand still, and go on.
-        occupied = {task.occupies for task in self._tasks.values() if task.occupies is not None}
+        occupied = {task.occupies for task in self.unfinished.values() if task.occupies is not None}
         cores = await self._known.cores({*look.machines, *occupied})
         # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant. Clients go on
         # meanwhile: what they submit gets its turn after this one, as does what they change.
@@ -339,7 +345,7 @@ class TaskService:
         now = self._clock()
         paused = self._stood_still(self._known.paused, now)
         look, self._silences = measured(look, self._silences, self._monotonic(), paused)
-        beside = closed, notices, moving, paused, foreign, self._unrecorded
+        beside = closed, notices, moving, paused, foreign, self._unrecorded, tuple(self._unread.values())
         made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *beside)
         for machine, user in made.unrecorded.keys() - self._unrecorded.keys():
             log.warning(
@@ -470,6 +476,8 @@ class TaskService:
             if attempt in self._forgotten or found is None:
                 continue
             name, key, _ = found
+            if name in self._unread:
+                continue  # perhaps its own, which is to go on
             stored = self._tasks.get(name) or _task(await self._store.task(name=name))
             if stored is None or stored.key != key:
                 log.warning("the engine has an attempt of a task that is not in the store", attempt=attempt)

@@ -76,6 +76,7 @@ def turn(
     paused: Set[str] = frozenset(),
     foreign: Set[str] = frozenset(),
     unrecorded: Unrecorded = MappingProxyType({}),
+    unread: Sequence[Task] = (),
 ) -> Turn:
     """The next step of everything.
 
@@ -89,6 +90,7 @@ def turn(
     :param paused: machines whose VMs stand still, or did so a moment ago: what runs there cannot be heard of.
     :param foreign: machines of somebody else that take no task of ours, and are left as they are.
     :param unrecorded: of the turn before.
+    :param unread: tasks of which nothing is known but the cores that they hold.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed, label, foreign)
@@ -124,7 +126,7 @@ def turn(
         groups.setdefault(frozenset(name for name, user in shut if user == task.order.user), []).append(task)
     for closed_to, group in groups.items():
         taking = {name: machine for name, machine in machines.items() if name not in closed_to}
-        choices |= choose(group, states.values(), taking, pool, now)
+        choices |= choose(group, (*states.values(), *unread), taking, pool, now)
         for task in group:
             choice = choices[task.name]
             if choice.machine is not None:

@@ -162,6 +162,9 @@ async def test_a_manager_that_cannot_begin_its_first_term_says_why_and_ends() ->
     with pytest.raises(StoreError, match="version 99"):
         await leadership(lock, term).start()
     assert lock.released == 1
+    term.failure = TypeError("of our own")
+    with pytest.raises(StoreError, match=r"a defect of the manager \(TypeError\)"):
+        await leadership(lock, term).start()
     lock.answer = StoreError("no such server")
     with pytest.raises(StoreError, match="no such server"):
         await leadership(lock, RecordedTerm()).start()

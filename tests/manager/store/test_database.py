@@ -20,7 +20,7 @@ from cluster_manager.leadership.locks import AdvisoryLock
 from cluster_manager.store.database import PostgreSQL, database_of
 from cluster_manager.store.store import Store
 from tests.adapters import postgres
-from tests.manager.databases import Server, rows_of
+from tests.manager.databases import USER, Server, rows_of
 
 SECRET = "correct horse"
 
@@ -153,6 +153,19 @@ async def test_every_text_is_stored_whatever_the_environments_encoding(
     assert await store.knowledge("words") == "8\N{EN DASH}10"
     await store.close()
     postgresql.give_back(database)
+
+
+@pytest.mark.service
+async def test_a_role_without_rights_is_told_so(postgresql: Server) -> None:
+    database = postgresql.new()
+    rows_of(database, "CREATE ROLE poor LOGIN")
+    rows_of(database, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    store = Store(PostgreSQL(database.url.replace(f"user={USER}", "user=poor")), time.time)
+    with pytest.raises(StoreError, match="permission denied for schema public"):
+        await store.open()
+    await store.close()
+    postgresql.drop(database)
+    postgresql.ask("postgres", "DROP ROLE poor")
 
 
 async def test_a_server_that_is_not_there_is_said_in_one_line() -> None:

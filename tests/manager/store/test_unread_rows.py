@@ -13,6 +13,7 @@ from cluster_manager.store import schema
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.manager.fake_engine import FakeEngine, settings
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -29,6 +30,13 @@ async def damage(cluster: Cluster, table: Table, name: str, stored: str) -> None
     (row,) = await store.rows(select(table.c[column]).where(mine))
     text = json.dumps({**json.loads(row[0]), "of_a_later_version": 1}) if stored == "later" else stored
     await store._write(lambda connection: connection.execute(update(table).where(mine).values({column: text})))
+
+
+async def change(cluster: Cluster, table: Table, name: str, **columns: str) -> None:
+    """Have columns of a row be otherwise."""
+    assert cluster.manager is not None
+    statement = update(table).where(table.c.name == name).values(**columns)
+    await cluster.manager.store._write(lambda connection: connection.execute(statement))
 
 
 async def started_again(cluster: Cluster) -> None:
@@ -175,3 +183,60 @@ async def test_a_placement_that_cannot_be_read_is_ended_before_its_vm_can_be_del
         assert (await cluster.get("/v1/vms/low-1"))["host"] == "host-a"
         again = {"request_id": "c-2", "vm": vm("low-1"), "deadline_s": 3.0}
         assert (await cluster.call("POST", "/v1/vms", json=again))[0] == 409
+
+
+async def test_a_vm_in_a_phase_of_a_later_version_is_shown_as_its_host_has_it_and_can_be_deleted(
+    tmp_path: Path,
+) -> None:
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent) as cluster:
+        for name in ("low-1", "low-2"):
+            assert (await cluster.create(vm(name, cpu_cores=2.0))).state is OperationState.DONE
+        await change(cluster, schema.vms, "low-1", phase="hibernating")
+        await change(cluster, schema.vms, "low-2", labels="[")
+        await started_again(cluster)
+        for query in ("", "?state=running", "?selector=a!%3Db"):
+            rows = await shown(cluster, f"/v1/vms{query}", "vms", "name")
+            assert "hibernating" in rows["low-1"]["sentence"] if "state" not in query else "low-2" in rows
+            assert (rows["low-2"]["state"], rows["low-2"]["labels"]) == ("running", {})
+        assert (await cluster.get("/v1/vms/low-1"))["state"] == "running"
+        status, problem = await cluster.call("POST", "/v1/vms/low-1/migrate", json={"request_id": "asked"})
+        assert (status, "it can be stopped or deleted" in problem["detail"]) == (409, True), problem
+        assert (await cluster.delete("low-1")).state is OperationState.DONE
+        assert set(agent.vms) == {"low-2"}
+
+
+async def test_a_task_that_cannot_be_read_is_shown_and_left_alone_and_holds_its_cores(tmp_path: Path) -> None:
+    engine = FakeEngine(far=4)
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+
+        async def submit(name: str, cores: int) -> None:
+            task = {"name": name, "command": ["true"], "cores": cores, "duration_s": 60.0}
+            assert (await cluster.call("POST", "/v1/tasks", json={"request_id": name, "task": task}))[0] == 202
+
+        async def runs() -> bool:
+            return bool((await cluster.get("/v1/tasks/train"))["state"] == "running")
+
+        await submit("train", 3)
+        await cluster.until(runs)
+        await change(cluster, schema.tasks, "train", phase="newer", state='{"phase": "newer"}')
+        await started_again(cluster)
+        row = (await shown(cluster, "/v1/tasks", "tasks", "name"))["train"]
+        assert (row["state"], row["machine"], row["cores"]) == ("running", "far", 3)
+        assert "its stored state cannot be read" in row["sentence"]
+        status, problem = await cluster.call("DELETE", "/v1/tasks/train")
+        assert (status, "its stored state cannot be read" in problem["detail"]) == (409, True), problem
+        assert (await cluster.get("/v1/engine"))["machines"][0]["tasks"] == ["train"]
+        await submit("large", 2)
+
+        async def decided() -> bool:
+            found = await cluster.get("/v1/tasks/large/explanation")
+            return bool(found["waits_for"] or found["task"]["state"] != "waiting")
+
+        await cluster.until(decided)
+        assert {(call[0], call[1].split(".")[1]) for call in engine.calls if call[0] in ("release", "cancel")} == {
+            ("release", "train")
+        }
+        assert cluster.manager is not None
+        stored = await cluster.manager.store.rows(select(schema.tasks.c.state).where(schema.tasks.c.name == "train"))
+        assert [row[0] for row in stored] == ['{"phase": "newer"}']
