@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Address, LibvirtUri, Name
+from ebbtide.messages.migrations import is_own
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, read_file, settings_config
 from ebbtide.rest.rates import Rate
@@ -130,7 +131,9 @@ class HostAgentOptions(DaemonOptions):
         description="how other hosts' libvirt reaches this one, which then trusts them; without it no VM moves here "
         "while it runs",
     )
-    migration_listen: str = Field("127.0.0.1", description="the address at which the memory of such a VM arrives")
+    migration_listen: str = Field(
+        "127.0.0.1", description="the address at which the memory of such a VM arrives: the one that --url names"
+    )
     migration_emulated: bool = Field(
         False,
         description="emulated VMs leave by the manager's own decision under QEMU before 9.0, too, which may lose "
@@ -188,7 +191,12 @@ def access_of(options: HostAgentOptions) -> AccessSettings:
     caller = key_pair(options.certificate, options.key, "--certificate and --key")
     if options.url is None and is_everywhere(address):
         raise AccessError(f"--listen {address} is no address that the manager could call: give --url")
-    url_of(options, settings.scheme)
+    own = url_of(options, settings.scheme)
+    if options.migration_uri is not None and not is_own(own, options.migration_uri, options.migration_listen):
+        raise AccessError(
+            f"--migration-uri {options.migration_uri} and --migration-listen {options.migration_listen} must both name "
+            f"the host as its agent's address does, {own}: no VM is sent anywhere else"
+        )
     for url in options.manager:
         if not _names_a_host(url):
             raise AccessError(f"--manager {url} must be like https://10.0.0.1:7100")

@@ -58,7 +58,7 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector, is_known
 from ebbtide.messages.hosts import HostReport
-from ebbtide.messages.migrations import MigrationAddress
+from ebbtide.messages.migrations import MigrationAddress, is_own
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
@@ -287,13 +287,12 @@ def cannot_take(report: HostReport) -> str:
     address = report.migration
     if address is None:
         return f"{report.id} takes part in no live migration"
+    if is_own(report.url, address.uri, address.listen):
+        return ""
     registered, named = urlsplit(report.url).hostname, urlsplit(address.uri)
     if named.scheme.endswith("+unix"):
-        near = registered in ("127.0.0.1", "::1", "localhost") and address.listen in ("127.0.0.1", "::1")
-        return "" if near else f"{report.id} is on another machine, and has no socket here"
-    if (named.hostname, address.listen) != (registered, registered):
-        return f"{report.id} is at {registered}, and wants VMs to be sent to {named.hostname} and {address.listen}"
-    return ""
+        return f"{report.id} is on another machine, and has no socket here"
+    return f"{report.id} is at {registered}, and wants VMs to be sent to {named.hostname} and {address.listen}"
 
 
 def _depart(state: LiveMigrationPlan, said: str) -> Step:

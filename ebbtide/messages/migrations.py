@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -28,6 +29,18 @@ class MigrationAddress(Body):
     image: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = Field(
         "", description="the same where the base image is: then only what differs from it is copied"
     )
+
+
+def is_own(url: str, uri: str, listen: str) -> bool:
+    """Whether a host takes VMs at the address of its own agent: no other host is sent to any other.
+
+    :param url: of its agent; ``uri``, ``listen``: of `MigrationAddress`.
+    """
+    agent, libvirt = urlsplit(url).hostname, urlsplit(uri)
+    if libvirt.scheme.endswith("+unix"):
+        # A socket is on the same machine.
+        return agent in ("127.0.0.1", "::1", "localhost") and listen in ("127.0.0.1", "::1")
+    return (libvirt.hostname, listen) == (agent, agent)
 
 
 class ArrivalCommand(Command):
