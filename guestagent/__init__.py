@@ -3,4 +3,4 @@
 Standard library only, Python 3.8: it has to run in guests that were not prepared for it.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

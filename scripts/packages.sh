@@ -14,6 +14,9 @@ version=$("$python" -c 'import guestagent; print(guestagent.__version__)')
 # The same commit makes the same files.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 export SOURCE_DATE_EPOCH
+# Debian's: before the release that it becomes, and higher from commit to commit, since apt passes over an equal one.
+deb=$version
+[[ $version != *.dev* ]] || deb="${version/.dev/\~dev}+$(date --utc +%Y%m%d%H%M --date "@$SOURCE_DATE_EPOCH")"
 rm -rf "$dist"
 mkdir -p "$dist"
 work=$(mktemp -d)
@@ -44,14 +47,14 @@ debian() {
     install -d "$root/DEBIAN" "$doc"
     printf 'Ebbtide\n\nCopyright %s the authors of Ebbtide\n\nLicence: Apache-2.0, see /usr/share/common-licenses/Apache-2.0\n' \
         "$(date --utc +%Y --date "@$SOURCE_DATE_EPOCH")" >"$doc/copyright"
-    printf '%s (%s) stable; urgency=medium\n\n  * See CHANGELOG.md of the source.\n\n -- %s  %s\n' "$name" "$version" \
+    printf '%s (%s) stable; urgency=medium\n\n  * See CHANGELOG.md of the source.\n\n -- %s  %s\n' "$name" "$deb" \
         "$maintainer" "$(date --utc --rfc-email --date "@$SOURCE_DATE_EPOCH")" | gzip -9n >"$doc/changelog.gz"
     "$python" scripts/man_pages.py "$name" "$root/usr/share/man"
     chmod -R u=rwX,go=rX "$root"
     (cd "$root" && find etc -type f -printf '/%p\n' | sort) >"$root/DEBIAN/conffiles"
     (cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
     {
-        printf 'Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: %s\nInstalled-Size: %s\n' "$name" "$version" "$3" \
+        printf 'Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: %s\nInstalled-Size: %s\n' "$name" "$deb" "$3" \
             "$maintainer" "$(du --apparent-size -sk --exclude DEBIAN "$root" | cut -f1)"
         printf 'Section: admin\nPriority: optional\n'
         cat

@@ -188,39 +188,40 @@ def packed_as(tree: Path, version: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def versions(debian: Debian) -> dict[str, str]:
-    """Packages by version: two that have the agent's options as a file that dpkg asks about, this one, the next."""
+def versions(debian: Debian) -> dict[str, tuple[str, str]]:
+    """Versions and paths: two that have the agent's options as a file that dpkg asks about, this one, the next."""
     (this,) = (debian / "/root").glob("ebbtide_*.deb")
+    number = this.name.split("_")[1]
     tree = debian / "/root/tree"
     subprocess.run(["dpkg-deb", "--raw-extract", this, tree], check=True)
     # Nothing of it runs here, and it is all but a few MiB.
     shutil.rmtree(tree / "usr/lib/ebbtide/lib")
-    made = {__version__: f"/root/{this.name}"}
+    made = {"this": (number, f"/root/{this.name}")}
     (tree / EXAMPLE).write_text("# another example\n")
-    made[f"{__version__}+1"] = packed_as(tree, f"{__version__}+1")
+    made["next"] = (f"{number}+1", packed_as(tree, f"{number}+1"))
     (tree / EXAMPLE).rename(tree / OPTIONS)
     with (tree / "DEBIAN/conffiles").open("a") as asked:
         asked.write(f"/{OPTIONS}\n")
-    for version in (f"{__version__}~1", f"{__version__}~2"):
+    for name, version in (("before", f"{number}~1"), ("stuck", f"{number}~2")):
         (tree / OPTIONS).write_text(f"# the example of {version}\n")
-        made[version] = packed_as(tree, version)
+        made[name] = (version, packed_as(tree, version))
     return made
 
 
 @pytest.mark.parametrize("stuck", [False, True], ids=["at once", "after one that had asked"])
 def test_an_upgrade_asks_nothing_about_the_options_of_a_host_that_has_joined_and_keeps_each_byte(
-    debian: Debian, versions: dict[str, str], stuck: bool
+    debian: Debian, versions: dict[str, tuple[str, str]], stuck: bool
 ) -> None:
-    debian.run(*APT, "install", versions[f"{__version__}~1"])
+    debian.run(*APT, "install", versions["before"][1])
     options = debian / OPTIONS
     joined = b'# Written by `ebb-hostagent join`\nid = "host-b"\ntemplates = ["/etc/ebbtide/templates"]\n'
     options.write_bytes(joined)
     options.chmod(0o600)
     if stuck:
-        said = debian.run(*APT, "install", versions[f"{__version__}~2"], code=100)
+        said = debian.run(*APT, "install", versions["stuck"][1], code=100)
         assert "end of file on stdin at conffile prompt" in said
-    for version in (__version__, f"{__version__}+1"):
-        debian.run(*APT, "install", versions[version])
+    for version, package in (versions["this"], versions["next"]):
+        debian.run(*APT, "install", package)
         state = debian.run("dpkg-query", "--show", "--showformat=${Status} ${Version}", "ebbtide")
         assert state == f"install ok installed {version}"
         assert (options.read_bytes(), options.stat().st_mode & 0o777) == (joined, 0o600)

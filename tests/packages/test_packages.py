@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def architecture() -> str:
     return subprocess.run(["dpkg", "--print-architecture"], check=True, capture_output=True, text=True).stdout.strip()
 
 
+def debian_version() -> str:
+    """Of the commit that is built, whose date orders builds of one version; apt passes over an equal one."""
+    said = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, capture_output=True, text=True)
+    made = datetime.fromtimestamp(int(said.stdout), UTC)
+    return f"{__version__.replace('.dev', '~dev')}+{made:%Y%m%d%H%M}" if ".dev" in __version__ else __version__
+
+
 def unpacked(package: Path, place: Path) -> Path:
     subprocess.run(["/usr/bin/dpkg-deb", "-R", package, place], check=True)
     return place
@@ -55,8 +63,8 @@ def test_all_are_built(dist: Path) -> None:
         "ebb-guestagent.pyz",
         f"ebbtide-{__version__}-py3-none-any.whl",
         f"ebbtide-{__version__}.tar.gz",
-        f"ebbtide-guest_{__version__}_all.deb",
-        f"ebbtide_{__version__}_{architecture()}.deb",
+        f"ebbtide-guest_{debian_version()}_all.deb",
+        f"ebbtide_{debian_version()}_{architecture()}.deb",
         f"ebbtide_guest-{__version__}-py3-none-any.whl",
     ]
 

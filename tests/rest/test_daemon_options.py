@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -27,7 +28,7 @@ from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.lab.state import write_private
 from ebbtide.rest.errors import AccessError, OptionsError
 from ebbtide.rest.options import DaemonOptions, collect, example_of, read_options
-from hostagent.options import HostAgentOptions
+from hostagent.options import HostAgentOptions, access_of
 from tests.rest.pki import Pki
 
 MODELS: list[type[DaemonOptions]] = [ManagerOptions, HostAgentOptions]
@@ -118,6 +119,27 @@ def test_options_that_contradict_each_other_are_named_where_they_stand(
     structlog.reset_defaults()
     assert capsys.readouterr().err.startswith(f"ebb-manager: {file}:4: listen: --listen 192.0.2.1 can be reached from")
     assert not (file.parent / "m.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "uri", "listen", "fits"),
+    [
+        ("https://10.0.0.2:7101", "qemu+tls://10.0.0.2/system", "10.0.0.2", True),
+        ("https://10.0.0.2:7101", "qemu+tls://host-b.example/system", "10.0.0.2", False),
+        ("https://10.0.0.2:7101", "qemu+tls://10.0.0.2/system", "127.0.0.1", False),
+        ("https://10.0.0.2:7101", "qemu+unix:///system?socket=/run/b.sock", "127.0.0.1", False),
+        ("http://127.0.0.1:7101", "qemu+unix:///system?socket=/run/b.sock", "127.0.0.1", True),
+    ],
+)
+def test_addresses_of_migrations_that_no_manager_sends_to_are_an_error(
+    url: str, uri: str, listen: str, fits: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "hostagent.toml"
+    path.write_text(f'migration_uri = "{uri}"\nmigration_listen = "{listen}"\nurl = "{url}"\n')
+    words = {"id": "host-a", "capacity": "auto", "token_file": "t"}
+    options = collect(HostAgentOptions, path, words).options
+    with contextlib.nullcontext() if fits else pytest.raises(AccessError, match=r"^--migration-uri \S+ and"):
+        access_of(options)
 
 
 def test_a_host_agent_with_a_wrong_file_ends_before_it_begins(
