@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Collection
 from typing import Final
 
 import structlog
 
+from ebbtide.deflation.cascade.reconcile import SLACK
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.pressure_response import Neighbours, respond_to_pressure
@@ -31,29 +33,47 @@ log = structlog.get_logger()
 async def respond_to_pressure_of(host: Host, vm: ManagedVM, neighbours: Neighbours) -> None:
     """Shrink others if need be, then grow the VM in one step. What is left over stands in the host's report.
 
+    Where some fell short and it still lacks, the others are asked once more, without those.
+
     :raises HypervisorError: a size could not be read or stored.
+    """
+    # A guest's own request moves what is free; that its kernel is short of memory moves its neighbours.
+    asked = neighbours.may_give(_now(), vm.name, host.vms) if vm.pressure.short_of_memory else set()
+    if await _respond(host, vm, neighbours, asked):
+        await _respond(host, vm, neighbours, asked)
+
+
+async def _respond(host: Host, vm: ManagedVM, neighbours: Neighbours, asked: Collection[str]) -> bool:
+    """Ask the others, and give what is free then.
+
+    :param asked: names of deflatable VMs that may be asked.
+    :returns: whether the VM lacks something that others fell short of.
     """
     # One that moves or goes can be given nothing: its neighbours keep what they have.
     if vm.pressure.wants.is_zero() or not vm.resizable or vm.resizer.terminating:
-        return
+        return False
     await host.sample()
-    others = [other for other in host.resizable() if other is not vm]
+    unable = neighbours.unable(_now())
+    others = [other for other in host.resizable() if other is not vm and other.name not in unable]
     pressed = [other.name for other in others if other.pressure.sentence]
     rows = [other.allocation() for other in others]
-    # A guest's own request moves what is free; that its kernel is short of memory moves its neighbours.
-    asked = neighbours.may_give(_now(), vm.name, host.vms) if vm.pressure.short_of_memory else ()
     plan = respond_to_pressure(vm.allocation(), vm.pressure.wants, host.free(), rows, pressed, asked)
     request_id = f"pressure-{uuid.uuid4().hex[:12]}"
+    donors = {name: size for name, size in plan.donors.items() if name in host.vms}
     await asyncio.gather(
-        *(
-            _give(host, host.vms[name], size, vm.name, request_id, neighbours)
-            for name, size in plan.donors.items()
-            if name in host.vms
-        )
+        *(_give(host, host.vms[name], size, vm.name, request_id, neighbours) for name, size in donors.items())
     )
+    # Whatever the reason: it is busy, its call failed, or its guest has nothing to spare.
+    short = [
+        name
+        for name, size in donors.items()
+        if name in host.vms and not host.vms[name].allocation().current.fits_in(size + SLACK)
+    ]
+    for name in short:
+        neighbours.fell_short(_now(), name)
     async with vm.lock:
         if not host.modes.does(HostEvent.PRESSURE) or not host.holds(vm) or vm not in host.resizable():
-            return
+            return False
         await host.sample()
         given = respond_to_pressure(vm.allocation(), vm.pressure.wants, host.free())
         inputs = {"wants": str(vm.pressure.wants), "free": str(host.free()), "why": vm.pressure.sentence}
@@ -61,6 +81,7 @@ async def respond_to_pressure_of(host: Host, vm: ManagedVM, neighbours: Neighbou
         host.note(vm.name, DecisionKind.PRESSURE, given.sentence, inputs)
         if vm.intent.phase in RESIZING or not given.target.fits_in(vm.allocation().current):
             await _resize(host, vm, given.target, request_id, GROW_S)
+    return bool(short) and not given.remaining.is_zero()
 
 
 async def _give(

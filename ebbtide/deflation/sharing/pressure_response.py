@@ -21,23 +21,26 @@ from ebbtide.deflation.sharing.proportional import split_need
 LASTING_S: Final = 4.0
 #: One that gave for another VM gives again after so long, in seconds.
 GAVE_S: Final = 60.0
+#: One that gave less than it was asked for is left out for so long, in seconds: others are asked instead.
+FELL_SHORT_S: Final = 60.0
 #: One that was under pressure itself gives nothing for so long, in seconds, so that memory does not go to and fro.
 RECOVERED_S: Final = 300.0
 
 
 @dataclass(slots=True)
 class Neighbours:
-    """Who of one host's deflatable VMs may be asked for another one's sake: hysteresis. Knows no clock but ``now``."""
+    """Who of one host's VMs may be asked for another one's sake: hysteresis. Knows no clock but ``now``."""
 
     _since: dict[str, float] = field(default_factory=dict)
     _pressed_at: dict[str, float] = field(default_factory=dict)
     _gave_at: dict[str, float] = field(default_factory=dict)
+    _short_at: dict[str, float] = field(default_factory=dict)
 
     def observe(self, now: float, names: Collection[str], pressed: Collection[str]) -> None:
         """Take in who is there, and who of them is under pressure of memory."""
         self._since = {name: self._since.get(name, now) for name in pressed}
         self._pressed_at.update(dict.fromkeys(pressed, now))
-        for moments in (self._pressed_at, self._gave_at):
+        for moments in (self._pressed_at, self._gave_at, self._short_at):
             for name in moments.keys() - set(names):
                 del moments[name]
 
@@ -45,8 +48,16 @@ class Neighbours:
         """A VM has shrunk for another one."""
         self._gave_at[name] = now
 
+    def fell_short(self, now: float, name: str) -> None:
+        """A VM has given less than it was asked for."""
+        self._short_at[name] = now
+
+    def unable(self, now: float) -> set[str]:
+        """Those on whom nobody counts now, harvest VMs too."""
+        return {name for name, at in self._short_at.items() if now - at < FELL_SHORT_S}
+
     def may_give(self, now: float, receiver: str, names: Iterable[str]) -> set[str]:
-        """Of these names those who may be asked for the receiver's sake now."""
+        """Of these names of deflatable VMs those who may be asked for the receiver's sake now."""
         if now - self._since.get(receiver, now) < LASTING_S:
             return set()
         return {

@@ -162,6 +162,33 @@ async def test_a_neighbour_without_pressure_gives_down_to_its_minimum(
     assert told == ["204 MiB are asked of it for low-1, which is under pressure"]
 
 
+async def test_where_a_harvest_vm_has_nothing_to_spare_the_idle_neighbour_gives_and_the_other_is_not_asked_again_soon(
+    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pressure_response, "LASTING_S", 0.0)
+    monkeypatch.setattr(reconciler.Reconciler, "_start_response", lambda self, vm: None)
+    size = {"cpu_cores": 0.5, "memory_mib": 900.0}
+    least = {"cpu_cores": 0.5, "memory_mib": 320.0}
+    harvest = low_vm("harvest", priority="harvest", nominal=size, ceiling=size, minimum=least)
+    body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 2.0, "memory_mib": 700.0}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "done"
+    assert (await command("POST", "/v1/vms", {"request_id": "h", "vm": harvest})).state == "done"
+    await until(lambda: host.vms["harvest"].link.connected)
+    host.slice = replace(host.slice, capacity=host.slice.capacity.less(host.free()))
+    low, neighbour = two_vms
+    stuck = world.domains["ebb-host-a.harvest"]
+    stuck.used_mib = stuck.bound_mib - 60.0  # no pressure, and next to nothing above its reserve
+    vm, neighbours = host.vms["low-1"], Neighbours()
+    press(low)
+    vm.pressure.observe(await _status(host))
+    neighbours.observe(asyncio.get_running_loop().time(), host.vms, [vm.name])
+    await respond_to_pressure_of(host, vm, neighbours)
+    assert stuck.bound_mib > 800
+    assert (low.bound_mib, host.vms["low-1"].asks.memory_mib) == (1024, 0)
+    assert neighbour.bound_mib == 1024 - (324 - (900 - stuck.bound_mib))
+    assert neighbours.unable(asyncio.get_running_loop().time()) == {"harvest"}
+
+
 async def test_a_guests_own_request_takes_nothing_from_its_neighbours(
     full_host: list[Domain], host: Host, impatient: None
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.resources import TOLERANCE, ZERO, ResourceVector
 from ebbtide.deflation.sharing.pressure_response import (
+    FELL_SHORT_S,
     GAVE_S,
     LASTING_S,
     RECOVERED_S,
@@ -92,6 +93,15 @@ def test_neighbours_are_asked_for_pressure_that_lasts_and_not_again_and_again() 
     known.observe(100.0 + LASTING_S, names, ["low-3"])
     assert known.may_give(100.0 + LASTING_S, "low-3", names) == {"low-2"}
     assert known.may_give(LASTING_S + RECOVERED_S, "low-3", names) == {"low-1", "low-2"}
+
+
+def test_one_that_fell_short_is_left_out_for_a_while_and_forgotten_once_it_is_gone() -> None:
+    known = Neighbours()
+    known.fell_short(0.0, "spare-1")
+    assert known.unable(FELL_SHORT_S - 1) == {"spare-1"}
+    assert known.unable(FELL_SHORT_S) == set()
+    known.observe(1.0, ["low-1"], [])
+    assert known.unable(1.0) == set()
 
 
 def test_room_is_given_back_only_beyond_what_vms_under_pressure_want() -> None:
