@@ -37,6 +37,8 @@ class Overcommitment:
         self._numbers = itertools.count(1)
         self._pace = RepairPace()
         self._told = ""
+        #: Names of VMs that gave less than they were asked for: asked last until the host is within its capacity.
+        self._short: set[str] = set()
 
     async def run(self) -> None:
         while True:
@@ -57,6 +59,7 @@ class Overcommitment:
         self._tell(f"overcommitted by {beyond}" if not beyond.is_zero() else "")
         if beyond.is_zero():
             self._pace.held()
+            self._short.clear()
             return
         now = asyncio.get_running_loop().time()
         if not host.modes.does(HostEvent.RECLAIM) or not self._pace.due(now):
@@ -64,14 +67,17 @@ class Overcommitment:
         self._pace.tried(now)
         async with host.claimed(WAIT_S) as claim:
             need = host.overcommitted()
-            split = split_need([vm.row() for vm in claim.vms], need)
+            rows = [vm.row() for vm in claim.vms]
+            split = split_need([row for row in rows if row.name not in self._short], need)
+            last = split_need([row for row in rows if row.name in self._short], split.shortfall)
             request_id = f"capacity-{host.incarnation[:8]}-{next(self._numbers)}"
             command = ReclaimCommand(request_id=request_id, need=Vector.of(need), deadline_s=DEADLINE_S)
             request = Request(request_id, "reclaim", command.comparable(), time.time())
-            members = plan_all(host, split.targets, request)
+            members = plan_all(host, {**split.targets, **last.targets}, request)
             claim.keep(members)
             await persist_all(members)
-            await host.resize(members, DEADLINE_S)
+            outcomes = await host.resize(members, DEADLINE_S)
+            self._short |= {outcome.name for outcome in outcomes if not outcome.shortfall.vector().is_zero()}
 
     def _tell(self, sentence: str) -> None:
         if sentence == self._told:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
@@ -56,6 +57,34 @@ async def test_minimums_stand_and_what_they_leave_too_little_is_told_and_kept_to
     assert [vm.intent.committed.cpu_cores for vm in host.vms.values()] == [0.5, 0.5]
     assert told(host, DecisionKind.OVERCOMMITTED)[-1] == "overcommitted by 0.2 cores"
     assert {domain.state for domain in two_vms} == {"running"}
+
+
+@pytest.mark.parametrize("harvest", [False, True], ids=["a deflatable VM", "a harvest VM"])
+async def test_one_that_has_nothing_to_spare_is_asked_last_and_the_others_bring_the_host_to_its_capacity(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch, harvest: bool
+) -> None:
+    monkeypatch.setattr(RepairPace, "due", lambda self, now: True)
+    ceiling = low_vm("low-1")["nominal"] if harvest else None
+    priority = "harvest" if harvest else "deflatable"
+    for vm in (low_vm("low-1", priority=priority, ceiling=ceiling), low_vm("low-2")):
+        assert (await command("POST", "/v1/vms", {"request_id": vm["name"], "vm": vm})).state == "done"
+    await until(lambda: all(vm.link.connected for vm in host.vms.values()))
+    stuck, able = world.domains.values()
+    stuck.used_mib = stuck.bound_mib - 60.0  # no pressure, and next to nothing above its reserve
+    charged = host.slice.capacity.less(host.free())
+    host.slice = replace(host.slice, capacity=charged.less(ResourceVector(memory_mib=600)))
+    looks = Overcommitment(host)
+    for _ in range(3):
+        await looks.look()
+    assert host.overcommitted().is_zero()
+    assert (stuck.bound_mib > 1000, able.bound_mib < 450) == (True, True)
+    # Within its capacity, it counts like the others again.
+    await looks.look()
+    stuck.used_mib, able_before = 80.0, able.bound_mib
+    host.slice = replace(host.slice, capacity=host.slice.capacity.less(ResourceVector(memory_mib=100)))
+    await looks.look()
+    assert host.overcommitted().is_zero()
+    assert able.bound_mib > able_before - 100
 
 
 async def test_a_hypervisor_that_does_not_answer_is_a_state_of_the_host_within_one_survey(
