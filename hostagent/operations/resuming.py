@@ -110,7 +110,7 @@ class Resuming:
         if self._host.has_failed(operation):
             # Answered as failed by an earlier agent: the reconciler gives back what it took.
             for vm in members:
-                vm.record.intent = vm.intent.changed(given_up=vm.intent.phase in RESIZING)
+                vm.record.intent = vm.intent.changed(given_up=vm.intent.given_up or vm.intent.phase in RESIZING)
             sentence = "it had failed before this agent started; what it took is given back"
             return failed(operation, sentence, *(vm.summary() for vm in members))
         async with self._host.locked(members):
@@ -174,7 +174,7 @@ def _as_answered(intent: Intent, failed: bool, runs: bool) -> Intent:
     if intent.phase is Phase.LEAVING or (intent.phase is Phase.STOPPING and kind != "start"):
         # What it was to come up with, had it been saved, is no target any more.
         return intent.changed(phase=Phase.SETTLED, target=committed)
-    return intent.changed(given_up=intent.phase in RESIZING and kind in ANSWERED)
+    return intent.changed(given_up=intent.given_up or (intent.phase in RESIZING and kind in ANSWERED))
 
 
 async def state_of(host: Host, vm: ManagedVM) -> str:

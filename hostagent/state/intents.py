@@ -119,7 +119,8 @@ class Intent(Body):
     target: Vector
     committed: Vector
     cause: Cause | None = None
-    #: Its operation was answered as failed: it is not carried out any more, and what it took is given back.
+    #: Its operation was answered as failed: it is not carried out any more, and what it took is given back. Until the
+    #: next is planned: a target that failed sets no size that is held.
     given_up: bool = False
     #: What it becomes at its next start, because the running domain cannot take it.
     at_next_start: VMSpec | None = None
@@ -142,9 +143,8 @@ class Intent(Body):
     @property
     def held_size(self) -> Vector | None:
         """The size below nominal that a target has set: beyond it the VM grows by command only. None: none has."""
-        size = self.held
-        if self.cause is not None and self.cause.kind == "target":
-            size = None if self.given_up else self.target
+        sets = self.cause is not None and self.cause.kind == "target" and not self.given_up
+        size = self.target if sets else self.held
         return None if size is None or self.spec.nominal.vector().fits_in(size.vector()) else size
 
     @property

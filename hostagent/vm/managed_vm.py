@@ -371,7 +371,10 @@ class ManagedVM:
         saved_mib = await self.host.hypervisor.saved_mib(self.domain)
         size = self.allocation().current
         await self.host.record_change(self.name, size, ZERO, "stopped from outside")
-        await self.record.store(phase=Phase.STOPPED, target=self.intent.committed, given_up=False, saved_mib=saved_mib)
+        # A resize that was under way is answered as failed, or is not gone on with.
+        given_up = self.intent.given_up or self.intent.phase in (Phase.DEFLATING, Phase.REINFLATING)
+        fields = {"target": self.intent.committed, "given_up": given_up, "saved_mib": saved_mib}
+        await self.record.store(phase=Phase.STOPPED, **fields)
         self.running = self.paused = False
         self.host.note(
             self.name, DecisionKind.STOPPED, f"{self.name} is off ({why}): {size} came free; it keeps its disk", {}

@@ -300,7 +300,7 @@ class Resizer:
         await self.host.hypervisor.prepare_start(self.domain, size)
         # Before the commit: a kill in between repeats the change, which is recognised, instead of losing it.
         await self.host.record_change(self.record.intent.spec.name, previous, size, cause)
-        fields = {"target": Vector.of(size), "given_up": False} if self.record.intent.given_up else {}
+        fields = {"target": Vector.of(size)} if self.record.intent.given_up else {}
         await self.record.store(phase=Phase.SETTLED, committed=Vector.of(size), **fields)
         self.record.beyond = ZERO
         self._log.info("resized", request_id=cause, reached=str(size), why=outcome.sentence)

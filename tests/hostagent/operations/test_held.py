@@ -14,9 +14,10 @@ from hostagent.control.start_admission import reinflation_targets
 from hostagent.operations import mode_commands
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
+from hostagent.vm import executor
 from hostagent.vm.host import Host
 from tests.hostagent.agent_process import OVERHEAD_MIB
-from tests.hostagent.conftest import Command, low_vm, succeeding
+from tests.hostagent.conftest import Command, has_failed, low_vm, succeeding
 from tests.hostagent.control.test_pressure import calm, press
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -161,3 +162,64 @@ async def test_a_vm_that_is_started_again_is_held_no_more(command: Command, two_
     operation = await command("POST", "/v1/vms/low-1/start", {"request_id": "start"})
     assert operation.state == "done", operation.sentence
     assert not host.vms["low-1"].status().held
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "RETRY_S", 0.0)
+
+
+async def fail(command: Command, world: World) -> None:
+    """Ask for a target that fails, and leave the hypervisor as it is."""
+    world.failures["read"] = "Failed to connect socket: Connection refused"
+    target = {"cpu_cores": 3.0, "memory_mib": 400.0}
+    body = {"request_id": "t", "generation": 9, "target": target, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/target", body)).state == "partial"
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["it runs on", "it goes off meanwhile"])
+@pytest.mark.parametrize("before", [None, 800.0], ids=["none before", "one before"])
+async def test_a_target_that_failed_leaves_the_hold_as_it_was(
+    command: Command,
+    two_vms: list[Domain],
+    host: Host,
+    world: World,
+    no_pause: None,
+    before: float | None,
+    off: bool,
+) -> None:
+    if before is not None:
+        await hold(command, before)
+    await take(command, 300.0)
+    taken_from, vm = before or 1024.0, host.vms["low-1"]
+    assert now(host) == (taken_from - 300.0, before is not None)
+    await fail(command, world)
+    if off:
+        two_vms[0].state = "stopped"
+        await until(lambda: vm.intent.phase is Phase.STOPPED)
+        two_vms[0].state = "running"
+    world.failures.clear()
+    await until(lambda: vm.intent.phase is Phase.SETTLED and vm.running)
+    assert now(host) == (taken_from - 300.0, before is not None)
+    await take(command, 20.0)
+    await give(command, "to-all")
+    assert now(host) == (taken_from, before is not None)
+
+
+async def test_a_target_that_failed_sets_no_hold_after_a_restart_of_the_agent_either(
+    agent: Agent,
+    command: Command,
+    host: Host,
+    two_vms: list[Domain],
+    world: World,
+    tmp_path: Path,
+    no_pause: None,
+) -> None:
+    await take(command, 300.0)
+    await fail(command, world)
+    world.failures.clear()
+    await until(lambda: host.vms["low-1"].intent.phase is Phase.SETTLED)
+    await agent.close()
+    async with succeeding(world, tmp_path) as successor:
+        await has_failed(successor, "t")
+        assert now(successor.host) == (724.0, False)
