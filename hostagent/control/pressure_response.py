@@ -15,7 +15,7 @@ import structlog
 
 from ebbtide.deflation.cascade.reconcile import SLACK
 from ebbtide.deflation.modes import HostEvent
-from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.pressure_response import Neighbours, respond_to_pressure
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.errors import HostAgentError
@@ -49,8 +49,11 @@ async def _respond(host: Host, vm: ManagedVM, neighbours: Neighbours, asked: Col
     :param asked: names of deflatable VMs that may be asked.
     :returns: whether the VM lacks something that others fell short of.
     """
+    if vm.pressure.wants.is_zero():
+        vm.asks = ZERO
+        return False
     # One that moves or goes can be given nothing: its neighbours keep what they have.
-    if vm.pressure.wants.is_zero() or not vm.resizable or vm.resizer.terminating:
+    if not vm.resizable or vm.resizer.terminating:
         return False
     await host.sample()
     unable = neighbours.unable(_now())

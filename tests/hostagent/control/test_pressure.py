@@ -19,8 +19,8 @@ from hostagent.control import reconciler
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.operations import mode_commands
 from hostagent.operations.size_commands import SizeCommands
-from hostagent.state.intents import Phase
-from hostagent.vm.host import Host
+from hostagent.state.intents import Phase, Request
+from hostagent.vm.host import Host, plan_all
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.doing import reclaim
@@ -195,6 +195,25 @@ async def test_a_guests_own_request_takes_nothing_from_its_neighbours(
     host.vms["low-1"].pressure.heard(RequestNotice(memory_mib=400.0, reason="I want it"))
     await until(lambda: host.vms["low-1"].status().asks.memory_mib == 400)
     assert [domain.bound_mib for domain in full_host] == [524, 524]
+
+
+async def test_one_that_has_got_all_it_was_sold_asks_the_manager_for_nothing_though_its_pressure_lasts(
+    command: Command, full_host: list[Domain], host: Host
+) -> None:
+    vm = host.vms["low-1"]
+    press(full_host[0])
+    await until(lambda: vm.status().asks.memory_mib == 500)
+    async with vm.lock:  # no response comes first
+        host.slice = replace(host.slice, capacity=host.slice.capacity + ResourceVector(memory_mib=500))
+        size = vm.allocation().current.with_component("memory_mib", 1024.0)
+        plan_all(host, {"low-1": size}, Request("r", "reinflate", {}, 0.0))
+        await host.resize_one(vm, 20.0)
+        press(full_host[0])
+        vm.pressure.observe(await _status(host))
+    assert vm.pressure.sentence
+    await until(lambda: vm.pressure.wants.memory_mib == 0)
+    await respond_to_pressure_of(host, vm, Neighbours())
+    assert vm.status().asks.memory_mib == 0
 
 
 @pytest.mark.parametrize("moves", [False, True], ids=["it is being stopped", "it moves to another host"])
