@@ -141,6 +141,7 @@ class Steady:
         kept = self._keep()
         if not host.journal.steady.enabled or not host.modes.does(HostEvent.TRIM):
             self._trimmer.filling = False
+            self._learner.rests()
             return
         await host.sample()
         self._learner.observe(_now(), host.free().memory_mib, kept)

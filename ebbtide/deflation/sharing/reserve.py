@@ -62,6 +62,10 @@ class ReserveLearner:
             self.refill_s += _NEW_SHARE * (took_s - self.refill_s)
             self._short_since = None
 
+    def rests(self) -> None:
+        """Take in that nobody fills the reserve for now: how long it is short meanwhile says nothing."""
+        self._short_since = None
+
     def learned_mib(self, now: float) -> float:
         """The reserve by which the wanted share of arrivals would have fitted at once; 0 without any."""
         seen = [(at, mib) for at, mib in self.arrivals if now - at < FORGET_S]

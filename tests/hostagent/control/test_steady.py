@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from ebbtide.deflation import trimming
+from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.sharing.reserve import REFILL_S
 from ebbtide.messages.commands import SteadyCommand
 from hostagent.control import steady
 from hostagent.control.steady import Steady
@@ -104,6 +106,35 @@ async def test_that_it_is_on_is_told_before_what_follows_from_it(
     assert len(told) == 2, told
     assert told[0].startswith("steady mode is on")
     assert told[1].startswith("idle memory is trimmed")
+
+
+@pytest.mark.parametrize("by", ["off", "host not active"])
+async def test_the_time_for_which_it_is_off_says_nothing_of_how_long_a_refill_takes(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    host, clock = make_agent(world, tmp_path).host, 0.0
+    monkeypatch.setattr(steady, "_now", lambda: clock)
+    watching = Steady(host)
+
+    async def round_with(free_mib: float, works: bool) -> None:
+        host.memory_available_mib = lambda: host.slice.reserve_mib + free_mib
+        if by == "off":
+            await watching.set(SteadyCommand(enabled=works, reserve_mib=200.0))
+        else:
+            await host.modes.set(HostMode.ACTIVE if works else HostMode.PAUSED, "")
+        await watching._round()
+
+    await watching.set(SteadyCommand(enabled=True, reserve_mib=200.0))
+    await round_with(100.0, works=True)
+    await round_with(100.0, works=False)
+    clock += 2 * 86_400.0
+    await round_with(1000.0, works=True)
+    assert watching.status().refill_s == REFILL_S
+    # A refill that it does see counts.
+    await round_with(100.0, works=True)
+    clock += 100.0
+    await round_with(1000.0, works=True)
+    assert watching.status().refill_s == REFILL_S - 50.0
 
 
 async def test_memory_that_is_missed_comes_back_and_the_vm_is_left_alone(
