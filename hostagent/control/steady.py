@@ -185,7 +185,9 @@ class Steady:
             if not host.modes.does(HostEvent.TRIM):
                 return
             # In one turn of the loop with the plan: no other operation counts on this room.
-            quiet = all(vm.intent.phase in (Phase.SETTLED, Phase.STOPPED) for vm in host.vms.values())
+            # One that is paused until there is room may be so for days, and what is trimmed is what it waits for.
+            at_rest = (Phase.SETTLED, Phase.STOPPED, Phase.ADMITTING)
+            quiet = all(vm.intent.phase in at_rest for vm in host.vms.values())
             rows = [_row(vm, vm in claim.vms, quiet) for vm in host.resizable()]
             steps = self._trimmer.steps(_now(), rows, host.free().memory_mib, host.reserve_mib)
             request_id = f"{STEADY}{uuid.uuid4().hex[:12]}"

@@ -13,11 +13,12 @@ from ebbtide.deflation import trimming
 from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.sharing.reserve import REFILL_S
 from ebbtide.messages.commands import SteadyCommand
-from hostagent.control import steady
+from hostagent.control import reconciler, steady
 from hostagent.control.steady import Steady
 from hostagent.state.intents import Phase, Request
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, plan_all
+from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.doing import host_idle, reclaim
@@ -191,6 +192,23 @@ async def test_a_reclaim_does_not_wait_for_a_step_and_its_room_is_not_counted_tw
     assert operation.state == "done", operation.sentence
     assert host.free().memory_mib >= before + 500 - 1
     assert all(domain.bound_mib >= 320 for domain in idle_vms)
+
+
+async def test_a_vm_that_is_paused_until_there_is_room_keeps_no_other_from_being_trimmed(
+    client: Client, host: Host, idle_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def without_room(host: Host, vm: ManagedVM) -> bool:
+        return False
+
+    monkeypatch.setattr(reconciler, "admit", without_room)
+    waits, domain = host.vms["low-1"], idle_vms[0]
+    async with waits.lock:
+        domain.state = "paused"
+        await waits.record.store(phase=Phase.ADMITTING)
+    await until(lambda: not waits.running)
+    await setting(client, enabled=True, reserve_mib=free_and(host, 160.0))
+    await until(lambda: idle_vms[1].bound_mib < 1024)
+    assert (waits.intent.phase, domain.bound_mib) == (Phase.ADMITTING, 1024)
 
 
 @pytest.mark.parametrize("mode", ["paused", "draining", "off"])
