@@ -202,11 +202,12 @@ class Operations:
 
         async def prepare() -> Plan:
             row, new_id = await self.deletable(name, precondition), plan_id("delete", name)
-            host = row.host
             if row.phase is VMPhase.PLACING:
                 check_readable(await self._store.plan(row.request_id))
                 return start_calling_off(new_id, request_id, name, row.request_id)
-            return start_removal(new_id, request_id, name, host) if host else removed_already(new_id, request_id, name)
+            if row.host is None:
+                return removed_already(new_id, request_id, name)
+            return start_removal(new_id, request_id, name, row.host, row.phase)
 
         return await self.begin(request_id, f"delete {name}", prepare)
 

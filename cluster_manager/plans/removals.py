@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from cluster_manager.plans.plans import (
+    OFF,
     AwaitPlan,
     ClaimRemoval,
     Event,
@@ -38,6 +39,8 @@ class RemovalPlan(Plan):
 
     kind: Literal["delete"] = "delete"
     vm: str
+    #: What it was before, and is again where its host refuses: one that was preempted keeps its place in the queue.
+    before: VMPhase = VMPhase.RUNNING
 
     @property
     def claim(self) -> ClaimRemoval:
@@ -79,10 +82,14 @@ class ReinflationPlan(Plan):
         return advance_reinflation(self, event)
 
 
-def start_removal(plan_id: str, request_id: str, vm: str, host: str) -> RemovalPlan:
-    """The deletion of a VM, then reinflation in the room that came free."""
+def start_removal(plan_id: str, request_id: str, vm: str, host: str, phase: VMPhase = VMPhase.RUNNING) -> RemovalPlan:
+    """The deletion of a VM, then reinflation in the room that came free.
+
+    :param phase: what it is by the manager's record.
+    """
     remove = Remove(host=host, step=0, vm=vm, reason="delete")
-    return RemovalPlan(id=plan_id, request_id=request_id, instruction=remove, vm=vm, host=host)
+    before = phase if phase in OFF else VMPhase.RUNNING
+    return RemovalPlan(id=plan_id, request_id=request_id, instruction=remove, vm=vm, host=host, before=before)
 
 
 def start_calling_off(plan_id: str, request_id: str, vm: str, placement: str) -> RemovalPlan:
@@ -170,7 +177,7 @@ def advance_removal(state: RemovalPlan, event: Event) -> Step:
             said = f"{event.sentence}; {vm} is removed as soon as {host} answers"
             return _not_removed(state, said, VMPhase.FAILED, owed=True)
         case Remove(), HostFailed():
-            return _not_removed(state, f"{vm} stays, since {event.sentence}", VMPhase.RUNNING)
+            return _not_removed(state, f"{vm} stays, since {event.sentence}", state.before)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return _reinflated(state, event, f"deleted {vm} on {host}")
     raise unexpected(state, event)

@@ -123,6 +123,15 @@ async def test_a_vm_that_waits_to_come_back_and_cannot_be_stopped_keeps_its_plac
     assert (await is_back(cluster, name))["current"]["cpu_cores"] == 3.0
 
 
+async def test_a_vm_that_waits_to_come_back_and_whose_deletion_is_refused_keeps_its_place(cluster: Cluster) -> None:
+    name, agent = waiting(cluster), cluster.agents[0]
+    agent.trouble.refuses = 403
+    assert (await cluster.delete(name)).state is OperationState.FAILED
+    agent.trouble.refuses = None
+    found = await seen(cluster, name)
+    assert (found["state"], found["preempted"]["position"]) == ("preempted", 1)
+
+
 async def test_a_request_whose_answer_the_store_spoils_is_carried_out_all_the_same(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

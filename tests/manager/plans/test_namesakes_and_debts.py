@@ -29,6 +29,7 @@ from cluster_manager.plans.plans import (
     VMPhase,
 )
 from cluster_manager.plans.preemption import PreemptionReason
+from cluster_manager.plans.reading import read_plan
 from cluster_manager.plans.removals import start_removal
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostTemplate
@@ -170,6 +171,14 @@ def test_an_owners_deletion_that_is_refused_leaves_the_vm_and_the_managers_own_s
         step = state.next_step(HostFailed(0.0, "host-a refused", uncertain=False))
         (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
         assert (row.phase, row.host, row.owed) == (phase, "host-a", owed)
+
+
+@pytest.mark.parametrize("phase", [VMPhase.PREEMPTED, VMPhase.STOPPED, VMPhase.RUNNING])
+def test_what_a_vm_was_it_is_again_where_its_deletion_is_refused(phase: VMPhase) -> None:
+    state = read_plan(start_removal("plan", "request", "low-1", "host-a", phase).model_dump_json())
+    step = state.next_step(HostFailed(0.0, "host-a refused: 403", uncertain=False))
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert (row.phase, row.host, row.owed) == (phase, "host-a", False)
 
 
 def test_a_defect_before_the_start_has_nobody_elses_vm_removed() -> None:
