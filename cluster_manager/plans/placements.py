@@ -58,6 +58,7 @@ from cluster_manager.plans.preemption import (
 from cluster_manager.plans.reclaim_steps import (
     forgiving,
     fresh_at_host,
+    joins_others,
     may_reclaim,
     others_give,
     reclaimed,
@@ -83,7 +84,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
-from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import CODES, choose_victims
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
@@ -410,14 +411,16 @@ def _on_reading_deflated(state: PlacementPlan, report: HostReport, elapsed_s: fl
         state = state.having(**{"start_size": Vector.of(plan.size)})
     assert state.start_size is not None
     missing = missing_on(report, demand_of(spec, report, state.start_size.vector()))
-    deflatable = deflatable_beside(report, state.left_out)
-    need = reclaim_need(missing, deflatable)
-    left = time_left(state, elapsed_s)
-    if not need.is_zero() and may_reclaim(state) and left > 0:
-        return _reclaim(state, report.id, need, left)
+    deflatable = deflatable_beside(report, (*state.left_out, *state.gave_less))
+    need, left = reclaim_need(missing, deflatable), time_left(state, elapsed_s)
     # What the layers did not give it does without, as long as that is enough to start with.
     size = room_for_start(spec, report, state.start_size.vector())
-    if not spec.least_start().fits_in(size):
+    enough = spec.least_start().fits_in(size)
+    if not may_reclaim(state):
+        state, need = (state, ZERO) if enough else joins_others(state, spec, report)
+    if not need.is_zero() and left > 0:
+        return _reclaim(state, report.id, need, left)
+    if not enough:
         return _leave(state, short(state, report.id, missing, deflatable), elapsed_s)
     return _start(state.having(**{"start_size": Vector.of(size)}), report.id)
 

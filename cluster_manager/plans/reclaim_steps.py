@@ -28,11 +28,13 @@ from cluster_manager.plans.plans import (
 from cluster_manager.plans.report_queries import (
     closed,
     deflatable_beside,
+    demand_of,
     failed_layer,
     missing_on,
     not_yet,
     reclaim_need,
     silent_on,
+    size_to_join,
     why_still,
 )
 from ebbtide.deflation.allocations import Priority
@@ -42,7 +44,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
-from ebbtide.messages.vms import VMStatus
+from ebbtide.messages.vms import VMSpec, VMStatus
 
 R = TypeVar("R", bound=RoomPlan)
 _PAST: Final[Mapping[str, EventKind]] = {
@@ -197,6 +199,19 @@ def others_give(state: RoomPlan, report: HostReport, missing: ResourceVector) ->
     if not new or state.rounds >= placement_step.MOST_RECLAIMS or not missing.fits_in(others):
         return gave_less, ZERO
     return gave_less, reclaim_need(missing, others)
+
+
+def joins_others(state: R, spec: VMSpec, report: HostReport) -> tuple[R, ResourceVector]:
+    """The plan of a VM that cannot start with what it was given, at the size that it gets beside those that gave less.
+
+    :returns: with it the need of the others; nothing where they do not have what it can start with.
+    """
+    gave_less = (*state.left_out, *state.gave_less, *_fell_short(state))
+    joining = size_to_join(spec, report, gave_less)
+    if joining is None:
+        return state, ZERO
+    gave_less, need = others_give(state, report, missing_on(report, demand_of(spec, report, joining.size)))
+    return state.having(gave_less=gave_less, start_size=Vector.of(joining.size)), need
 
 
 def _fell_short(state: RoomPlan) -> set[str]:

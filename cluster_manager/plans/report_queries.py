@@ -38,11 +38,14 @@ def asked_of_hosts(spec: VMSpec, purpose: Purpose) -> ResourceVector:
     return spec.least_start() if purpose == "deflated" else spec.nominal.vector()
 
 
-def size_to_join(spec: VMSpec, report: HostReport) -> Joining | None:
-    """At what size a VM that may start deflated joins a host, and what the others give; None: it does not fit."""
+def size_to_join(spec: VMSpec, report: HostReport, left_out: Collection[str] = ()) -> Joining | None:
+    """At what size a VM that may start deflated joins a host, and what the others give; None: it does not fit.
+
+    :param left_out: names of VMs that give nothing.
+    """
     newcomer = spec.allocation(spec.nominal.vector(), report.vm_overhead_mib)
     free = report.free.vector().larger(undeclared(report.capacity.vector(), newcomer.charge))
-    return joining(rows_of_split(report), newcomer, free, spec.least_start())
+    return joining(rows_of_split(report, left_out), newcomer, free, spec.least_start())
 
 
 def room_for_start(spec: VMSpec, report: HostReport, wished: ResourceVector) -> ResourceVector:

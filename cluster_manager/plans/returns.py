@@ -26,6 +26,7 @@ from cluster_manager.plans.plans import (
 )
 from cluster_manager.plans.reclaim_steps import (
     LifecyclePlan,
+    joins_others,
     may_reclaim,
     short,
     status_in,
@@ -125,21 +126,24 @@ def _on_reading(state: ReturnPlan, elapsed_s: float, report: HostReport, found: 
         state = state.having(start_size=Vector.of(plan.size))
     assert state.start_size is not None
     missing = missing_on(report, demand_of(spec, report, state.start_size.vector()))
-    deflatable = deflatable_beside(report, state.left_out)
+    deflatable = deflatable_beside(report, (*state.left_out, *state.gave_less))
     need, left_s = reclaim_need(missing, deflatable), state.deadline_s - elapsed_s
-    if not need.is_zero() and may_reclaim(state) and left_s > 0:
+    # What the layers did not give it does without, as long as that is enough to start with.
+    size = room_for_start(spec, report, state.start_size.vector())
+    enough = spec.least_start().fits_in(size)
+    if not may_reclaim(state):
+        state, need = (state, ZERO) if enough else joins_others(state, spec, report)
+    if not need.is_zero() and left_s > 0:
         reclaim = Reclaim(
             host=report.id,
             step=state.step,
             need=Vector.of(need),
             deadline_s=round(left_s, 3),
-            exclude=tuple(dict.fromkeys((vm, *state.left_out))),
+            exclude=tuple(dict.fromkeys((vm, *state.left_out, *state.gave_less))),
         )
         said = f"reclaiming {need} on {report.id}, so that {vm} comes back"
         return instruct(state, reclaim, said, reclaims=state.reclaims + 1)
-    # What the layers did not give it does without, as long as that is enough to start with.
-    size = room_for_start(spec, report, state.start_size.vector())
-    if not spec.least_start().fits_in(size):
+    if not enough:
         return stays_off(state, VMPhase.PREEMPTED, short(state, report.id, missing, deflatable))
     start = Start(host=report.id, step=state.step, vm=vm, start_size=Vector.of(size))
     return instruct(state, start, f"starting {vm} on {report.id} with {size}", start_size=Vector.of(size))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster_manager.plans.growth import MOST_BESIDE, MOST_GROWING, may_begin
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import Create, Event, Preempt, Reclaim, Reinflate, Step
+from cluster_manager.plans.plans import Create, Event, Plan, Preempt, ReadHost, Reclaim, Reinflate, Start, Step
+from cluster_manager.plans.returns import start_return
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState, VMOutcome
+from ebbtide.messages.vms import VMState, VMStatus
 from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
 
 LOW_1 = spec_of("low-1", "deflatable", 3.0, 800.0)
@@ -67,6 +71,56 @@ def test_where_the_others_do_not_have_it_a_vm_is_preempted() -> None:
 
 def test_nobody_is_asked_twice() -> None:
     assert isinstance(after(FULL, fell_short("low-1"), LESS, fell_short("low-2"), LESS).state.instruction, Preempt)
+
+
+#: Two have all of 4096 MiB with their overheads, and one of them gives none of it.
+HELD = spec_of("held", "deflatable", 2.0, 1948.0)
+GIVES = spec_of("gives", "deflatable", 2.0, 1948.0)
+NEW = spec_of("new", "deflatable", 2.0, 1948.0).model_copy(update={"start": "deflated", "boot_memory_mib": 384.0})
+
+
+def crowded(gives_mib: float = 1948.0, *more: VMStatus, at: float = 0.0) -> Event:
+    size = Vector(cpu_cores=2.0, memory_mib=gives_mib)
+    vms = (status_of(HELD, "a"), status_of(GIVES, "a", size), *more)
+    return read("a", *vms, at=at, cpu_cores=16.0, memory_mib=4096.0)
+
+
+def stopped() -> VMStatus:
+    gone = {"current": Vector(), "overhead_mib": 0.0, "start_size": NEW.nominal}
+    return status_of(NEW, "a", state=VMState.STOPPED).model_copy(update=gone)
+
+
+@pytest.mark.parametrize(
+    ("plan", "there", "itself"),
+    [
+        (placement(NEW).having(purpose="deflated", instruction=ReadHost(host="a"), host="a"), (), ()),
+        (start_return("return", NEW, "a"), (stopped(),), ("new",)),
+    ],
+    ids=["deflated", "return"],
+)
+def test_a_vm_that_may_start_smaller_has_the_others_asked_before_it_gives_up(
+    plan: Plan, there: tuple[VMStatus, ...], itself: tuple[str, ...]
+) -> None:
+    state = plan
+    for event in (crowded(1948.0, *there), fell_short("held"), crowded(1948.0, *there, at=5.0)):
+        state = state.next_step(event).state
+    again = state.instruction
+    assert isinstance(again, Reclaim)
+    assert again.exclude == (*itself, "held")
+    assert again.need.memory_mib == 1024.0, "with its overhead: half of what the two have that share"
+    given = state.next_step(ended("reclaim")).state.next_step(crowded(924.0, *there, at=6.0)).state.instruction
+    assert isinstance(given, Create | Start)
+    assert given.start_size == Vector(cpu_cores=2.0, memory_mib=924.0)
+    # Neither gives: nobody is asked twice.
+    state = state.next_step(fell_short("gives")).state.next_step(crowded(1948.0, *there, at=6.0)).state
+    assert not isinstance(state.instruction, Reclaim | Create | Start)
+
+
+def test_one_that_can_start_with_what_it_was_given_starts() -> None:
+    state: Plan = start_return("return", NEW, "a")
+    for event in (crowded(1948.0, stopped()), fell_short("held"), crowded(1400.0, stopped(), at=5.0)):
+        state = state.next_step(event).state
+    assert isinstance(state.instruction, Start)
 
 
 def test_vms_grow_on_few_hosts_at_a_time_and_on_fewer_while_somebody_waits() -> None:
