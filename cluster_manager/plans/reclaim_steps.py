@@ -116,18 +116,22 @@ def make_room(
     if missing.is_zero():
         return ""
     state = without_paused(state, report)
-    exclude = tuple(dict.fromkeys((*exclude, *state.left_out)))
-    deflatable = deflatable_beside(report, exclude)
-    if state.failed_layer:
-        return f"{report.id}: short of {missing} in layer {state.failed_layer}"
+    beside = (*exclude, *state.left_out, *state.gave_less)
+    deflatable = deflatable_beside(report, beside)
     need = reclaim_need(missing, deflatable)
     figures = (tuple(missing), tuple(deflatable), tuple(need))
-    verdict = placement_step.decide(*figures, False, False, may_reclaim=may_reclaim(state))
-    if verdict != placement_step.RECLAIM:
-        why, silent = short(state, report.id, missing, deflatable), silent_on(not_yet(report, exclude))
-        return f"{why}; {silent}, cannot be deflated yet" if silent else why
+    in_vain = bool(state.failed_layer) or not may_reclaim(state)
+    if placement_step.decide(*figures, False, False, may_reclaim=not in_vain) != placement_step.RECLAIM:
+        gave_less, need = others_give(state, report, missing, exclude)
+        if need.is_zero() and state.failed_layer:
+            return f"{report.id}: short of {missing} in layer {state.failed_layer}"
+        if need.is_zero():
+            why, silent = short(state, report.id, missing, deflatable), silent_on(not_yet(report, beside))
+            return f"{why}; {silent}, cannot be deflated yet" if silent else why
+        state = state.having(gave_less=gave_less, failed_layer=None)
     if left_s <= 0:
         return f"{report.id}: short of {missing}, and the deadline has passed"
+    exclude = tuple(dict.fromkeys((*exclude, *state.left_out, *state.gave_less)))
     reclaim = Reclaim(
         host=report.id, step=state.step, need=Vector.of(need), deadline_s=round(left_s, 3), exclude=exclude
     )
@@ -187,16 +191,19 @@ def forgiving(state: R, report: HostReport) -> R:
     return state.having(reclaimed=None, failed_layer=None) if state.reclaims and _fell_short(state) & silent else state
 
 
-def others_give(state: RoomPlan, report: HostReport, missing: ResourceVector) -> tuple[tuple[str, ...], ResourceVector]:
+def others_give(
+    state: RoomPlan, report: HostReport, missing: ResourceVector, exclude: tuple[str, ...] = ()
+) -> tuple[tuple[str, ...], ResourceVector]:
     """What the other VMs are to give in the place of those that gave less than they were asked for.
 
+    :param exclude: VMs that give nothing, since the room is for them.
     :returns: all of those so far, and the need; nothing where the others do not have what is missing, or after
         ``MOST_RECLAIMS`` deflations.
     """
     new = sorted(_fell_short(state).difference(state.gave_less))
     gave_less = (*state.gave_less, *new)
-    others = deflatable_beside(report, (*state.left_out, *gave_less))
-    if not new or state.rounds >= placement_step.MOST_RECLAIMS or not missing.fits_in(others):
+    others = deflatable_beside(report, (*exclude, *state.left_out, *gave_less))
+    if not new or not 0 < state.rounds < placement_step.MOST_RECLAIMS or not missing.fits_in(others):
         return gave_less, ZERO
     return gave_less, reclaim_need(missing, others)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cluster_manager.plans.growth import MOST_BESIDE, MOST_GROWING, may_begin
+from cluster_manager.plans.lifecycle import start_resize
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import Create, Event, Plan, Preempt, ReadHost, Reclaim, Reinflate, Start, Step
+from cluster_manager.plans.plans import Create, Event, Plan, Preempt, ReadHost, Reclaim, Reinflate, Respec, Start, Step
 from cluster_manager.plans.returns import start_return
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState, VMOutcome
@@ -121,6 +122,40 @@ def test_one_that_can_start_with_what_it_was_given_starts() -> None:
     for event in (crowded(1948.0, stopped()), fell_short("held"), crowded(1400.0, stopped(), at=5.0)):
         state = state.next_step(event).state
     assert isinstance(state.instruction, Start)
+
+
+@pytest.mark.parametrize("layer", [None, "guest"])
+def test_a_resize_has_the_others_asked_and_not_the_vm_itself(layer: str | None) -> None:
+    own = spec_of("own", "deflatable", 2.0, 1148.0)
+    grown = own.model_copy(update={"nominal": Vector(cpu_cores=2.0, memory_mib=1648.0)})
+    held, gives = (spec_of(name, "deflatable", 2.0, 1324.0) for name in ("held", "gives"))
+
+    def full(gives_mib: float = 1324.0) -> Event:
+        size = Vector(cpu_cores=2.0, memory_mib=gives_mib)
+        vms = (status_of(held, "a"), status_of(gives, "a", size), status_of(own, "a"))
+        return read("a", *vms, at=5.0, cpu_cores=16.0, memory_mib=4096.0)
+
+    def short(name: str) -> Plan:
+        return state.next_step(fell_short(name)).state.having(failed_layer=layer)
+
+    state = start_resize("plan", "request", "a", grown, 60.0).next_step(full()).state
+    assert isinstance(state.instruction, Reclaim)
+    state = short("held").next_step(full()).state
+    assert isinstance(state.instruction, Reclaim)
+    assert (state.instruction.exclude, state.instruction.need.memory_mib) == (("own", "held"), 500.0)
+    given = state.next_step(ended("reclaim")).state.next_step(full(824.0)).state
+    assert isinstance(given.instruction, Respec)
+    state = short("gives").next_step(full()).state
+    assert not isinstance(state.instruction, Reclaim | Respec), "nobody is asked twice"
+
+
+def test_what_the_vm_itself_has_is_not_counted_with_the_others() -> None:
+    own = spec_of("own", "deflatable", 2.0, 1948.0)
+    grown = own.model_copy(update={"nominal": Vector(cpu_cores=2.0, memory_mib=2448.0)})
+    full = read("a", status_of(HELD, "a"), status_of(own, "a"), at=5.0, cpu_cores=16.0, memory_mib=4096.0)
+    state = start_resize("plan", "request", "a", grown, 60.0).next_step(full).state
+    state = state.next_step(fell_short("held")).state.next_step(full).state
+    assert not isinstance(state.instruction, Reclaim | Respec)
 
 
 def test_vms_grow_on_few_hosts_at_a_time_and_on_fewer_while_somebody_waits() -> None:
