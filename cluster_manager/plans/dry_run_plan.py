@@ -7,7 +7,7 @@ of a plan's own decisions is repeated here, so a dry run cannot decide otherwise
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -45,9 +45,11 @@ from cluster_manager.plans.report_queries import (
     missing_on,
     pressed_on,
     room_by_deflation,
+    room_to_share,
     rows_of_split,
+    why_still,
 )
-from ebbtide.deflation.allocations import deflatable_capacity, lack, shareable
+from ebbtide.deflation.allocations import Allocation, deflatable_capacity, lack, shareable
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.rebalancing import Rooms
@@ -91,7 +93,7 @@ def dry_run_plan(
     """
     if recorded is None:
         recorded = {host: frozenset(vm.name for vm in report.vms) for host, report in reports.items()}
-    world = _World(dict(reports), recorded, move_first)
+    world = _World(reports, dict(reports), recorded, move_first)
     hosts: tuple[HostChoice, ...] = ()
     need = Vector()
     first = True
@@ -152,8 +154,12 @@ def _told(
 
 @dataclass(slots=True)
 class _World:
-    """Hosts that do at once what they are told."""
+    """Hosts that do at once what they are told.
 
+    :param before: as they have reported.
+    """
+
+    before: Mapping[str, HostReport]
     reports: dict[str, HostReport]
     recorded: Mapping[str, frozenset[str]]
     move_first: MoveFirst
@@ -188,9 +194,11 @@ class _World:
                 told = ", ".join(f"{o.name} to {o.after.vector()}" for o in outcomes) or "no VM has anything to give"
                 state_after = OperationState.DONE if short.is_zero() else OperationState.PARTIAL
                 return self._ended("reclaim", state_after, f"would shrink {told}", outcomes, short)
-            case Reinflate():
-                rows = without_harvest(allocations_of(report))
+            case Reinflate(room=most):
+                rows = self._rows_to_grow(report)
                 room = shareable(report.free.vector(), report.capacity.vector(), lack(rows))
+                if (most := room_to_share(report, (), most)) is not None:
+                    room = room.smaller(most.vector())
                 outcomes = self._resize(report, share_room(rows, room, pressed_on(report)))
                 told = ", ".join(f"{o.name} to {o.after.vector()}" for o in outcomes) or "no VM lacks anything"
                 return self._ended("reinflate", OperationState.DONE, f"would grow {told}", outcomes)
@@ -206,6 +214,14 @@ class _World:
                 self._put(report, (*report.vms, _started(state, report, start_size)))
                 return self._ended("create", OperationState.DONE, f"would start {state.vm}")
         raise ProtocolViolation("plan", f"{instruction.do} has no dry run")
+
+    def _rows_to_grow(self, report: HostReport) -> list[Allocation]:
+        """The rows by which its agent shares room: of VMs that can grow now, up to the size that a target holds."""
+        held = {vm.name: vm.current.vector() for vm in self.before[report.id].vms if vm.held}
+        still = {vm.name for vm in report.vms if why_still(vm)}
+        rows = [row for row in without_harvest(allocations_of(report)) if row.name not in still]
+        most = {row.name: row.current.larger(row.minimum).larger(held.get(row.name, row.nominal)) for row in rows}
+        return [replace(row, nominal=most[row.name]) for row in rows]
 
     def _rooms(self, state: Plan, host: HostReport) -> Rooms | None:
         """What the other hosts have for one more VM, for a placement that may preempt."""

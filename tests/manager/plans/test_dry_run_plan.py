@@ -142,6 +142,28 @@ def test_a_deletion_lets_others_grow_and_takes_nothing(reports: tuple[HostReport
         assert change.after.vector().fits_in(rows[change.name].upper)
 
 
+def test_nobody_is_told_to_grow_into_the_reserve_nor_one_that_stands_still_or_is_held() -> None:
+    small, half = Vector(cpu_cores=1.0, memory_mib=400.0), Vector(cpu_cores=2.0, memory_mib=600.0)
+    gone, low, paused, held = (spec_of(name, "deflatable", 2.0, 600.0) for name in ("gone", "low", "paused", "held"))
+    vms = (
+        status_of(gone, "a"),
+        status_of(low, "a", small),
+        status_of(paused, "a", small, VMState.PAUSED),
+        status_of(held, "a", small).model_copy(update={"held": True}),
+    )
+    report = report_of("a", *vms, cpu_cores=8.0, memory_mib=2200.0)
+    removal = start_removal("dry-run", "r", "gone", "a")
+
+    def grown(reserve_mib: float) -> dict[str, Vector]:
+        there = report.model_copy(update={"reserve_mib": reserve_mib})
+        told = ended(dry_run_plan(removal, {"a": there}, choose_among((there,))))
+        return {change.name: change.after for change in told.grown}
+
+    assert grown(0.0) == {"low": half}
+    assert grown(600.0) == {"low": half.model_copy(update={"memory_mib": 500.0})}, "700 MiB come free"
+    assert grown(700.0) == {"low": half.model_copy(update={"memory_mib": 400.0})}
+
+
 def test_a_vm_that_gives_nothing_is_not_told_to_shrink() -> None:
     low = [spec_of(f"low-{number}", "deflatable", 2.0, 600.0) for number in (1, 2, 3)]
     pressed = status_of(low[0], "host-a").model_copy(update={"pressure": "its kernel waits for memory"})
