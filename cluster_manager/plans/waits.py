@@ -5,6 +5,7 @@ Both come before anyone is preempted.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from cluster_manager.plans.live_migrations import cannot_leave
@@ -114,7 +115,10 @@ def move_away(state: WaitingPlan, event: HostRead, missing: ResourceVector, left
     staying = {*state.left_out, *state.sent_away}
     staying |= {vm.name for vm in report.vms if _stays(event, vm)}
     source = HostRows.of(report.id, report.free.vector(), rows, report.vm_overhead_mib, staying)
-    move = move_instead(source, rooms, missing, MOVE_MIB_S * seconds / 2)
+    # A move ends what a target holds, which is less than an end: such a VM goes where no other one's leaving is enough.
+    free_to_go = replace(source, staying=staying | {vm.name for vm in report.vms if vm.held})
+    most_mib = MOVE_MIB_S * seconds / 2
+    move = move_instead(free_to_go, rooms, missing, most_mib) or move_instead(source, rooms, missing, most_mib)
     if move is None:
         return None
     sentence = f"moving {move.vm} from {move.source} to {move.target}, so that nobody is preempted for {state.vm}"

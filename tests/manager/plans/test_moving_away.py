@@ -125,6 +125,14 @@ def test_one_whose_disk_must_be_copied_moves_by_choice() -> None:
     assert not shared.copy_storage
 
 
+@pytest.mark.parametrize(("second", "goes"), [({}, "low-2"), ({"held": True}, "low-1"), ({"uuid": None}, "low-1")])
+def test_one_whose_size_a_target_holds_moves_only_where_no_other_one_can(second: dict[str, Any], goes: str) -> None:
+    least = at_a(low("low-1", LEAST, held=True), low("low-2", LEAST, **second), at=5.0)
+    move = after(*RECLAIMED, least).state.instruction
+    assert isinstance(move, MoveAway)
+    assert move.vm == goes
+
+
 def test_one_that_does_not_move_is_not_asked_again_and_the_time_is_the_same() -> None:
     events: tuple[Event, ...] = (*RECLAIMED, SHRUNK, Moved(10.0, False, "low-1 stays on a"))
     second = after(*events, replace(SHRUNK, elapsed_s=10.0)).state.instruction
