@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from cluster_manager.plans.plans import Arrival, Purpose
-from cluster_manager.plans.preemption import PreemptionReason
+from cluster_manager.plans.preemption import LEAST_S, PreemptionReason
 from ebbtide.deflation.allocations import Allocation, Priority, shareable, undeclared
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.placement import placement_step
@@ -106,17 +106,17 @@ def need_together(
     """What to reclaim for an arrival and, at the same time, for those that wait for the host behind it.
 
     Each of them in its turn, as long as deflation can give enough for all: nobody waits for what only a preemption
-    would free, and one whose time is up is left out.
+    would free, and one that would cut the time to less than a quarter, or than ``LEAST_S``, is left out.
 
     :param demand: of the arrival that has the host, with its overhead.
     :param left_s: its time, in seconds.
     :param now: seconds since the epoch.
     :returns: the need, the time of the one that can wait least, and how many others it is for.
     """
-    others = 0
+    others, least_s = 0, min(left_s, max(LEAST_S, left_s / 4))
     for arrival in to_come(report, queue):
         both = demand + arrival.size + ResourceVector(memory_mib=report.vm_overhead_mib)
-        if arrival.until_s > now and missing_on(report, both).fits_in(deflatable):
+        if arrival.until_s - now >= least_s and missing_on(report, both).fits_in(deflatable):
             demand, left_s, others = both, min(left_s, arrival.until_s - now), others + 1
     return reclaim_need(missing_on(report, demand), deflatable), left_s, others
 

@@ -29,9 +29,9 @@ def arrival(cores: float, mib: float = 100.0, until_s: float = 60.0) -> Arrival:
     return Arrival("new", size := ResourceVector(cores, mib), size, until_s)
 
 
-def together(*queue: Arrival, cores: float = 1.0) -> tuple[ResourceVector, float, int]:
+def together(*queue: Arrival, cores: float = 1.0, left_s: float = 30.0) -> tuple[ResourceVector, float, int]:
     demand = ResourceVector(cores, 100.0 + OVERHEAD_MIB)
-    return need_together(FULL, demand, DEFLATABLE, 30.0, queue, now=40.0)
+    return need_together(FULL, demand, DEFLATABLE, left_s, queue, now=40.0)
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------
@@ -48,6 +48,15 @@ def test_nobody_waits_for_an_arrival_that_deflation_cannot_serve_or_whose_time_i
     assert (need.cpu_cores, left_s, others) == (4.0, 20.0, 2), "neither the one of 4 cores nor the late one"
     # One that has to preempt takes what there is for itself.
     assert together(arrival(1.0), cores=6.0) == (ResourceVector(5.5), 30.0, 0)
+
+
+def test_one_with_little_time_left_takes_none_from_the_others() -> None:
+    assert together(arrival(1.0, until_s=40.02)) == (ResourceVector(1.0), 30.0, 0)
+    assert together(arrival(1.0, until_s=47.4))[1:] == (30.0, 0), "less than a quarter"
+    assert together(arrival(1.0, until_s=47.5))[1:] == (7.5, 1)
+    # Of a short time a quarter is too little, and one that has as long takes nothing.
+    assert together(arrival(1.0, until_s=44.9), left_s=10.0)[1:] == (10.0, 0)
+    assert together(arrival(1.0, until_s=42.0), arrival(1.0, until_s=41.9), left_s=2.0)[1:] == (2.0, 1)
 
 
 def test_vms_do_not_grow_into_what_waiting_arrivals_would_take_again() -> None:
