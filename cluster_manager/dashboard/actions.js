@@ -149,7 +149,17 @@ dialog.addEventListener("close", () => {
 });
 
 export function start(data) {
-  open = { act: ACTS[data.act], data, errors: {}, problem: "", report: null, done: false, operation: null, busy: false };
+  // Copied: the page gives a button's data to another host or operation while the dialog is open.
+  open = {
+    act: ACTS[data.act],
+    data: { ...data },
+    errors: {},
+    problem: "",
+    report: null,
+    done: false,
+    operation: null,
+    busy: false,
+  };
   // What is asked for is meant for the VM that is on show, not for one that was made anew by its name.
   open.version = data.operation ? "" : state.vms.get(data.vm)?.version;
   // Or the fields would keep what was typed for another one.
