@@ -153,6 +153,8 @@ export function start(data) {
   open = {
     act: ACTS[data.act],
     data: { ...data },
+    // What is asked for is meant for the VM that is on show, not for one that was made anew by its name.
+    version: data.version,
     errors: {},
     problem: "",
     report: null,
@@ -160,8 +162,6 @@ export function start(data) {
     operation: null,
     busy: false,
   };
-  // What is asked for is meant for the VM that is on show, not for one that was made anew by its name.
-  open.version = data.operation ? "" : state.vms.get(data.vm)?.version;
   // Or the fields would keep what was typed for another one.
   dialog.replaceChildren();
   show();

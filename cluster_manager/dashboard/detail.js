@@ -210,7 +210,7 @@ export const vm = {
         history("vm", name, query),
       ];
     const found = known && known.found,
-      more = { "data-vm": name },
+      more = { "data-vm": name, "data-version": it.version },
       off = isOff(it);
     return [
       el("h1", null, `VM ${name}`),

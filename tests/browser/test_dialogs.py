@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ from playwright.async_api import Browser, Route
 
 from tests.browser.chromium import Tab, tab_of
 from tests.browser.stage import place
-from tests.manager.cluster import vm
+from tests.manager.cluster import TOKEN, vm
 from tests.manager.two_agents import two_hosts
 
 pytestmark = pytest.mark.service
@@ -55,3 +56,31 @@ async def test_a_dialog_calls_off_the_placement_that_it_was_opened_for(tmp_path:
         await tab.page.get_by_role("button", name="Call the placement of shop off").click()
         await tab.page.locator("#act .error").wait_for()
         assert paths_of(tab, "cancel") == ["/v1/operations/op-1/cancel"]
+
+
+async def test_what_is_asked_of_a_vm_is_meant_for_the_one_on_show_while_the_list_still_loads(
+    tmp_path: Path, browser: Browser
+) -> None:
+    go_on = asyncio.Event()
+
+    async def late(route: Route) -> None:
+        await go_on.wait()
+        await route.continue_()
+
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/vms?*", late)
+        await tab.page.goto(f"{hosts.url}/#overview")
+        await tab.page.fill("#token", TOKEN)
+        await tab.page.press("#token", "Enter")
+        await tab.go("vm/shop")
+        await tab.page.get_by_role("button", name="Delete").click()
+        await tab.page.fill("#confirm", "shop")
+        shown = (await hosts.cluster.get("/v1/vms/shop"))["version"]
+        async with tab.page.expect_request(lambda request: request.method == "DELETE") as sent:
+            await tab.page.locator("#act .destroys").click()
+        assert (await sent.value).headers.get("if-match") == f'"{shown}"'
+        go_on.set()
+        await tab.until("dialog .outcome", "done")
+        assert [error for error in tab.errors if "status of 404" not in error] == []
