@@ -256,6 +256,11 @@ export function unmount() {
   watch = null;
 }
 
+export function forget() {
+  unmount();
+  shown = null;
+}
+
 const LATEST = 60;
 function figures(times, columns) {
   const names = Object.keys(columns).filter((name) => columns[name].some((value) => value !== null));

@@ -13,6 +13,10 @@ const rangeOf = (query) => (Object.hasOwn(RANGES, query.range) ? query.range : "
 const act = (text, name, more) => button(text, "act", { "data-act": name, "data-role": "operator", ...more });
 let explained = null;
 
+export function forget() {
+  explained = null;
+}
+
 function history(kind, name, query) {
   const range = rangeOf(query),
     found = historyOf(kind, name, range);

@@ -1,15 +1,16 @@
 // The page: which view is on show stands in the hash of the address; keys, theme, and the form that takes the token.
 
 import { close, release, start, submit } from "./actions.js";
-import { ask, enter, leave as forget } from "./api.js";
+import { ask, enter, leave } from "./api.js";
+import { forget as forgetHistory } from "./chart.js";
 import { button, el, iso, link, morph } from "./dom.js";
-import { host, vm } from "./detail.js";
+import { forget as forgetVm, host, vm } from "./detail.js";
 import { events, readOlder } from "./events.js";
-import { operation, operations } from "./operations.js";
+import { forget as forgetOperations, operation, operations } from "./operations.js";
 import { overview, preempted, vms } from "./overview.js";
 import { settle } from "./lists.js";
 import { alsoLoad, listening, looking, onChange, onRefused, reset, loadView, state } from "./state.js";
-import { forgetOutput, readOutput, task, tasks } from "./tasks.js";
+import { forget as forgetTasks, readOutput, task, tasks } from "./tasks.js";
 
 const VIEWS = { overview, vms, tasks, preempted, operations, events, host, vm, task, operation };
 const NAV = ["overview", "vms", "tasks", "preempted", "operations", "events"];
@@ -109,11 +110,12 @@ function later() {
 }
 
 function out(why) {
-  if (session) forget();
+  if (session) leave();
   session = null;
-  reset();
-  forgetOutput();
+  // All that was read with it: the next one may see less.
+  for (const forget of [reset, forgetHistory, forgetVm, forgetOperations, forgetTasks]) forget();
   if (dialog.open) dialog.close();
+  dialog.replaceChildren();
   view.replaceChildren();
   byId("summary").textContent = "";
   view.hidden = byId("nav").hidden = byId("leave").hidden = true;

@@ -35,6 +35,11 @@ let listed = null,
   shown = null,
   missing = "";
 
+export function forget() {
+  listed = shown = null;
+  missing = "";
+}
+
 export const operations = {
   title: "Operations",
   async load() {

@@ -6,8 +6,6 @@ import { filters, pageOf, pager, searched } from "./lists.js";
 
 /** What a task prints, as it was last read. */
 let printed = {};
-export const forgetOutput = () => (printed = {});
-
 let seen = null,
   one = null,
   missing = "";
@@ -16,6 +14,12 @@ const NEWEST = 200,
   ALIVE = ["waiting", "released", "running"];
 const DURATIONS = ["600", "3600", "14400", "86400"];
 let duration = "3600";
+
+export function forget() {
+  printed = {};
+  seen = one = null;
+  missing = "";
+}
 
 /** The newest tasks and, however old they are, those that have not ended; and what of it is left out, in words. */
 async function readTasks() {

@@ -9,7 +9,7 @@ from playwright.async_api import Browser, Route
 
 from tests.browser.address import address_of
 from tests.browser.chromium import tab_of
-from tests.browser.stage import place
+from tests.browser.stage import place, staged
 from tests.manager.cluster import vm
 from tests.manager.databases import Server
 from tests.manager.leadership.test_high_availability import pair
@@ -50,6 +50,46 @@ async def test_a_wrong_token_is_said_and_asked_for_again(tmp_path: Path, browser
         await tab.until("#problem", "right token")
         assert await tab.page.locator("#enter").is_visible()
         await tab.enter(hosts.url)
+
+
+async def test_what_was_read_with_a_token_is_gone_with_it(tmp_path: Path, browser: Browser) -> None:
+    async def no_answer(route: Route) -> None:
+        """It hangs."""
+
+    async with staged(tmp_path) as hosts:
+        done = (await hosts.cluster.get("/v1/operations"))["operations"][0]["request_id"]
+        held = [
+            ("vm/shop", "#view .outcome"),
+            ("vm/shop?range=1h", "#view .scroll"),
+            ("tasks", '#view [data-key="train"]'),
+            ("task/train", "#view dl"),
+            ("operations", f'#view [data-key="{done}"]'),
+            (f"operation/{done}", "#view .outcome"),
+        ]
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url)
+        for view, selector in held:
+            await tab.go(view)
+            await tab.page.locator(selector).wait_for()
+        await tab.page.get_by_role("button", name="Keys").click()
+        await tab.page.keyboard.press("Escape")
+        await tab.go("overview")
+        await tab.page.click("#leave")
+        assert await tab.page.locator("#view *, dialog *").count() == 0
+        await tab.page.route("**/v1/**", no_answer)
+        await tab.page.fill("#token", "nonsense")
+        await tab.page.press("#token", "Enter")
+        left: list[str] = []
+        for view, selector in held:
+            await tab.page.evaluate(
+                """view => new Promise((drawn) => {
+                    addEventListener("hashchange", drawn, { once: true });
+                    location.hash = view;
+                })""",
+                view,
+            )
+            left += [view] * await tab.page.locator(selector).count()
+        assert left == tab.errors == []
 
 
 async def test_a_lost_connection_is_said_and_what_happened_meanwhile_is_shown_after_it(
