@@ -1,7 +1,8 @@
 // The manager's REST interface with the user's token, which lives in a variable of this module and nowhere else.
 
 let token = "",
-  session = null;
+  session = null,
+  ahead = null; // of the browser's clock is the manager's, by its last answer
 
 /** How long an answer may take, and how long the stream may be silent, which has a sign of life every 15 s. */
 export const limits = { answer_ms: 30_000, silence_ms: 40_000 };
@@ -55,6 +56,8 @@ async function send(method, path, { body, version, limit } = {}) {
     redirect: "error",
     body: body === undefined ? undefined : JSON.stringify(body),
   });
+  const date = Date.parse(answer.headers.get("Date"));
+  if (date) ahead = date - Date.now();
   if (answer.ok) return answer;
   const said = await answer.json().catch(() => ({ title: answer.statusText }));
   // Several requests may be refused at once: the first one ends the session, and has said why.
@@ -77,6 +80,12 @@ export async function ask(path, mayMiss = false) {
 export async function change(method, path, { body, version }) {
   const answer = await send(method, path, { body, version });
   return { status: answer.status, body: await answer.json(), where: answer.headers.get("Location") };
+}
+
+/** Now by the manager's clock, in seconds: a browser's may be hours off. */
+export async function now() {
+  if (ahead === null) await ask("/v1/whoami");
+  return Math.floor((Date.now() + ahead) / 1000);
 }
 
 /** Call `take` with every event behind `since`, until the stream ends. */

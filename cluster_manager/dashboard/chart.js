@@ -2,7 +2,7 @@
 // happened, which stand in a list beside the charts, too. uPlot draws; a table has the same figures.
 
 /* global uPlot */
-import { ask } from "./api.js";
+import { ask, now } from "./api.js";
 import { el, iso, number, table } from "./dom.js";
 import { eventList } from "./events.js";
 
@@ -36,7 +36,7 @@ let shown = null;
 export async function readHistory(kind, name, range) {
   const key = `${kind}/${name}/${range}`;
   if (shown && shown.key === key && Date.now() - shown.read < AGAIN_MS) return;
-  const to = Math.floor(Date.now() / 1000),
+  const to = await now(),
     from = to - RANGES[range];
   const history = await ask(
     `/v1/${kind}s/${encodeURIComponent(name)}/history?from=${from}&to=${to}&points=${POINTS}`,
