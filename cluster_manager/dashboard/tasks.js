@@ -38,6 +38,7 @@ async function readTasks() {
 export const tasks = {
   title: "Tasks",
   async load() {
+    const asked = duration;
     const [list, machines, engine, acquirer, calibration] = await Promise.all([
       readTasks(),
       ask(`/v1/machines?limit=100&duration_s=${duration}`),
@@ -45,7 +46,8 @@ export const tasks = {
       ask("/v1/acquirer"),
       ask("/v1/calibration"),
     ]);
-    seen = { ...list, machines, engine, acquirer, calibration };
+    if (duration !== asked) return; // another one was chosen, and is asked for
+    seen = { ...list, asked, machines, engine, acquirer, calibration };
   },
   draw(_, query) {
     if (DURATIONS.includes(query.for)) duration = query.for;
@@ -97,7 +99,7 @@ export const tasks = {
             ),
           ),
         ),
-        el("p", { class: "key" }, `P_c: how likely a machine keeps its cores for ${lasting(Number(duration))}.`),
+        el("p", { class: "key" }, `P_c: how likely a machine keeps its cores for ${lasting(Number(seen.asked))}.`),
         seen.machines.next && el("p", { class: "key" }, `These are the best ${seen.machines.machines.length}.`),
         table(
           "Machines",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, Route
 
 from tests.browser.chromium import tab_of
-from tests.browser.stage import place
+from tests.browser.stage import place, staged
 from tests.manager.cluster import vm
 from tests.manager.two_agents import two_hosts
 
@@ -31,4 +32,36 @@ async def test_history_ends_now_by_the_managers_clock(tmp_path: Path, browser: B
         assert float(asked["to"][0]) == pytest.approx(datetime.now(UTC).timestamp(), abs=600)
         await tab.page.locator("#view .scroll").wait_for()
         assert not await tab.page.locator("#problem").is_visible()
+        assert tab.errors == []
+
+
+async def test_chances_for_one_duration_are_not_shown_as_those_for_another(tmp_path: Path, browser: Browser) -> None:
+    answer = asyncio.Event()
+
+    async def machines(route: Route) -> None:
+        late = route.request.url.endswith("duration_s=3600")
+        if late:
+            await answer.wait()
+        chance = 0.25 if late else 0.75
+        await route.fulfill(json={"machines": [{**machine, "completion_probability": chance}], "next": None})
+
+    async with staged(tmp_path) as hosts:
+        machine = (await hosts.cluster.get("/v1/machines"))["machines"][0]
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url)
+        await tab.page.route("**/v1/machines?*", machines)
+        await tab.page.evaluate("""async () => {
+            const { el } = await import("/page/dom.js"), { tasks } = await import("/page/tasks.js");
+            window.shown = (wanted) => el("div", null, tasks.draw("", { for: wanted })).textContent;
+            shown("3600");
+            window.first = tasks.load();
+            shown("600");
+            await tasks.load();
+        }""")
+        answer.set()
+        text = await tab.page.evaluate("async () => { await first; return shown('600'); }")
+        assert "75 %" in text
+        assert "25 %" not in text
+        text = await tab.page.evaluate("shown('3600')")
+        assert "keeps its cores for 10 min" in text, "until the chances for the other one are there"
         assert tab.errors == []
