@@ -115,12 +115,9 @@ async function underWay() {
 }
 
 async function look() {
-  const [running] = await Promise.all([
-    underWay(),
-    news("hosts"),
-    news("vms"),
-    extra && extra(),
-  ]);
+  const parts = [underWay(), news("hosts"), news("vms"), extra && extra()];
+  await Promise.allSettled(parts); // where one fails, the next look begins only once the others have ended
+  const [running] = await Promise.all(parts);
   state.running = running;
   shown();
 }

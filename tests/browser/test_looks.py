@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Route
 
 from tests.browser.chromium import tab_of
 from tests.browser.stage import place, staged
-from tests.manager.cluster import vm
+from tests.manager.cluster import TOKEN, vm
 from tests.manager.two_agents import two_hosts
 
 pytestmark = pytest.mark.service
@@ -65,3 +65,32 @@ async def test_chances_for_one_duration_are_not_shown_as_those_for_another(tmp_p
         text = await tab.page.evaluate("shown('3600')")
         assert "keeps its cores for 10 min" in text, "until the chances for the other one are there"
         assert tab.errors == []
+
+
+async def test_a_look_that_fails_leaves_no_walk_over_the_vms_behind(tmp_path: Path, browser: Browser) -> None:
+    go_on, walks = asyncio.Event(), 0
+
+    async def refuse(route: Route) -> None:
+        await route.fulfill(status=400, json={"title": "Bad Request", "detail": "no history of that"})
+
+    async def late(route: Route) -> None:
+        nonlocal walks
+        walks += 1
+        await go_on.wait()
+        await route.continue_()
+
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.page.clock.install()
+        await tab.page.route("**/v1/vms?*", late)
+        await tab.page.route("**/history?*", refuse)
+        await tab.page.goto(f"{hosts.url}/#vm/shop")
+        await tab.page.fill("#token", TOKEN)
+        async with tab.page.expect_response(lambda answer: "/history?" in answer.url):
+            await tab.page.press("#token", "Enter")
+        for _ in range(5):
+            await tab.page.clock.run_for(5000)
+        assert walks == 1
+        go_on.set()
+        await tab.until("#problem", "No history of that.")
