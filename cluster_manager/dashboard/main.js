@@ -126,9 +126,14 @@ function out(why) {
 
 byId("enter").addEventListener("submit", (event) => {
   event.preventDefault();
-  reset();
-  const mine = (session = enter(byId("token").value.trim()));
+  const token = byId("token").value.trim();
   byId("token").value = "";
+  if (/[\s\p{C}]/u.test(token)) {
+    out("The token has white space or an invisible character in it, as no token has: copy it again.");
+    return;
+  }
+  reset();
+  const mine = (session = enter(token));
   say("");
   byId("enter").hidden = true;
   view.hidden = byId("nav").hidden = byId("leave").hidden = false;

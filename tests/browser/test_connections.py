@@ -52,6 +52,25 @@ async def test_a_wrong_token_is_said_and_asked_for_again(tmp_path: Path, browser
         await tab.enter(hosts.url)
 
 
+async def test_a_token_of_any_characters_is_sent_and_one_with_an_invisible_character_is_refused(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.page.goto(hosts.url)
+        await tab.page.fill("#token", "wrong\u200b")
+        await tab.page.press("#token", "Enter")
+        await tab.until("#problem", "The token has white space or an invisible character")
+        assert await tab.page.locator("#enter").is_visible()
+        assert [url for url in tab.asked if "/v1/" in url] == []
+        await tab.page.fill("#token", "schlüssel-€")
+        async with tab.page.expect_request("**/v1/whoami") as sent:
+            await tab.page.press("#token", "Enter")
+        value = (await sent.value).headers["authorization"]
+        assert value.encode("latin-1").decode() == "Bearer schlüssel-€"
+        await tab.until("#problem", "right token")
+
+
 async def test_what_was_read_with_a_token_is_gone_with_it(tmp_path: Path, browser: Browser) -> None:
     async def no_answer(route: Route) -> None:
         """It hangs."""
