@@ -19,7 +19,7 @@ export function searched(query) {
 }
 
 let kept = { key: "", rows: [] };
-/** The rows that are asked for, in order; and which of them are on the page. */
+/** The rows that are asked for, in order, or as they are where `sort` is null; and which of them are on the page. */
 export function paged(items, query, size) {
   // With the first and the last, since the VMs of two hosts may be as many.
   const ends = [items.at(0), items.at(-1)].map((item) => item?.words);
@@ -32,8 +32,7 @@ export function paged(items, query, size) {
         ["state", "priority", "mode"].every((name) => !query[name] || item[name] === query[name]) &&
         (query.only !== "deflated" || isDeflated(item)),
     );
-    if (query.sort !== undefined || (items.length > 1 && items[0].nominal && !items[0].preempted))
-      rows.sort(ORDERS[query.sort] || ORDERS.name);
+    if (query.sort !== null) rows.sort(ORDERS[query.sort] || ORDERS.name);
     kept = { key, rows };
   }
   return pageOf(kept.rows, items.length, query, size);

@@ -246,7 +246,7 @@ export const preempted = {
     const all = [...state.vms.values()]
       .filter((vm) => vm.preempted)
       .sort((a, b) => a.preempted.position - b.preempted.position);
-    const shown = paged(all, { q: query.q, page: query.page }, 50);
+    const shown = paged(all, { q: query.q, page: query.page, sort: null }, 50);
     return [
       el("h1", null, "Queue of preempted VMs"),
       el("p", null, "In the order in which they come back when there is room."),

@@ -94,3 +94,31 @@ async def test_a_look_that_fails_leaves_no_walk_over_the_vms_behind(tmp_path: Pa
         assert walks == 1
         go_on.set()
         await tab.until("#problem", "No history of that.")
+
+
+async def test_vms_are_sorted_by_name_whichever_is_preempted_and_the_queue_by_place(
+    tmp_path: Path, browser: Browser
+) -> None:
+    def preempted(name: str, place: int) -> dict[str, object]:
+        waits_for = row["nominal"]
+        waiting = {"position": place, "at": 1e9, "sentence": "it waits", "reason": "minimum", "waits_for": waits_for}
+        return {**row, "name": name, "state": "preempted", "preempted": waiting}
+
+    async def listed(route: Route) -> None:
+        rows = [preempted("b", 2), {**row, "name": "c"}, {**row, "name": "a"}, preempted("d", 1)]
+        await route.fulfill(json={"vms": rows, "next": None, "changes": 1, "changed_since": None, "gone": []})
+
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        row = (await hosts.cluster.get("/v1/vms"))["vms"][0]
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/vms?*", listed)
+        await tab.enter(hosts.url, "vms")
+        names = tab.page.locator("#view tbody tr th")
+        assert await names.all_inner_texts() == ["a", "b", "c", "d"]
+        await tab.go(f"host/{row['host']}")
+        assert await names.all_inner_texts() == ["a", "b", "c", "d"]
+        await tab.go("preempted")
+        await tab.until("#view h1", "Queue")
+        assert await tab.page.locator("#view tbody td a").all_inner_texts() == ["d", "b"]
+        assert tab.errors == []
