@@ -54,7 +54,10 @@ def _none_known(request: web.Request, error: Exception) -> None:
 @web.middleware
 async def _from_here(request: web.Request, handler: Any) -> web.StreamResponse:
     """A page in a browser of this machine reaches loopback, too, by a name of its own: no other name is answered."""
-    host = request.url.host or ""
+    try:
+        host = request.url.host or ""
+    except ValueError as error:
+        raise Refused(400, "the Host header must be a name or an address, with a port or without", "Host") from error
     if not is_loopback(host):
         raise Refused(403, "the metrics are for this machine: ask for 127.0.0.1 or localhost")
     response: web.StreamResponse = await handler(request)
