@@ -19,9 +19,14 @@ const vector = (path, what, required = [], resources = RESOURCES.slice(0, 2)) =>
 const choice = (path, label, values) => [path, label, "select", { values }];
 const yes = (path, label) => [path, label, "checkbox", {}];
 const vmPath = (data, rest = "") => `/v1/vms/${encodeURIComponent(data.vm)}${rest}`;
+/** A size to the hundredth; limits are rounded to the side that the API takes. */
+const exact = (vector, round) => size(vector, (value) => String(round(Number((value * 100).toFixed(4))) / 100));
 const sized = (data) => {
   const it = state.vms.get(data.vm);
-  return it ? `It has ${size(it.current)} of ${size(it.nominal)}, and never less than ${size(it.minimum)}.` : "";
+  if (!it) return "";
+  const most = exact(it.nominal, Math.floor),
+    least = exact(it.minimum, Math.ceil);
+  return `It has ${exact(it.current, Math.round)} of ${most}, and never less than ${least}.`;
 };
 const mode = (title, wanted, say) => ({
   title: (data) => `${title} ${data.host}`,

@@ -2,7 +2,7 @@
 
 let token = "",
   session = null,
-  ahead = null; // of the browser's clock is the manager's, by its last answer
+  ahead = null; // by so many ms is the manager's clock ahead of the browser's, by its last answer
 
 /** How long an answer may take, and how long the stream may be silent, which has a sign of life every 15 s. */
 export const limits = { answer_ms: 30_000, silence_ms: 40_000 };

@@ -72,9 +72,9 @@ export const share = (value) => (value === null || value === undefined ? "unknow
 export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
 /** A vector in words: "2 cores, 1024 MiB". */
-export function size(vector) {
+export function size(vector, say = number) {
   const parts = RESOURCES.filter(([name]) => vector && vector[name] > 0).map(
-    ([name, , unit]) => `${number(vector[name])} ${unit}`,
+    ([name, , unit]) => `${say(vector[name])} ${unit}`,
   );
   return parts.join(", ") || "nothing";
 }

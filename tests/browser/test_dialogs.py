@@ -84,3 +84,23 @@ async def test_what_is_asked_of_a_vm_is_meant_for_the_one_on_show_while_the_list
         go_on.set()
         await tab.until("dialog .outcome", "done")
         assert [error for error in tab.errors if "status of 404" not in error] == []
+
+
+async def test_the_limits_that_a_dialog_tells_are_taken_by_the_api(tmp_path: Path, browser: Browser) -> None:
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        row = (await hosts.cluster.get("/v1/vms"))["vms"][0]
+        for name, cores, memory in (("current", 0.58, 512.25), ("nominal", 0.58, 1024.129), ("minimum", 0.29, 384.401)):
+            row[name] |= {"cpu_cores": cores, "memory_mib": memory, "disk_mib_s": 0.0, "network_mib_s": 0.0}
+
+        async def listed(route: Route) -> None:
+            await route.fulfill(json={"vms": [row], "next": None, "changes": 1, "changed_since": None, "gone": []})
+
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/vms?*", listed)
+        await tab.enter(hosts.url, "vm/shop")
+        await tab.page.get_by_role("button", name="Sell as another size").click()
+        assert await tab.page.locator("#act p").first.inner_text() == (
+            "It has 0.58 cores, 512.25 MiB of 0.58 cores, 1024.12 MiB, and never less than 0.29 cores, 384.41 MiB."
+        )
+        assert tab.errors == []
