@@ -269,12 +269,6 @@ def test_domains_are_removed_though_libvirtd_ends_in_the_middle(monkeypatch: pyt
     assert [sentence for sentence in said if "End of file while reading data" in sentence]
 
 
-@pytest.fixture(autouse=True)
-def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """libvirt's test driver knows none, and refuses the flag."""
-    monkeypatch.setattr(libvirt, "VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA", 0)
-
-
 def test_a_domain_with_a_saved_image_is_removed_too() -> None:
     connection = libvirt_driver.opened()
     domain = connection.lookupByName("test")
