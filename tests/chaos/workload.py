@@ -175,7 +175,7 @@ class Client:
         await self._is_done(migrate, "vm-0", host=None)
 
     async def _is_done(self, build: Build, name: str, **body: Any) -> None:
-        """Asked for again while the manager's own plans are at work on the VM."""
+        """Asked for again while the manager's own plans are at work on the VM, or a busy agent has said 503."""
         async with asyncio.timeout(60):
             while True:
                 self.only = name
@@ -187,7 +187,8 @@ class Client:
                 self.requests.append(request)
                 await self.send(request)
                 await self.finish(60)
-                if "urn:ebbtide:problem:busy" not in request.problem:
+                busy = "urn:ebbtide:problem:busy" in request.problem
+                if not busy and "503" not in (request.end or {}).get("sentence", ""):
                     break
                 await asyncio.sleep(0.05)
         assert request.end is not None, request
