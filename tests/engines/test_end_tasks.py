@@ -15,13 +15,15 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(120)]
 PROGRAM = Path(__file__).resolve().parents[2] / "examples/preempt.d/end-tasks"
 #: What goes on until it is killed.
 STUBBORN = "trap '' TERM; tail -f /dev/null"
-#: An attempt as a Dask worker starts one, a notice, the program, and whether the attempt's command is still there.
+#: An attempt as a Dask worker starts one, a notice, the program, and whether the attempt's command is still there: one
+#: that was killed a moment ago may be seen as it dies, and until somebody has waited for it.
 INSIDE = """
 mount -t tmpfs none /run && mkdir /run/ebbtide && touch /run/ebbtide/preemption.json
 setsid "$@" & sleep 0.5
 if [ "$WITHDRAWN_S" ]; then (sleep "$WITHDRAWN_S"; rm /run/ebbtide/preemption.json) & fi
 "$0" "$KIND" 6 shortfall
-pgrep -x tail > /dev/null && echo left
+sleep 0.5
+pgrep -x -r D,R,S,T tail > /dev/null && echo left
 exit 0
 """
 
