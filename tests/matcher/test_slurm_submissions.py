@@ -80,3 +80,31 @@ async def test_a_submission_that_was_refused_is_no_job(slurm: tuple[Slurm, Progr
         with pytest.raises(EngineRefused):
             await engine.submit("ebb.train.0a.1", ORDER)
     assert (programs.called.count("squeue"), programs.called.count("sbatch")) == (1, 2)
+
+
+@pytest.mark.looptime
+async def test_a_job_that_was_submitted_a_moment_ago_is_released_as_soon_as_slurm_takes_it(
+    slurm: tuple[Slurm, Programs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, programs = slurm
+    await engine.submit("ebb.train.0a.1", ORDER)
+    said = "scontrol: Job update not available right now, the DB index is being set, try again in a bit for job 1"
+    answers = [EngineRefused(said), EngineRefused(said), None, None]
+    called: list[str] = []
+
+    async def run(*argv: str, text: str = "") -> str:
+        called.append(argv[1])
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+        return ""
+
+    monkeypatch.setattr(programs, "run", run)
+    await engine.release("ebb.train.0a.1", "n1")
+    assert called == ["update", "update", "update", "release"]
+    answers += [EngineRefused(said)] * 5
+    with pytest.raises(EngineRefused, match="try again"):
+        await engine.release("ebb.train.0a.1", "n1")
+    answers += [EngineRefused("scontrol: Invalid node name specified")]
+    with pytest.raises(EngineRefused, match="Invalid node"):
+        await engine.release("ebb.train.0a.1", "n1")
+    assert not answers

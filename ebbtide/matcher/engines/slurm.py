@@ -7,6 +7,7 @@ tasks' state machine. slurm.conf needs ``GresTypes=vcore`` and ``Gres=vcore:N`` 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 from collections import Counter
@@ -31,6 +32,9 @@ _RANK: Final = {
     AttemptState.ENDED: 0,
     AttemptState.GONE: -1,
 }
+#: What slurmctld says of a job that was submitted a moment ago, and how long is waited between tries, seconds.
+_LATER: Final = "try again in a bit"
+_PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8)
 
 
 class Slurm:
@@ -139,6 +143,14 @@ class Slurm:
         await self._scontrol("update", f"NodeName={machine}", "State=UNDRAIN")
 
     async def _scontrol(self, *words: str) -> None:
+        for pause_s in _PAUSES_S:
+            try:
+                await self._programs.run("scontrol", *words)
+                return
+            except EngineRefused as error:
+                if _LATER not in str(error):
+                    raise
+            await asyncio.sleep(pause_s)
         await self._programs.run("scontrol", *words)
 
     async def _ours(self) -> dict[str, Seen]:
