@@ -11,7 +11,7 @@ import structlog
 
 from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.modes import HostEvent
-from ebbtide.deflation.sharing.proportional import split_need
+from ebbtide.deflation.sharing.proportional import split_need_in_turn
 from ebbtide.messages.commands import ReclaimCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
@@ -67,13 +67,11 @@ class Overcommitment:
         self._pace.tried(now)
         async with host.claimed(WAIT_S) as claim:
             need = host.overcommitted()
-            rows = [vm.row() for vm in claim.vms]
-            split = split_need([row for row in rows if row.name not in self._short], need)
-            last = split_need([row for row in rows if row.name in self._short], split.shortfall)
+            split = split_need_in_turn([vm.row() for vm in claim.vms], need, self._short)
             request_id = f"capacity-{host.incarnation[:8]}-{next(self._numbers)}"
             command = ReclaimCommand(request_id=request_id, need=Vector.of(need), deadline_s=DEADLINE_S)
             request = Request(request_id, "reclaim", command.comparable(), time.time())
-            members = plan_all(host, {**split.targets, **last.targets}, request)
+            members = plan_all(host, split.targets, request)
             claim.keep(members)
             await persist_all(members)
             outcomes = await host.resize(members, DEADLINE_S)

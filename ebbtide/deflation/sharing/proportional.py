@@ -55,6 +55,16 @@ def split_need(allocations: Sequence[Allocation], need: ResourceVector) -> Split
     return Split(rows.changed(allocations), ZERO if left.is_zero() else left)
 
 
+def split_need_in_turn(allocations: Sequence[Allocation], need: ResourceVector, last: Collection[str]) -> Split:
+    """As `split_need`, but some VMs are asked only for what all others cannot give.
+
+    :param last: their names: they have just given less than they were asked for.
+    """
+    first = split_need([row for row in allocations if row.name not in last], need)
+    then = split_need([row for row in allocations if row.name in last], first.shortfall)
+    return Split({**first.targets, **then.targets}, then.shortfall)
+
+
 @dataclass(frozen=True, slots=True)
 class Joining:
     """How a VM joins a host that has no room for its nominal size: its own size there, and what the others give."""

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.resources import COMPONENTS, QUANTUM, TOLERANCE, ZERO, ResourceVector
-from ebbtide.deflation.sharing.proportional import choose_victims, share_room, sizes_to_reach, split_need
+from ebbtide.deflation.sharing.proportional import (
+    choose_victims,
+    share_room,
+    sizes_to_reach,
+    split_need,
+    split_need_in_turn,
+)
 from tests.unit.deflation.strategies import hosts, needs, runs
 
 #: Rounding in sums of many sizes.
@@ -82,6 +88,22 @@ def test_what_no_vm_can_give_is_a_shortfall() -> None:
     assert split.targets["a"].cpu_cores == 0.5
     assert split.shortfall == ResourceVector(1.5)
     assert split_need([], ResourceVector(1)).shortfall == ResourceVector(1)
+
+
+def test_those_that_are_asked_last_give_only_what_the_others_cannot() -> None:
+    def of(name: str) -> Allocation:
+        size = ResourceVector(2, 2048)
+        return Allocation(name, Priority.DEFLATABLE, nominal=size, minimum=ResourceVector(1, 1024), current=size)
+
+    rows = [of("one"), of("other")]
+    for memory_mib, targets, shortfall in (
+        (1024, {"other": 1024}, 0),
+        (1536, {"one": 1536, "other": 1024}, 0),
+        (4096, {"one": 1024, "other": 1024}, 2048),
+    ):
+        split = split_need_in_turn(rows, ResourceVector(memory_mib=memory_mib), {"one"})
+        assert {name: size.memory_mib for name, size in split.targets.items()} == targets
+        assert split.shortfall.memory_mib == shortfall
 
 
 def test_a_vm_that_does_not_move_keeps_a_size_that_is_off_the_grid() -> None:
