@@ -11,10 +11,11 @@ import { isOff, lacks, state } from "./state.js";
 
 const rangeOf = (query) => (Object.hasOwn(RANGES, query.range) ? query.range : "6h");
 const act = (text, name, more) => button(text, "act", { "data-act": name, "data-role": "operator", ...more });
-let explained = null;
+let explained = null,
+  reported = null;
 
 export function forget() {
-  explained = null;
+  explained = reported = null;
 }
 
 function history(kind, name, query) {
@@ -63,7 +64,14 @@ const after = (root, theme) => mount(root.querySelector(".charts"), theme);
 
 export const host = {
   title: "Host",
-  load: (id, query) => readHistory("host", id, rangeOf(query)),
+  async load(id, query) {
+    // A report that repeats the one before is no change of the list.
+    const [found] = await Promise.all([
+      ask(`/v1/hosts/${encodeURIComponent(id)}`, true),
+      readHistory("host", id, rangeOf(query)),
+    ]);
+    reported = found;
+  },
   after,
   leave: unmount,
   draw(id, query) {
@@ -94,7 +102,7 @@ export const host = {
       definitions([
         ["agent", it.url],
         ["accelerator", it.accelerator],
-        ["last report", time(it.seen_at)],
+        ["last report", time(reported && reported.id === id ? reported.seen_at : it.seen_at)],
         ["VMs", String(mine.length)],
       ]),
       el("section", null, el("h2", null, "VMs"), vmTable(shown.rows, "It has no VMs.", true), pager(shown, "VMs")),

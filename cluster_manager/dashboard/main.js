@@ -91,8 +91,9 @@ function draw() {
   byId("summary").textContent = state.at
     ? `${loading}as of ${iso(state.at)}${state.name ? `, for ${state.name} (${state.role})` : ""}`
     : "Loading …";
-  say(state.lost);
-  document.body.classList.toggle("lost", Boolean(state.lost));
+  const wrong = state.lost || state.missing;
+  say(wrong);
+  document.body.classList.toggle("lost", Boolean(wrong));
   document.title = `${here.arg || VIEWS[here.name].title} · Ebbtide`;
   if (VIEWS[here.name].after)
     VIEWS[here.name].after(view, `${theme}${matchMedia("(prefers-color-scheme: dark)").matches}`);

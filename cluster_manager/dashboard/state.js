@@ -21,7 +21,8 @@ export const state = {
   name: "",
   at: 0,
   whole: false,
-  lost: "",
+  lost: "", // what is wrong with what is read of the cluster
+  missing: "", // and with what the view on show reads of its own
   version: 0,
 };
 
@@ -31,6 +32,7 @@ let lists,
   changed = () => {},
   refused = () => {},
   extra = null,
+  reading = null,
   wake = null;
 
 export function onChange(callback) {
@@ -42,11 +44,12 @@ export function onRefused(callback) {
 /** What the view on show reads at each look. */
 export function alsoLoad(load) {
   extra = load;
+  state.missing = "";
 }
 
 export function reset() {
   for (const map of [state.hosts, state.vms]) map.clear();
-  Object.assign(state, { running: [], events: [], older: [], role: "", name: "", at: 0, whole: false, lost: "" });
+  Object.assign(state, { running: [], events: [], older: [], role: "", name: "", at: 0, whole: false, lost: "", missing: "" });
   lists = {
     hosts: { path: "/v1/hosts", key: "id", since: 0, whole: false },
     vms: { path: "/v1/vms", key: "name", since: 0, whole: false },
@@ -115,7 +118,8 @@ async function underWay() {
 }
 
 async function look() {
-  const parts = [underWay(), news("hosts"), news("vms"), extra && extra()];
+  loadView();
+  const parts = [underWay(), news("hosts"), news("vms")];
   await Promise.allSettled(parts); // where one fails, the next look begins only once the others have ended
   const [running] = await Promise.all(parts);
   state.running = running;
@@ -128,9 +132,22 @@ export function soon() {
   else again = true;
 }
 
-/** Read what the view on show has of its own, without waiting for the next look. */
+/** Read what the view on show has of its own. No list waits for it: it may ask a host that hangs. */
 export function loadView() {
-  if (extra) extra().then(changed, failed);
+  const load = extra,
+    mine = lists,
+    current = () => load === extra && mine === lists;
+  if (!load || reading === load) return;
+  reading = load;
+  load()
+    .then(
+      () => current() && (state.missing = ""),
+      (error) => current() && (state.missing = problem(error, LOOK_MS)),
+    )
+    .finally(() => {
+      if (reading === load) reading = null;
+      changed();
+    });
 }
 
 export async function looking(mine) {
@@ -158,14 +175,18 @@ export async function looking(mine) {
 
 function failed(error) {
   if (error.name === "AbortError") return;
+  state.lost = problem(error, AGAIN_MS);
+  changed();
+}
+
+function problem(error, again_ms) {
   if (error instanceof Refused) {
     refused(error.message);
-    return;
+    return "";
   }
   const offline = unanswered(error) ? "The manager does not answer." : `${sentence(error.message)}`;
   const age = state.at ? " What is shown may be out of date." : "";
-  state.lost = `${offline}${age} It is asked again every ${AGAIN_MS / 1000} s.`;
-  changed();
+  return `${offline}${age} It is asked again every ${again_ms / 1000} s.`;
 }
 
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;

@@ -96,6 +96,47 @@ async def test_a_look_that_fails_leaves_no_walk_over_the_vms_behind(tmp_path: Pa
         await tab.until("#problem", "No history of that.")
 
 
+async def test_lists_go_on_while_the_host_of_the_vm_on_show_hangs(tmp_path: Path, browser: Browser) -> None:
+    go_on, asked = asyncio.Event(), 0
+
+    async def hangs(route: Route) -> None:
+        nonlocal asked
+        asked += 1
+        await go_on.wait()
+        await route.continue_()
+
+    async with two_hosts(tmp_path) as hosts:
+        await place(hosts, vm("shop"))
+        tab = await tab_of(browser)
+        await tab.page.route("**/v1/vms/shop/explain", hangs)
+        await tab.enter(hosts.url, "vm/shop")
+        await place(hosts, vm("wiki"))
+        for _ in range(2):
+            async with tab.page.expect_response("**/v1/vms?*"):
+                pass
+        assert asked == 1
+        await tab.go("vms")
+        await tab.page.locator('#view [data-key="wiki"]').wait_for()
+        go_on.set()
+        assert tab.errors == []
+
+
+async def test_a_hosts_page_says_when_it_reported_last_though_its_reports_are_alike(
+    tmp_path: Path, browser: Browser
+) -> None:
+    async def nothing_new(route: Route) -> None:
+        await route.fulfill(json={"hosts": [], "next": None, "changes": 1, "changed_since": 1, "gone": []})
+
+    async with two_hosts(tmp_path) as hosts:
+        tab = await tab_of(browser)
+        await tab.enter(hosts.url, "host/host-a")
+        await tab.page.route("**/v1/hosts?*", nothing_new)
+        last = tab.page.locator("#view dt", has_text="last report").locator("xpath=..").locator("time")
+        before = await last.get_attribute("datetime")
+        await last.and_(tab.page.locator(f'time:not([datetime="{before}"])')).wait_for()
+        assert tab.errors == []
+
+
 async def test_vms_are_sorted_by_name_whichever_is_preempted_and_the_queue_by_place(
     tmp_path: Path, browser: Browser
 ) -> None:
