@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,20 @@ async def test_a_job_that_was_submitted_a_moment_ago_is_released_as_soon_as_slur
     with pytest.raises(EngineRefused, match="Invalid node"):
         await engine.release("ebb.train.0a.1", "n1")
     assert not answers
+
+
+async def test_users_are_looked_up_while_the_manager_goes_on(
+    slurm: tuple[Slurm, Programs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, programs = slurm
+    asked: list[threading.Thread] = []
+
+    def found(_user: str | None) -> list[str]:
+        asked.append(threading.current_thread())
+        return []
+
+    monkeypatch.setattr("ebbtide.matcher.engines.slurm._identity", found)
+    await engine.submit("ebb.train.0a.1", ORDER)
+    assert programs.called.count("sbatch") == 1
+    assert len(asked) == 1
+    assert asked[0] is not threading.main_thread()

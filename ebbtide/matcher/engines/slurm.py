@@ -79,7 +79,8 @@ class Slurm:
             return
         user = order.user or self._settings.user
         await self._records.prepare(attempt, user)
-        identity = _identity(user)
+        # It may ask a directory service, which may hang.
+        identity = await self._records.in_thread(lambda: _identity(user))
         # Until it is answered: it may be a job whatever becomes of this call.
         self._unanswered.add(attempt)
         try:
