@@ -154,6 +154,9 @@ def _standby(state: ElectionState, event: ElectionEvent) -> Next:
     match event:
         case Tick(now):
             return state, (Instruction.ASK,) if now >= state.not_before else ()
+        case Held(asked_at) if asked_at < state.not_before:
+            # By a question of the term that has ended: this lock is being given up.
+            return state, (Instruction.RELEASE,)
         case Held(asked_at):
             why = "it got the lock of the store"
             return replace(state, phase=Phase.BEGINNING, proved_at=asked_at, why=why), (Instruction.BEGIN_TERM,)

@@ -133,8 +133,9 @@ class Leadership:
     async def _keep(self) -> None:
         while True:
             self._feed(Tick(self._clock()))
-            if self._asking:
-                self._asking = False
+            # What is to be given up goes first: else that would be the lock of the next term.
+            asking, self._asking = self._asking and not self._releasing, False
+            if asking:
                 await self._ask()
             if self._releasing:
                 self._releasing = False

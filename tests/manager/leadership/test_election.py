@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cluster_manager.leadership.election import (
@@ -87,6 +87,13 @@ def test_one_that_stepped_down_leaves_the_lock_to_others_for_a_while() -> None:
     assert after(*down, Tick(7.0))[1] == [Instruction.ASK]
 
 
+def test_a_lock_that_was_asked_for_before_the_pause_begins_no_term() -> None:
+    down = (*LEADING, TermFailed("x"), TermEnded(1.0))
+    state, instructions = after(*down, Held(0.9))
+    assert (state.phase, instructions) == (Phase.STANDBY, [Instruction.RELEASE])
+    assert after(*down, Held(3.0))[1] == [Instruction.BEGIN_TERM]
+
+
 def test_one_that_is_stopped_gives_up_even_a_lock_that_comes_late() -> None:
     state, instructions = after(Tick(0.0), Resign())
     assert (state.phase, instructions) == (Phase.STOPPED, [Instruction.RELEASE])
@@ -105,26 +112,37 @@ class Model:
     #: When the lock's holder was last heard by the server.
     holder: int | None = None
     heard_at: float = 0.0
-    #: AgentProxy on their way to the server, and answers on their way back: manager and when it asked.
+    #: On their way to the server, and answers on their way back: manager and when it asked. Each asks one at a time.
     questions: list[tuple[int, float]] = field(default_factory=list)
     answers: list[tuple[int, ElectionEvent]] = field(default_factory=list)
+    #: Managers that give the lock up once nothing of theirs is on its way.
+    releasing: set[int] = field(default_factory=set)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
         if self.holder is not None and self.now - self.heard_at >= self.release_s:
             self.holder = None
 
+    def asks(self, manager: int) -> bool:
+        return any(row[0] == manager for row in (*self.questions, *self.answers))
+
     def tell(self, manager: int, event: ElectionEvent) -> None:
         self.states[manager], instructions = advance(self.states[manager], event)
         for instruction in instructions:
-            if instruction is Instruction.ASK:
+            if instruction is Instruction.ASK and not self.asks(manager):
                 self.questions.append((manager, self.now))
             elif instruction is Instruction.RELEASE:
-                # The session ends, and with it what it still had to say.
-                self.questions = [row for row in self.questions if row[0] != manager]
-                self.answers = [row for row in self.answers if row[0] != manager]
-                if self.holder == manager:
-                    self.holder = None
+                self.releasing.add(manager)
+        if manager in self.releasing and not self.asks(manager):
+            self.releasing.remove(manager)
+            if self.holder == manager:
+                self.holder = None
+
+    def lose(self, manager: int) -> None:
+        """The question ends without an answer."""
+        self.questions = [row for row in self.questions if row[0] != manager]
+        self.answers = [row for row in self.answers if row[0] != manager]
+        self.tell(manager, Unproved("the connection is gone"))
 
     def serve(self, index: int) -> None:
         manager, asked_at = self.questions.pop(index)
@@ -136,12 +154,17 @@ class Model:
 
 
 STEPS = st.tuples(
-    st.sampled_from(["time", "tick", "serve", "answer", "begun", "ended", "lost"]),
+    st.sampled_from(["time", "tick", "serve", "answer", "begun", "ended", "lost", "failed"]),
     st.integers(0, 10),
     st.floats(0.0, 6.0),
 )
 
 
+#: The first one's term is over when its last proof comes; the other one asks.
+LATE_PROOF = "tick serve answer begun tick serve failed ended answer".split()
+
+
+@example([*((what, 0, 0.0) for what in LATE_PROOF), *((what, 1, 0.0) for what in LATE_PROOF[:3])])
 @given(st.lists(STEPS, max_size=120))
 def test_no_two_managers_ever_act_at_the_same_time(steps: list[tuple[str, int, float]]) -> None:
     model = Model()
@@ -160,7 +183,9 @@ def test_no_two_managers_ever_act_at_the_same_time(steps: list[tuple[str, int, f
                 model.tell(manager, TermBegun(1))
             case "ended" if model.states[manager].phase is Phase.ENDING:
                 model.tell(manager, TermEnded(model.now))
-            case "lost":
-                model.tell(manager, Unproved("the connection is gone"))
+            case "lost" if model.asks(manager):
+                model.lose(manager)
+            case "failed":
+                model.tell(manager, TermFailed("the store failed"))
         acting = [state for state in model.states if state.acts(model.now)]
         assert len(acting) <= 1

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,16 +31,23 @@ class ScriptedLock:
     def __init__(self) -> None:
         self.answer: Exception | None = None
         self.hangs = False
+        self.takes_s = 0.0
         self.released = 0
+        #: Asked when it is given up, and whether that was ever so.
+        self.leads: Callable[[], bool] = lambda: False
+        self.lost_by_leader = False
 
     async def hold(self) -> None:
         if self.hangs:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.takes_s)
         if self.answer is not None:
             raise self.answer
 
     async def release(self) -> None:
         self.released += 1
+        await asyncio.sleep(0.1)
+        self.lost_by_leader |= self.leads()
 
 
 class RecordedTerm:
@@ -140,6 +148,37 @@ async def test_a_failing_store_ends_the_term_and_the_next_one_begins_after_the_p
     await lead.stop()
     assert [what for what, _ in term.at] == ["begun", "ended"] * 2
     assert lock.released == 2
+
+
+@pytest.mark.looptime
+async def test_a_proof_that_comes_when_its_term_is_over_begins_no_other_without_the_lock() -> None:
+    lock, term = ScriptedLock(), RecordedTerm()
+    lead = leadership(lock, term)
+    await lead.start()
+    lock.takes_s = 1.0
+    await asyncio.sleep(1.5)  # it is being asked
+    lead.fail("the disk is full")
+    lock.takes_s, lock.leads = 0.0, lead.leads
+    await asyncio.sleep(6.0)
+    assert (lead.leads(), lock.lost_by_leader) == (True, False)
+    await lead.stop()
+
+
+@pytest.mark.looptime
+async def test_a_lock_that_is_to_be_given_up_is_not_asked_for_before_that() -> None:
+    """However late the turn comes: a halt of the process may last longer than the pause."""
+    lock, term = ScriptedLock(), RecordedTerm()
+    late, loop = 0.0, asyncio.get_running_loop()
+    lead = Leadership(lock, term, TIMES, lambda: loop.time() + late)
+    await lead.start()
+    await asyncio.sleep(0.5)
+    lead.fail("the disk is full")
+    while len(term.at) < 2:
+        await asyncio.sleep(0)
+    late, lock.leads = 60.0, lead.leads
+    await asyncio.sleep(6.0)
+    assert (lead.leads(), lock.lost_by_leader) == (True, False)
+    await lead.stop()
 
 
 @pytest.mark.looptime
