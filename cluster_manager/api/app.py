@@ -30,6 +30,7 @@ from cluster_manager.errors import RequestError, StoreError
 from cluster_manager.manager import Manager
 from ebbtide.rest.access import Access, tokens_only
 from ebbtide.rest.metrics.stalls import LoopWatch
+from ebbtide.rest.openapi import put_document
 from ebbtide.rest.problems import answer_problem, problem_middleware, put_headers
 from ebbtide.tracing.middleware import trace_middleware
 
@@ -65,6 +66,7 @@ def make_app(manager: Manager, access: Access | None = None) -> web.Application:
     app[metrics.LOOP] = LoopWatch()
     for routes in ROUTES:
         app.add_routes(routes)
+    put_document(app, itself.document)
     app.on_response_prepare.append(put_headers)
     app.on_shutdown.append(_hang_up)
     app.on_startup.append(_start)

@@ -14,7 +14,7 @@ from ebbtide.messages.hosts import Caller, ManagerHealth, Readiness
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.access import PRINCIPAL
 from ebbtide.rest.descriptions import describe
-from ebbtide.rest.openapi import PATH, Document, document_of
+from ebbtide.rest.openapi import PATH, Document, document_of, serve_document
 from ebbtide.rest.parameters import check_parameters
 from ebbtide.rest.roles import Role
 
@@ -67,4 +67,4 @@ def document(app: web.Application) -> dict[str, Any]:
 @describe("This document", tag="manager", answers={200: Document})
 async def openapi(request: web.Request) -> web.Response:
     check_parameters(request)
-    return web.json_response(document(request.app))
+    return serve_document(request)

@@ -12,6 +12,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.access import Access, tokens_only
 from ebbtide.rest.metrics.stalls import LoopWatch
+from ebbtide.rest.openapi import put_document
 from ebbtide.rest.problems import answer_problem, problem_middleware, put_headers
 from ebbtide.rest.roles import Role
 from ebbtide.tracing.middleware import trace_middleware
@@ -48,6 +49,7 @@ def make_app(agent: Agent, access: Access | str) -> web.Application:
     app[metrics.LOOP] = LoopWatch()
     for routes in ROUTES:
         app.add_routes(routes)
+    put_document(app, openapi.document)
     return app
 
 

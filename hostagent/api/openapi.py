@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from ebbtide.rest.descriptions import describe
-from ebbtide.rest.openapi import PATH, Document, document_of
+from ebbtide.rest.openapi import PATH, Document, document_of, serve_document
 from ebbtide.rest.parameters import check_parameters
 
 routes = web.RouteTableDef()
@@ -22,4 +22,4 @@ def document(app: web.Application) -> dict[str, Any]:
 @describe("This document", tag="agent", answers={200: Document})
 async def _openapi(request: web.Request) -> web.Response:
     check_parameters(request)
-    return web.json_response(document(request.app))
+    return serve_document(request)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
@@ -13,6 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import Field
 
+import hostagent.api.openapi
+from cluster_manager.api import itself
 from cluster_manager.api.app import make_app as make_manager
 from cluster_manager.manager import Manager
 from cluster_manager.settings import Settings
@@ -56,6 +60,22 @@ async def test_the_host_agent_serves_the_document_of_its_own_router(agent: Agent
     document = await served(app, TOKEN)
     assert document == documents()["hostagent.json"]
     assert routes_of(app) == described(document)
+
+
+@pytest.mark.parametrize("daemon", [itself, hostagent.api.openapi])
+async def test_the_document_is_made_once_however_often_it_is_asked_for(
+    daemon: ModuleType, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a tenth of a second of the event loop, by which a manager proves its lock."""
+    made = Mock(side_effect=document_of)
+    monkeypatch.setattr(daemon, "document_of", made)
+    manager = Manager(Settings(tmp_path / "m.sqlite", TOKEN, "an-agent-token"))
+    app = make_manager(manager) if daemon is itself else make_agent(agent, TOKEN)
+    async with TestClient(TestServer(app)) as client:
+        for _ in range(2):
+            answer = await client.get("/v1/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert "/v1/openapi.json" in (await answer.json())["paths"]
+    assert made.call_count == 1
 
 
 def routes_of(app: web.Application) -> set[tuple[str, str]]:

@@ -161,7 +161,7 @@ STEPS = st.tuples(
 
 
 #: The first one's term is over when its last proof comes; the other one asks.
-LATE_PROOF = "tick serve answer begun tick serve failed ended answer".split()
+LATE_PROOF = ["tick", "serve", "answer", "begun", "tick", "serve", "failed", "ended", "answer"]
 
 
 @example([*((what, 0, 0.0) for what in LATE_PROOF), *((what, 1, 0.0) for what in LATE_PROOF[:3])])
