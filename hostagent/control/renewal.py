@@ -154,8 +154,9 @@ class Renewing:
             await asyncio.to_thread(replace, self._own.certificate, renewed)
             await self._take_into_use()
             return True
-        left = found.not_valid_after_utc - self._now()
-        raise AccessError(f"{'; '.join(failures)}; it is valid for {left.total_seconds() / 86_400:.1f} days more")
+        left = (found.not_valid_after_utc - self._now()).total_seconds() / 86_400
+        lasts = f"it is valid for {left:.1f} days more" if left > 0 else f"it has ended {-left:.1f} days ago"
+        raise AccessError(f"{'; '.join(failures)}; {lasts}")
 
     async def _is_of_another(self) -> bool:
         """Whether another CA is to sign the certificate by now than the one that has."""
@@ -198,4 +199,4 @@ class Renewing:
             text = (await answer.content.read(2**16)).decode(errors="replace")
             if answer.status != 200:
                 raise ValueError(f"it answers {answer.status}: {text[:300]}")
-            return Renewal.model_validate_json(text).certificate
+            return Renewal.model_validate_json(text, extra="ignore").certificate

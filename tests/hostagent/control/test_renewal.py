@@ -57,6 +57,38 @@ async def test_a_renewed_certificate_that_was_refused_once_is_taken_into_use_at_
     assert len(came) == 1, "one is enough, however often it is tried to use it"
 
 
+async def test_an_answer_of_a_later_manager_with_more_in_it_is_a_renewal(tmp_path: Path) -> None:
+    pki = Pki(tmp_path)
+    own = pki.pair("host-b")
+    authority = CertificateAuthority.load(pki.ca, tmp_path / "ca.key")
+
+    async def sign(request: web.Request) -> web.Response:
+        asked = RenewalRequest.model_validate_json(await request.text())
+        certificate = authority.answer(asked.csr, "host-b", (asked.address,), 30.0)
+        return web.json_response({"certificate": certificate, "not_after": "2030-01-01"})
+
+    app = web.Application()
+    app.router.add_post("/v1/hosts/host-b/certificate", sign)
+    late = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=20)
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        assert await Renewing(
+            "host-b", "127.0.0.1", own, [url], "a-token", pki.client(), lambda: lambda: None, lambda: late
+        ).look()
+
+
+@pytest.mark.parametrize(("hours", "said"), [(20, "it is valid for 0.2 days more"), (96, "it has ended 3.0 days ago")])
+async def test_what_is_not_renewed_says_whether_the_certificate_has_ended(
+    hours: int, said: str, tmp_path: Path
+) -> None:
+    pki = Pki(tmp_path)
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
+    own, url = pki.pair("host-b"), "https://127.0.0.1:1"
+    renewing = Renewing("host-b", "127.0.0.1", own, [url], "a-token", pki.client(), lambda: lambda: None, lambda: now)
+    with pytest.raises(AccessError, match=f"; {said}$"):
+        await renewing.look()
+
+
 async def test_an_address_that_no_certificate_can_have_does_not_end_the_renewal(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     late = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=20)
