@@ -5,10 +5,14 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 
 from ebbtide.client.errors import ClientError
+
+#: OpenSSL's verify codes: no issuer is found, or one that signed itself and is not trusted.
+_ISSUER_UNKNOWN: Final = frozenset({2, 18, 19, 20, 21})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ def tls_problem(url: str, error: Exception) -> str | None:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         cause = error.certificate_error
         reason = getattr(cause, "verify_message", None) or str(cause)
-        return f"its certificate is not accepted ({reason}); name its CA by --ca or EBB_CA"
+        advice = "; name its CA by --ca or EBB_CA" if getattr(cause, "verify_code", None) in _ISSUER_UNKNOWN else ""
+        return f"its certificate is not accepted ({reason}){advice}"
     text = str(error)
     if "SSL" not in text:
         return None

@@ -381,6 +381,33 @@ async def test_the_client_says_in_one_sentence_what_is_wrong_with_the_connection
         assert "\n" not in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("days", "name", "said"),
+    [
+        (0, "127.0.0.1", "its certificate is not accepted (certificate has expired)"),
+        (1, "elsewhere.example", "its certificate is not accepted (IP address mismatch, certificate is not valid for "),
+    ],
+)
+async def test_the_client_asks_for_a_ca_only_where_the_issuer_is_unknown(
+    tmp_path: Path, days: int, name: str, said: str
+) -> None:
+    async def hear(_: web.BaseRequest) -> web.Response:
+        return web.Response()
+
+    pki, server = Pki(tmp_path), RawTestServer(hear)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pki.pair("ebb-manager", (name,), days=days).load(context)
+    await server.start_server(ssl=context)
+    try:
+        async with ManagerClient(f"https://127.0.0.1:{server.port}", TOKEN, tls=pki.client()) as client:
+            with pytest.raises(ManagerUnreachable) as failed:
+                await client.hosts()
+    finally:
+        await server.close()
+    assert said in str(failed.value)
+    assert "--ca" not in str(failed.value)
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
