@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
@@ -18,7 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 from ebbtide.rest.errors import Refused
 from ebbtide.rest.rates import Buckets, Rate, Rates, counted
 from ebbtide.rest.roles import OPEN_ROUTES, Role, allowed, covers, needed, same_kind
-from ebbtide.rest.tls import common_name
+from ebbtide.rest.tls import Replaceable, common_name, counts_still
 from ebbtide.rest.tokens import Principal, Principals, principal
 
 log = structlog.get_logger()
@@ -53,6 +54,8 @@ class Access:
     :param clock: seconds, for the rates.
     :param hosts_key: of host agents' tokens.
     :param revoked: hosts whose tokens count no more.
+    :param server: the context of the server's connections, where there is TLS.
+    :param now: seconds since the epoch, for certificates.
     """
 
     def __init__(
@@ -64,12 +67,16 @@ class Access:
         clock: Callable[[], float] = time.monotonic,
         hosts_key: str | None = None,
         revoked: Iterable[str] = (),
+        server: Replaceable | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.principals = Principals(principals, hosts_key, revoked)
         self.body_timeout_s = body_timeout_s
         self._rates = rates
         self._certificates = certificates
         self._clock = clock
+        self._server = server
+        self._now = now
         self._buckets = Buckets()
         self._told = Buckets()
 
@@ -117,9 +124,9 @@ class Access:
         self._count(request, f"token {caller.name}", "agents" if role is Role.AGENT else "people")
         self._check_certificate(caller, request, host)
         if route is not None and not allowed(caller.role, request.method, route):
-            raise self._forbidden(caller, request, f"{request.method} {request.rel_url.raw_path} needs the role {role}")
+            raise self._refused(caller, request, f"{request.method} {request.rel_url.raw_path} needs the role {role}")
         if caller.host is not None and host != caller.host:
-            raise self._forbidden(caller, request, f"this token is of the host {caller.host}, the report of {host}")
+            raise self._refused(caller, request, f"this token is of the host {caller.host}, the report of {host}")
         return caller
 
     def _caller(self, request: web.Request) -> Principal | None:
@@ -131,16 +138,37 @@ class Access:
         if rules.name is None and not (rules.of_host and host is not None):
             return
         given = request.get_extra_info("peercert")
+        if given and (why := self._why_over(given, request)):
+            # About the connection: whoever has a certificate that counts comes again, as where a daemon is away.
+            raise self._refused(
+                caller, request, f"{why}; connect again, with one that counts", 503, {hdrs.CONNECTION: "close"}
+            )
         if rules.name is not None and common_name(given) != rules.name:
-            raise self._forbidden(caller, request, f"the client's certificate must have the common name {rules.name}")
+            raise self._refused(caller, request, f"the client's certificate must have the common name {rules.name}")
         if rules.of_host and host is not None and common_name(given) != host:
-            raise self._forbidden(caller, request, f"the client's certificate must have the common name {host}")
+            raise self._refused(caller, request, f"the client's certificate must have the common name {host}")
 
-    def _forbidden(self, caller: Principal, request: web.Request, sentence: str) -> Refused:
+    def _why_over(self, given: Mapping[str, Any], request: web.Request) -> str:
+        """Why a certificate that was good when its connection was made is so no more; empty where it is."""
+        if ssl.cert_time_to_seconds(given["notAfter"]) <= self._now():
+            return "the client's certificate has ended"
+        context = request.get_extra_info("ssl_object").context
+        if self._server is not None and not counts_still(context, self._server.inner):
+            return "a CA of before counts no more"
+        return ""
+
+    def _refused(
+        self,
+        caller: Principal,
+        request: web.Request,
+        sentence: str,
+        status: int = 403,
+        headers: Mapping[str, str] | None = None,
+    ) -> Refused:
         if not self._told.take(f"refused {caller.name}", _TOLD, self._clock()):
             path = request.rel_url.raw_path
             log.warning("refused", who=caller.name, why=sentence, method=request.method, path=path)
-        return Refused(403, sentence)
+        return Refused(status, sentence, None, headers)
 
     def _count(self, request: web.Request, caller: str, kind: str) -> None:
         if self._rates is None:

@@ -47,6 +47,8 @@ class Gate:
         self._ca = settings.server_ca or settings.client_ca
         self._caller = settings.caller or (settings.own if settings.client_ca is not None else None)
         mutual = settings.own is not None and settings.client_ca is not None
+        server, calls = self._server(), self._calls()
+        self.server = Replaceable.of(server) if server is not None else None
         self.access = Access(
             self._principals(),
             settings.rates,
@@ -54,9 +56,8 @@ class Gate:
             certificates if mutual else Certificates(),
             hosts_key=hosts_key,
             revoked=self._revoked(),
+            server=self.server,
         )
-        server, calls = self._server(), self._calls()
-        self.server = Replaceable.of(server) if server is not None else None
         #: For calls of the other daemon; None where no CA and no certificate is configured for them.
         self.calls = Replaceable.of(calls) if calls is not None else None
         self._cas = self._authorities()
@@ -78,7 +79,8 @@ class Gate:
     def read_again(self) -> Callable[[], None]:
         """Read tokens, certificates, keys and CAs.
 
-        :returns: puts them into force, on the event loop's thread; connections that are there go on.
+        :returns: puts them into force, on the event loop's thread; connections that are there go on, but for
+            those with certificates that were let in by a CA that is trusted no more.
         :raises AccessError: a file cannot be used, or a CA is another one than that of the start, and signs.
         """
         cas = self._authorities()

@@ -72,7 +72,9 @@ _SENTENCES: Mapping[int, Callable[[web.Request], str]] = {
 
 
 def answer_problem(request: web.Request, problem: Problem, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A Problem as an answer; after 408 the connection is closed, since the rest of the body may still come."""
+    """A Problem as an answer; after 408 the connection is closed, since the rest of the body may still come,
+    and where the headers say so.
+    """
     told: BaseModel = problem.model_copy(update={"instance": f"urn:ebbtide:request:{request_id_of(request)}"})
     kind = PROBLEM_JSON
     caller = request.get(PRINCIPAL)
@@ -81,7 +83,7 @@ def answer_problem(request: web.Request, problem: Problem, headers: Mapping[str,
         first = problem.errors[0].detail if problem.errors else problem.detail
         told, kind = EarlierProblem(error=first, field=problem.field), JSON
     response = web.Response(text=told.model_dump_json(), status=problem.status, headers=headers, content_type=kind)
-    if problem.status == 408:
+    if problem.status == 408 or hdrs.CONNECTION in response.headers:
         response.force_close()
     return response
 

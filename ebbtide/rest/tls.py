@@ -167,6 +167,13 @@ class Replaceable(ssl.SSLContext):
         return self.inner.wrap_bio(*args, **options)
 
 
+def counts_still(connection: ssl.SSLContext, present: ssl.SSLContext) -> bool:
+    """Whether every CA by which a connection was let in is trusted by now, too."""
+    if connection is present:
+        return True
+    return set(connection.get_ca_certs(binary_form=True)) <= set(present.get_ca_certs(binary_form=True))
+
+
 def common_name(certificate: Mapping[str, Any] | None) -> str | None:
     """The subject's common name in what ``getpeercert`` returns; None where there is none, or more than one."""
     subject = (certificate or {}).get("subject", ())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -211,6 +212,39 @@ async def test_an_agent_that_cannot_be_reached_by_tls_is_not_registered(pair: Pa
     status, problem = await pair.call("POST", url, tls, report_token(HOSTS_KEY, "host-b"), json=body)
     assert (status, problem["field"]) == (400, "url")
     assert pair.manager.hosts.get("host-b") is None
+
+
+@each_store
+async def test_an_open_connection_counts_no_longer_than_its_certificate_and_its_ca(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = FakeAgent("host-b").report().model_copy(update={"url": "https://127.0.0.1:9"}).model_dump(mode="json")
+    url = f"{pair.manager_url}/v1/hosts/host-b/report"
+    headers = {"Authorization": f"Bearer {report_token(HOSTS_KEY, 'host-b')}"}
+    connector = aiohttp.TCPConnector(ssl=pair.pki.client(pair.pki.pair("host-b")))
+    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+
+        async def report() -> tuple[int, str]:
+            async with session.post(url, json=body) as answer:
+                return answer.status, (await answer.json()).get("detail", "")
+
+        assert (await report())[0] == 200
+        with monkeypatch.context() as late:
+            late.setattr(pair.gate.access, "_now", lambda: time.time() + 2 * 86_400)
+            assert await report() == (503, "the client's certificate has ended; connect again, with one that counts")
+        # By another connection.
+        assert (await report())[0] == 200
+        other = Pki(tmp_path / "other")
+        other.pair("unused")
+        before = pair.pki.ca.read_bytes()
+        pair.pki.ca.write_bytes(before + other.ca.read_bytes())
+        pair.gate.read_again()()
+        assert (await report())[0] == 200, "a CA that comes ends nothing"
+        pair.pki.ca.write_bytes(other.ca.read_bytes())
+        pair.gate.read_again()()
+        assert await report() == (503, "a CA of before counts no more; connect again, with one that counts")
+        with pytest.raises(BROKEN):
+            await report()
 
 
 # --- calls of an agent -----------------------------------------------------------------------------------------------
