@@ -56,7 +56,6 @@ from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
-from ebbtide.messages.enrolment import Revocation
 from ebbtide.messages.history import HostUsage
 from ebbtide.messages.hosts import HostReport, ReportReply
 from ebbtide.messages.vms import ClusterVM, ManagedState, Preempted, VMState
@@ -324,12 +323,6 @@ class Manager:
     def revoked(self) -> frozenset[str]:
         """The hosts that are lost, by the tokens file and by request."""
         return self.settings.revoked() | self.enrolments.revoked
-
-    async def revoke(self, host: str, reason: str) -> Revocation:
-        """Revoke a host for good. Raises `RequestError`: 404, there is none."""
-        if self.hosts.get(host) is None and not self.enrolments.has_joined(host):
-            raise RequestError(404, f"there is no host {host}", "id")
-        return await self.enrolments.revoke(host, reason)
 
     async def _register(self, report: HostReport) -> None:
         """Take the first report of a host. Raises `RequestError`: 403 where there are enough."""

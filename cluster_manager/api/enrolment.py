@@ -104,7 +104,7 @@ async def renew(request: web.Request) -> web.Response:
 async def revoke(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, RevocationRequest)
-    return answer(await request.app[MANAGER].revoke(request.match_info["id"], wanted.reason))
+    return answer(await request.app[MANAGER].enrolments.revoke(request.match_info["id"], wanted.reason))
 
 
 def _has_it_already(request: web.Request, address: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import secrets
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -19,6 +20,7 @@ from cluster_manager.authority import CertificateAuthority, alternative, fingerp
 from cluster_manager.errors import RequestError
 from cluster_manager.store.enrolled import NAME, Enrolled, Invited, read_enrolled
 from cluster_manager.store.store import Store
+from ebbtide.messages.common import NAME_PATTERN
 from ebbtide.messages.enrolment import (
     Enrolment,
     EnrolmentRequest,
@@ -193,6 +195,8 @@ class Enrolments:
         :param from_there: the request came from this very machine, or from the address that the present one names.
         """
         self.refuse_revoked(host)
+        if not self._is_there(host):
+            raise RequestError(403, f"{host} has neither joined nor reported, or was forgotten since", "id")
         known = {one.fingerprint: one for one in (self.authority, self.following) if one is not None}
         signer = known.get(request.ca) if request.ca is not None else self.authority
         if signer is None:
@@ -235,12 +239,21 @@ class Enrolments:
         return Rollover(ca=self._authority.fingerprint, next=following.fingerprint, hosts=left, sentence=said + named)
 
     async def revoke(self, host: str, reason: str) -> Revocation:
-        """From now on nothing of a host counts, and nothing is sent to it. Raises StoreError."""
+        """From now on nothing of a host counts, and nothing is sent to it: also one that is not known (any more), whose
+        tokens would be good for ever.
+
+        :raises RequestError: 404, no host has such an id.
+        :raises StoreError: it is not kept.
+        """
+        if re.fullmatch(NAME_PATTERN, host) is None:
+            raise RequestError(404, "no host can have such an id", "id")
         async with self._turn:
             revoked = {host: (self._clock(), reason), **self._known.revoked}
             await self._save(self._known.model_copy(update={"revoked": revoked}))
         log.warning("host revoked", host=host, why=reason)
         sentence = f"{host} is revoked: nothing that it says counts any more, and it is told nothing"
+        if not self._is_there(host):
+            sentence += f"; no host {host} is known here"
         return Revocation(host=host, sentence=sentence)
 
     async def forget(self, host: str) -> None:
@@ -257,6 +270,9 @@ class Enrolments:
     def has_joined(self, host: str) -> bool:
         """Whether a host has used an invitation that has not expired, or has not reported since it did."""
         return any(one.used_by == host for one in self._known.invitations)
+
+    def _is_there(self, host: str) -> bool:
+        return self._is_known(host) or self.has_joined(host)
 
     def refuse_revoked(self, host: str) -> None:
         """:raises RequestError: 403, this host was revoked."""

@@ -158,7 +158,7 @@ async def test_hosts_take_over_the_ca_that_follows_and_the_one_before_is_dropped
             code, said = await ebb(tmp_path, port, "ca", "show")
             assert "1 of 2 hosts have a certificate of the CA that is to follow; not yet: host-b" in said
             assert await heard_by(agent.host.slice.url, client_context(pki.ca, old_manager)) == 200
-            await manager.revoke("host-b", "it is behind")
+            await manager.enrolments.revoke("host-b", "it is behind")
             code, said = await ebb(tmp_path, port, "ca", "finish", str(tls))
             assert code == 0, said
             # Until the manager shows another certificate, nothing is dropped by hosts.

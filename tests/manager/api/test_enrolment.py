@@ -246,7 +246,7 @@ async def test_a_host_that_was_revoked_is_neither_heard_nor_taken_in_again(tmp_p
     async with enrolling(tmp_path, agent) as cluster:
         kept = await invite(cluster, host="host-a")
         path = "/v1/hosts/{}/revocation"
-        assert (await cluster.call("POST", path.format("host-z"), json={"reason": "x"}))[0] == 404
+        assert (await cluster.call("POST", path.format("Host_Z"), json={"reason": "x"}))[0] == 404
         status, told = await cluster.call("POST", path.format("host-a"), json={"reason": "it was stolen"})
         assert status == 200, told
         for _ in range(2):
@@ -260,6 +260,34 @@ async def test_a_host_that_was_revoked_is_neither_heard_nor_taken_in_again(tmp_p
             assert (await cluster.call("POST", "/v1/invitations", json={"host": "host-a"}))[0] == 409
             await cluster.stop_manager()
             await cluster.start_manager()
+
+
+@pytest.mark.service
+@each_store
+async def test_a_host_that_is_gone_or_has_not_come_yet_can_be_revoked(tmp_path: Path) -> None:
+    """Its tokens and its certificate are good for as long as there are the keys of which they are made."""
+    agent = FakeAgent("host-a", cpu_cores=1.0, memory_mib=1000.0)
+    async with enrolling(tmp_path, agent) as cluster:
+        token = report_token(HOSTS_KEY, "host-a")
+        renewal = {"csr": request("host-a"), "address": "127.0.0.1"}
+        renew = ("POST", "/v1/hosts/host-a/certificate", token)
+        await agent.die()
+
+        async def silent() -> bool:
+            return bool((await cluster.get("/v1/hosts/host-a"))["state"] == "silent")
+
+        await cluster.until(silent)
+        assert (await cluster.call(*renew, json=renewal))[0] == 200
+        assert (await cluster.call("DELETE", "/v1/hosts/host-a"))[0] == 200
+        status, problem = await cluster.call(*renew, json=renewal)
+        assert (status, "host-a has neither joined nor reported" in problem["detail"]) == (403, True)
+        kept = await invite(cluster, host="host-z")
+        for host in ("host-a", "host-z"):
+            status, told = await cluster.call("POST", f"/v1/hosts/{host}/revocation", json={"reason": "it is sold"})
+            assert (status, f"no host {host} is known here" in told["sentence"]) == (200, True)
+        report = agent.report().model_dump(mode="json")
+        assert (await cluster.call("POST", "/v1/hosts/host-a/report", token, json=report))[0] == 403
+        assert (await enrol(cluster, kept, "host-z"))[0] == 409
 
 
 @pytest.mark.service

@@ -174,12 +174,13 @@ async def test_a_host_gets_no_certificate_for_a_managers_address(parts: Parts) -
     await (await parts.term("https://192.0.2.9:7100"))._store.close()
     manager = await parts.term()
     token = (await manager.invite(InvitationRequest())).token
+    parts.hosts.add("host-c")
     # Its own, by all that is in its certificate; and that of a manager that has led before.
     for address in (MANAGER, "manager.example", "MANAGER.example", "192.0.2.9"):
         with pytest.raises(RequestError, match="is a manager's"):
             await manager.enrol(asking(token, "host-b", address))
         with pytest.raises(RequestError, match="is a manager's"):
-            await manager.renew("host-b", RenewalRequest(csr=request("host-b"), address=address))
+            await manager.renew("host-c", RenewalRequest(csr=request("host-c"), address=address))
     assert (await manager.enrol(asking(token, "host-b"))).certificate
     # A host agent may run on the manager's own machine.
     assert (await manager.renew("host-b", RenewalRequest(csr=request("host-b"), address=MANAGER), True)).certificate
@@ -300,6 +301,7 @@ async def test_a_request_for_a_certificate_of_another_version_is_refused(parts: 
     der[at + 2] = version
     lines = base64.encodebytes(bytes(der)).decode()
     csr = f"-----BEGIN CERTIFICATE REQUEST-----\n{lines}-----END CERTIFICATE REQUEST-----\n"
+    parts.hosts.add("host-b")
     manager = await parts.term()
     with pytest.raises(RequestError, match=r"^csr: it cannot be read") as refused:
         await manager.renew("host-b", RenewalRequest(csr=csr, address="192.0.2.11"))
