@@ -21,6 +21,7 @@ from ebbtide.messages.enrolment import (
     RevocationRequest,
     Rollover,
     Successor,
+    VoidedInvitations,
 )
 from ebbtide.rest.descriptions import Parameter, describe
 from ebbtide.rest.parameters import check_parameters
@@ -36,6 +37,13 @@ async def invite(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, InvitationRequest)
     return answer(await request.app[MANAGER].enrolments.invite(wanted))
+
+
+@routes.delete("/v1/invitations")
+@describe("Take back the invitations that nobody has used", tag="hosts", answers={200: VoidedInvitations})
+async def void(request: web.Request) -> web.Response:
+    check_parameters(request)
+    return answer(await request.app[MANAGER].enrolments.void())
 
 
 @routes.get("/v1/ca")

@@ -31,6 +31,7 @@ from ebbtide.messages.enrolment import (
     Revocation,
     Rollover,
     Successor,
+    VoidedInvitations,
 )
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.credentials import command_token, report_token
@@ -144,6 +145,15 @@ class Enrolments:
             await self._save(self._known.model_copy(update={"invitations": (*left, invited)}))
         log.info("host invited", host=request.host or "any new one", expires_s=request.expires_s)
         return Invitation(token=token + fingerprint, url=url, host=request.host, expires_at=invited.expires_at)
+
+    async def void(self) -> VoidedInvitations:
+        """Have no invitation count any more that nobody has used. Raises StoreError."""
+        async with self._turn:
+            used = tuple(one for one in self._known.invitations if one.used_by is not None)
+            count = sum(one.expires_at > self._clock() and one.used_by is None for one in self._known.invitations)
+            await self._save(self._known.model_copy(update={"invitations": used}))
+        log.warning("invitations taken back", count=count)
+        return VoidedInvitations(count=count, sentence=f"{count} invitations that nobody had used count no more")
 
     async def enrol(self, request: EnrolmentRequest, from_here: bool = False, remote: str | None = None) -> Enrolment:
         """Take a host in. Raises RequestError: 403 the invitation does not count, 400 the request is not good.

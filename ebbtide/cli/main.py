@@ -51,6 +51,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("host history", "records.host_history", "ebb host history host-a; ebb host history host-a -o json"),
     ("host label", "cluster.label", "ebb host label host-a rack=r7 old-"),
     ("host invite", "cluster.invite", "ebb host invite; ebb host invite host-b --expires-s 600"),
+    ("host uninvite", "cluster.uninvite", "ebb host uninvite"),
     ("host pause", "modes.pause", 'ebb host pause host-a --reason "new disks"'),
     ("host resume", "modes.resume", "ebb host resume host-a"),
     ("host drain", "modes.drain", 'ebb host drain host-a --reason "to be replaced"'),

@@ -15,7 +15,7 @@ from ebbtide.demo.report import DemoReport
 from ebbtide.messages.commands import SteadyStatus
 from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
-from ebbtide.messages.enrolment import Invitation, Revocation, Rollover
+from ebbtide.messages.enrolment import Invitation, Revocation, Rollover, VoidedInvitations
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.history import HostHistory, VMHistory
 from ebbtide.messages.hosts import (
@@ -149,6 +149,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "host undeflate": Operation,
     "host forget": ForgottenHost,
     "host revoke": Revocation,
+    "host uninvite": VoidedInvitations,
     "host templates": _object("Templates", templates=list[TemplateInfo]),
     "host epoch": _object("Epoch", epoch=int, before=int),
     "host tokens": _object("HostTokens", host=str, command=str, report=str),

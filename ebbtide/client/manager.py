@@ -22,7 +22,14 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.commands import SteadySettings, SteadyStatus
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.dry_runs import DryRunReport, Forecast, RebalancingReport
-from ebbtide.messages.enrolment import Invitation, InvitationRequest, Revocation, RevocationRequest, Rollover
+from ebbtide.messages.enrolment import (
+    Invitation,
+    InvitationRequest,
+    Revocation,
+    RevocationRequest,
+    Rollover,
+    VoidedInvitations,
+)
 from ebbtide.messages.explanations import Event, VMExplanation
 from ebbtide.messages.hosts import Caller, ForgottenHost, HostStatus, ManagerHealth, Readiness
 from ebbtide.messages.labels import LabelsRequest
@@ -116,6 +123,10 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         """Make an invitation, which enrols one host. Role admin."""
         body = InvitationRequest(host=host, expires_s=expires_s)
         return await self._one("POST", "/v1/invitations", Invitation, body=body)
+
+    async def void_invitations(self) -> VoidedInvitations:
+        """Take back the invitations that nobody has used. Role admin."""
+        return await self._one("DELETE", "/v1/invitations", VoidedInvitations)
 
     async def ca_rollover(self) -> Rollover:
         """Which hosts have no certificate yet of the CA that is to follow."""

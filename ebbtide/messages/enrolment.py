@@ -43,6 +43,13 @@ class Invitation(Body):
     expires_at: float = Field(description="seconds since the epoch")
 
 
+class VoidedInvitations(Body):
+    """Answer to DELETE /v1/invitations of the manager."""
+
+    count: int = Field(description="of invitations that had not expired and were not used")
+    sentence: str = Field(description="the same in words")
+
+
 class Authority(Body):
     """GET /v1/ca of the manager: whoever asks compares it with the fingerprint in the invitation."""
 

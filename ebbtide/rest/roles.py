@@ -36,6 +36,7 @@ ROUTE_ROLES: Final[Mapping[tuple[str, str], Role]] = {
     ("POST", "/v1/hosts/{id}/certificate"): Role.AGENT,
     # Who belongs to the cluster.
     ("POST", "/v1/invitations"): Role.ADMIN,
+    ("DELETE", "/v1/invitations"): Role.ADMIN,
     ("POST", "/v1/hosts/{id}/revocation"): Role.ADMIN,
     # All that the manager knows, in one file.
     ("GET", "/v1/backup"): Role.ADMIN,

@@ -97,6 +97,7 @@ COVERED: dict[tuple[str, str], tuple[str, list[str]]] = {
     ("GET", "/v1/acquirer"): ("acquirer", ["task", "acquirer"]),
     ("DELETE", "/v1/vms/{name}"): ("delete", ["vm", "delete", "web", "--yes"]),
     ("POST", "/v1/invitations"): ("invite_host", ["host", "invite", "host-new"]),
+    ("DELETE", "/v1/invitations"): ("void_invitations", ["host", "uninvite"]),
     ("POST", "/v1/hosts/{id}/revocation"): ("revoke_host", ["host", "revoke", "host-old", "--yes"]),
     ("DELETE", "/v1/hosts/{id}"): ("forget_host", ["host", "forget", "host-old", "--yes"]),
 }

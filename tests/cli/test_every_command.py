@@ -88,6 +88,7 @@ CALLS: Final[dict[str, Call]] = {
     "host history": Call("host-a"),
     "host label": Call("host-a rack=r7"),
     "host invite": Call("NEW", (), NO_MANAGER, 1),
+    "host uninvite": LISTED,
     "host pause": Call("host-a", ("host resume host-a",)),
     "host resume": Call("host-a"),
     "host drain": Call("host-a", ("host resume host-a",)),

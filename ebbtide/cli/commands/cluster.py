@@ -120,6 +120,12 @@ def invite(
     to.say(found, lambda: print(line))
 
 
+def uninvite(*, to: Asking) -> None:
+    """Take back all invitations that no host has used: the lines that were printed are good for nothing then."""
+    found = to.ask(lambda client: client.void_invitations())
+    to.say(found, lambda: print(shown(found.sentence)))
+
+
 def revoke(
     name: HostName,
     reason: Annotated[str, typer.Option(help="Why, for the log and for its agent.")] = "revoked by its operator",

@@ -43,6 +43,7 @@ ROUTES = {
     ("GET", "/v1/ca/rollover"): "viewer",
     ("POST", "/v1/enrolments"): "nobody",
     ("POST", "/v1/invitations"): "admin",
+    ("DELETE", "/v1/invitations"): "admin",
     ("POST", "/v1/hosts/{id}/report"): "agent",
     ("POST", "/v1/hosts/{id}/usage"): "agent",
     ("POST", "/v1/hosts/{id}/certificate"): "agent",

@@ -292,6 +292,22 @@ async def test_a_host_that_is_gone_or_has_not_come_yet_can_be_revoked(tmp_path: 
 
 @pytest.mark.service
 @each_store
+async def test_invitations_that_nobody_has_used_can_be_taken_back(tmp_path: Path) -> None:
+    async with enrolling(tmp_path) as cluster:
+        used, csr = await invite(cluster), request()
+        assert (await enrol(cluster, used, csr=csr))[0] == 200
+        tokens = [await invite(cluster), await invite(cluster, host="host-c")]
+        status, told = await cluster.call("DELETE", "/v1/invitations")
+        assert (status, told["count"]) == (200, 2), told
+        for token in tokens:
+            status, problem = await enrol(cluster, token, "host-c")
+            assert (status, problem["field"]) == (403, "token")
+        assert (await enrol(cluster, used, csr=csr))[0] == 200, "an answer that was lost"
+        assert (await enrol(cluster, await invite(cluster), "host-c"))[0] == 200, "its id is free"
+
+
+@pytest.mark.service
+@each_store
 async def test_without_tls_tokens_are_all_that_a_host_gets_and_without_a_url_nobody_is_invited(tmp_path: Path) -> None:
     async with enrolling(tmp_path, url="http://127.0.0.1:7100") as cluster:
         token = await invite(cluster)
