@@ -58,7 +58,7 @@ class CertificateAuthority:
             raise AccessError("--ca-key needs the package cryptography: pip install 'ebbtide[certificates]'") from None
         try:
             found = x509.load_pem_x509_certificates(certificate.read_bytes())
-            names = _names_in(x509.load_pem_x509_certificate(own.read_bytes())) if own is not None else frozenset()
+            names = names_in(own.read_bytes()) if own is not None else frozenset()
             made = []
             for path in (key, next_key):
                 if path is not None and not (path is next_key and len(found) == 1 and _is_gone(path)):
@@ -159,10 +159,12 @@ def _is_gone(path: Path) -> bool:
     return False
 
 
-def _names_in(certificate: x509.Certificate) -> frozenset[str]:
+def names_in(pem: bytes) -> frozenset[str]:
+    """The common names, names and addresses in a certificate. Raises ValueError: it is none."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
+    certificate = x509.load_pem_x509_certificate(pem)
     names = [str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     with suppress(x509.ExtensionNotFound):
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

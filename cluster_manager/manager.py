@@ -124,6 +124,7 @@ class Manager:
             lambda host: self.hosts.get(host) is not None,
             clock,
             settings.revoked,
+            settings.certificates,
         )
         self.core_changes = CoreChanges(self.store, self.hosts, clock, settings.engine.prediction)
         self._knowledge = Knowledge(self.store, self.core_changes)

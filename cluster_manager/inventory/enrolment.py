@@ -16,7 +16,14 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from cluster_manager.authority import CertificateAuthority, alternative, fingerprint_of, plain_address, public_key_of
+from cluster_manager.authority import (
+    CertificateAuthority,
+    alternative,
+    fingerprint_of,
+    names_in,
+    plain_address,
+    public_key_of,
+)
 from cluster_manager.errors import RequestError
 from cluster_manager.store.enrolled import NAME, Enrolled, Invited, read_enrolled
 from cluster_manager.store.store import Store
@@ -58,6 +65,7 @@ class Enrolments:
     :param is_known: whether a host of this id has ever reported.
     :param lost: hosts that were revoked otherwise than by request.
     :param clock: seconds since the epoch.
+    :param certificates: those in force, PEM, the manager's own first; another one may come while it runs.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class Enrolments:
         is_known: Callable[[str], bool],
         clock: Callable[[], float],
         lost: Callable[[], frozenset[str]] = frozenset,
+        certificates: Callable[[], tuple[bytes, ...]] = tuple,
     ) -> None:
         self._store = store
         self._hosts_key = hosts_key
@@ -79,6 +88,7 @@ class Enrolments:
         self._is_known = is_known
         self._clock = clock
         self._lost = lost
+        self._certificates = certificates
         self._known = Enrolled()
         self._told = Buckets()
         #: Where managers were reached that have led.
@@ -290,7 +300,7 @@ class Enrolments:
             raise RequestError(403, f"{host} is revoked: {found[1]}", "id")
 
     def _check_host(self, host: str) -> None:
-        if host in RESERVED or (self._authority is not None and host in self._authority.own):
+        if host in RESERVED | self._own():
             raise RequestError(400, f"host: no host may be called {host}", "host")
         if host in self.revoked | self._lost():
             # Its tokens follow from its id: who had them once has them still.
@@ -305,9 +315,14 @@ class Enrolments:
 
     def _check_address(self, address: str, from_there: bool) -> None:
         """Who reaches the manager by its address alone, as people do, must not be answered by a host."""
-        own = self._authority.own if self._authority is not None else frozenset()
-        if not from_there and plain_address(address) in own | self._leaders:
+        if not from_there and plain_address(address) in self._own() | self._leaders:
             raise RequestError(400, f"address: {address} is a manager's, and the request is not from there", "address")
+
+    def _own(self) -> frozenset[str]:
+        """What stands in the manager's certificates, that of its start and the present one."""
+        if self._authority is None:
+            return frozenset()
+        return self._authority.own.union(*map(names_in, self._certificates()[:1]))
 
     async def _key_of(self, request: str, host: str) -> object:
         try:

@@ -24,11 +24,16 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from cluster_manager.authority import CertificateAuthority
+from cluster_manager.errors import RequestError
 from cluster_manager.inventory import enrolment
 from ebbtide.client import ManagerClient
 from ebbtide.lab.state import write_private
+from ebbtide.messages.enrolment import EnrolmentRequest
+from ebbtide.rest.access import Certificates
 from ebbtide.rest.credentials import report_token
 from ebbtide.rest.errors import AccessError
+from ebbtide.rest.gate import Gate
+from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.tls import client_context
 from hostagent.control.renewal import due, load
 from hostagent.libvirt.definitions import usable_boot_mib
@@ -237,6 +242,29 @@ async def test_an_address_that_is_none_is_named_by_the_refusal(tmp_path: Path, a
         status, problem = await cluster.call("POST", "/v1/hosts/host-a/certificate", own, json=body)
         assert (status, problem["field"], problem["detail"]) == said
         assert (await enrol(cluster, token))[0] == 200, "what was refused has not used it up"
+
+
+@pytest.mark.service
+@each_store
+async def test_what_the_managers_certificate_names_since_a_reload_is_no_hosts_either(tmp_path: Path) -> None:
+    pki = Pki(tmp_path / "ca")
+    own = pki.pair("ebb-manager", ("192.0.2.1",))
+    gate = Gate(AccessSettings(own=own, client_ca=pki.ca), [], Certificates(), required=False, signs=True)
+    authority = CertificateAuthority.load(pki.ca, tmp_path / "ca/ca.key", own.certificate)
+    async with cluster_of(tmp_path, url=URL, authority=authority, certificates=gate.certificates) as cluster:
+        token = await invite(cluster)
+        pki.pair("ebb-manager", ("192.0.2.7", "host-b"))
+        gate.read_again()()
+        assert cluster.manager is not None
+        for address in ("192.0.2.1", "192.0.2.7"):
+            asked = EnrolmentRequest(
+                token=token.partition(".")[0], host="host-c", address=address, csr=request("host-c")
+            )
+            with pytest.raises(RequestError, match=f"{address} is a manager's"):
+                await cluster.manager.enrolments.enrol(asked)
+        status, problem = await enrol(cluster, token)
+        assert (status, problem["detail"]) == (400, "host: no host may be called host-b")
+        assert (await enrol(cluster, token, "host-c"))[0] == 200
 
 
 @pytest.mark.service
