@@ -165,9 +165,10 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     # Without TLS there is no certificate to renew.
     if parts.scheme == "https" and _is_for_service(given):
         _check_directory(given.directory)
-    # A file that cannot be read is no reason to ask the manager first. Without its token a host has joined half way.
+    # A file that cannot be read is no reason to ask the manager first. Without its token or certificate a host has joined half way.
     old = _options(given.config)
-    named = old.get("id", UNNAMED) != UNNAMED and Path(old.get("token_file", given.config)).exists()
+    files = (Path(old[name]) for name in ("token_file", "tls_certificate") if name in old)
+    named = old.get("id", UNNAMED) != UNNAMED and all(file.exists() for file in files)
     if not given.force and (named or (given.directory / "host.pem").exists()):
         what = given.config if named else given.directory / "host.pem"
         raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
@@ -304,7 +305,8 @@ async def _ask(
             text = (await answer.content.read(2**16)).decode(errors="replace")
             if answer.status != 200:
                 raise HostAgentError(f"the manager refuses: {_sentence(text) or answer.status}")
-            return model.model_validate_json(text)
+            # One of a later version may say more.
+            return model.model_validate_json(text, extra="ignore")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise HostAgentError(f"{url} does not answer: {error or type(error).__name__}") from error
     except ValidationError as error:
@@ -345,11 +347,12 @@ def _need_cryptography() -> None:
 
 
 def _write(directory: Path, answer: Enrolment) -> None:
-    """Tokens and certificates."""
-    files = {"command-token": answer.command_token, "report-token": answer.report_token}
-    if answer.certificate is not None and answer.ca is not None:
-        files |= {"ca.pem": answer.ca, "host.pem": answer.certificate}
+    """Tokens and certificates; last what a host that has joined is known by."""
+    files = {"report-token": answer.report_token, "ca.pem": answer.ca}
+    files |= {"command-token": answer.command_token, "host.pem": answer.certificate}
     for name, text in files.items():
+        if text is None:
+            continue
         _private(directory / name, text.rstrip("\n") + "\n")
     before_of(directory / "ca.pem").unlink(missing_ok=True)
 

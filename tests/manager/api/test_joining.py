@@ -42,15 +42,17 @@ class Inviting:
         self.manager = manager
         self.url = ""
         self.asked: list[EnrolmentRequest] = []
+        #: What its answers say besides.
+        self.more: dict[str, Any] = {}
         self.config = directory / "etc/hostagent.toml"
         self.directory = directory / "var/enrolment"
 
     async def ca(self, _: web.Request) -> web.Response:
-        return web.json_response(text=Authority(ca=self.manager.authority.pem).model_dump_json())
+        return web.json_response(Authority(ca=self.manager.authority.pem).model_dump(mode="json") | self.more)
 
     async def enrol(self, came: web.Request) -> web.Response:
         self.asked.append(EnrolmentRequest.model_validate_json(await came.text()))
-        return web.json_response(text=(await self.manager.enrol(self.asked[-1])).model_dump_json())
+        return web.json_response((await self.manager.enrol(self.asked[-1])).model_dump(mode="json") | self.more)
 
     async def join(self, *words: str, token: str = "") -> None:
         """Raises HostAgentError."""
@@ -175,7 +177,9 @@ async def test_options_that_cannot_be_written_use_no_invitation(inviting: Inviti
     assert not inviting.directory.exists()
 
 
-@pytest.mark.parametrize("file", ["hostagent.toml", "command-token"])
+@pytest.mark.parametrize(
+    "file", ["host.key", "hostagent.toml", "report-token", "ca.pem", "command-token", "host.pem"]
+)
 async def test_a_host_of_which_a_file_could_not_be_written_can_join_again(
     inviting: Inviting, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
@@ -191,6 +195,12 @@ async def test_a_host_of_which_a_file_could_not_be_written_can_join_again(
         with pytest.raises(HostAgentError, match=f"{re.escape(file)} cannot be written: No space left"):
             await inviting.join(token=token)
     await inviting.join(token=token)
+    assert inviting.options["id"] == "host-b"
+
+
+async def test_a_manager_that_says_more_than_is_known_here_is_joined_all_the_same(inviting: Inviting) -> None:
+    inviting.more = {"of_a_later_version": 1}
+    await inviting.join()
     assert inviting.options["id"] == "host-b"
 
 
