@@ -34,7 +34,7 @@ from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
 from hostagent.errors import HostAgentError
 from hostagent.options import MANAGER_NAME, UNNAMED, HostAgentOptions, address_of, capacity_of
-from hostagent.state.files import make_parents, replace
+from hostagent.state.files import make_parents, replace, sync_names
 
 #: Beside the agent's own state, since the service may write there: certificates are renewed.
 DIRECTORY: Final = Path("/var/lib/ebbtide/enrolment")
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--capacity", help="as of ebb-hostagent [what the file of options has, else auto]")
     parser.add_argument("--config", type=Path, default=HostAgentOptions.file, help="the options go here [%(default)s]")
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="key, certificate, tokens [%(default)s]")
-    parser.add_argument("--force", action="store_true", help="replace certificate and address that are there")
+    parser.add_argument("--force", action="store_true", help="replace key, certificate and address that are there")
     parser.add_argument("--no-start", action="store_true", help="do not start the service")
     return parser
 
@@ -127,14 +127,21 @@ async def _join(given: argparse.Namespace) -> None:
         tempfile.TemporaryFile(dir=directory).close()
         tls: ssl.SSLContext | None = None
         csr: str | None = None
+        key = directory / "host.key"
         if secure:
             tls = await _trusted(manager, fingerprint)
-            csr = request_of(_key_in(directory / "host.key"), host)
+            # The key that another one may have, too: of what this machine was, or of what its image was made of.
+            key = directory / ("host.key.next" if (directory / "host.pem").exists() else "host.key")
+            csr = request_of(_key_in(key), host)
         asked = EnrolmentRequest(token=token, host=host, address=reached.strip("[]"), csr=csr)
         answer = await _ask(tls, "POST", f"{manager}/v1/enrolments", Enrolment, asked)
         # The options first: where that fails nothing is left that would count as a host which has joined.
         _private(given.config, _options_text(directory, answer, given, at, manager))
         _write(directory, answer)
+        if key.name == "host.key.next":
+            # Behind its certificate: a join that was broken off before is repeated with the same one.
+            key.replace(directory / "host.key")
+            sync_names(directory)
     except OSError as error:
         raise HostAgentError(f"{error.filename or directory} cannot be written: {error.strerror}") from error
     except ValidationError as error:

@@ -7,10 +7,11 @@ import errno
 import getpass
 import io
 import re
+import ssl
 import subprocess
 import sys
 import tomllib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from aiohttp import web
 
 from cluster_manager.inventory.enrolment import Enrolments
 from ebbtide.messages.enrolment import Authority, EnrolmentRequest, InvitationRequest
+from ebbtide.rest.tls import KeyPair
 from hostagent import joining
 from hostagent.errors import HostAgentError
 from hostagent.main import main, options_of
@@ -64,6 +66,17 @@ class Inviting:
     @property
     def options(self) -> dict[str, Any]:
         return tomllib.loads(self.config.read_text())
+
+
+def full_at(file: str) -> Callable[[Path, str], None]:
+    """A disk that takes every file but one of this name."""
+
+    def replace(path: Path, text: str) -> None:
+        if path.name == file:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        files.replace(path, text)
+
+    return replace
 
 
 @pytest.fixture
@@ -126,6 +139,27 @@ async def test_a_host_that_joins_by_force_is_told_which_managers_it_leaves(
     assert "not kept of the options before: manager https://192.0.2.7:7100\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("file", ["hostagent.toml", "host.pem"])
+async def test_a_host_that_joins_again_by_force_has_a_new_key_also_where_it_has_to_ask_twice(
+    inviting: Inviting, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    await inviting.join()
+    # On a machine made of this one's image the same key would be.
+    before = (inviting.directory / "host.key").read_text()
+    token = (await inviting.manager.invite(InvitationRequest(host="host-b"))).token
+    with monkeypatch.context() as here:
+        here.setattr(joining, "replace", full_at(file))
+        with pytest.raises(HostAgentError, match="No space left"):
+            await inviting.join("--force", token=token)
+    assert (inviting.directory / "host.key").read_text() == before, "that of the certificate that is still there"
+    await inviting.join("--force", token=token)
+    assert (inviting.directory / "host.key").read_text() != before
+    assert not list(inviting.directory.glob("*.next"))
+    KeyPair(inviting.directory / "host.pem", inviting.directory / "host.key").load(
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    )
+
+
 async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
     inviting: Inviting, started: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,14 +218,8 @@ async def test_a_host_of_which_a_file_could_not_be_written_can_join_again(
     inviting: Inviting, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     token = (await inviting.manager.invite(InvitationRequest())).token
-
-    def full(path: Path, text: str) -> None:
-        if path.name == file:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        files.replace(path, text)
-
     with monkeypatch.context() as here:
-        here.setattr(joining, "replace", full)
+        here.setattr(joining, "replace", full_at(file))
         with pytest.raises(HostAgentError, match=f"{re.escape(file)} cannot be written: No space left"):
             await inviting.join(token=token)
     await inviting.join(token=token)
