@@ -34,7 +34,8 @@ from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
 from hostagent.errors import HostAgentError
 from hostagent.options import MANAGER_NAME, UNNAMED, HostAgentOptions, address_of, capacity_of
-from hostagent.state.files import make_parents, replace, sync_names
+from hostagent.state.files import alone_in, make_parents, replace, sync_names
+from hostagent.state.journal import Journal
 
 #: Beside the agent's own state, since the service may write there: certificates are renewed.
 DIRECTORY: Final = Path("/var/lib/ebbtide/enrolment")
@@ -135,6 +136,8 @@ async def _join(given: argparse.Namespace) -> None:
             csr = request_of(_key_in(key), host)
         asked = EnrolmentRequest(token=token, host=host, address=reached.strip("[]"), csr=csr)
         answer = await _ask(tls, "POST", f"{manager}/v1/enrolments", Enrolment, asked)
+        old = _options(given.config)
+        leaves = _leaves(old, answer)
         # The options first: where that fails nothing is left that would count as a host which has joined.
         _private(given.config, _options_text(directory, answer, given, at, manager))
         _write(directory, answer)
@@ -150,6 +153,7 @@ async def _join(given: argparse.Namespace) -> None:
         raise HostAgentError(str(error)) from error
     print(f"{host} has joined {manager}")
     print(f"options in {given.config}, key and tokens in {directory}")
+    _settle_epoch(given, Path(old.get("state_dir", HostAgentOptions.model_fields["state_dir"].default)), leaves)
     _start(given)
 
 
@@ -364,6 +368,45 @@ def _write(directory: Path, answer: Enrolment) -> None:
     before_of(directory / "ca.pem").unlink(missing_ok=True)
 
 
+def _leaves(old: Mapping[str, Any], answer: Enrolment) -> bool:
+    """Whether the managers that a host has followed cannot command it any more: by certificate or by token they are
+    strangers from now on, so that it need not know them by their epoch.
+    """
+    with suppress(KeyError, OSError, ValueError):
+        trusted = Path(old["client_ca"]).read_text().split()
+        if answer.ca is not None and "".join(answer.ca.split()) not in "".join(trusted):
+            return True
+    with suppress(KeyError, OSError, ValueError):
+        return old["id"] == answer.host and Path(old["token_file"]).read_text().strip() != answer.command_token
+    return False
+
+
+def _settle_epoch(given: argparse.Namespace, state_dir: Path, leaves: bool) -> None:
+    """Forget the epoch of a cluster that was left, or tell how: one whose epochs are lower would be refused."""
+    try:
+        epoch = int(json.loads((state_dir / "state.json").read_text())["epoch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if not epoch:
+        return
+    reset = f"ebb host epoch --state-dir {state_dir} --reset"
+    if _is_for_service(given):
+        reset = f"systemctl stop ebb-hostagent; {reset}; systemctl start ebb-hostagent"
+    if not leaves:
+        print(f"it follows managers from epoch {epoch} on; if this one has begun with a new store: {reset}")
+        return
+    try:
+        if _is_for_service(given):
+            _systemctl("stop")
+        with alone_in(state_dir):
+            Journal(state_dir).forget_epoch()
+    except (OSError, ValueError, KeyError, TypeError, HostAgentError) as error:
+        print(f"epoch {epoch} of the cluster of before is not forgotten, so that commands are refused: {error}")
+        print(f"when no agent runs: {reset}")
+        return
+    print(f"epoch {epoch} of the cluster of before is forgotten")
+
+
 def _options_text(
     directory: Path, answer: Enrolment, given: argparse.Namespace, at: Mapping[str, str], manager: str
 ) -> str:
@@ -436,9 +479,15 @@ def _start(given: argparse.Namespace) -> None:
         print(f"start it: ebb-hostagent{config}")
         return
     # One that runs already has the options and the certificate of before.
-    for command in ("systemctl enable ebb-hostagent", "systemctl restart ebb-hostagent"):
-        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            why = done.stderr.strip() or done.returncode
-            raise HostAgentError(f"{command}: {why}; see journalctl -u ebb-hostagent")
+    _systemctl("enable")
+    _systemctl("restart")
     print("the service ebb-hostagent runs: the host appears in `ebb host list` with its first report", file=sys.stdout)
+
+
+def _systemctl(verb: str) -> None:
+    """Raises HostAgentError."""
+    command = f"systemctl {verb} ebb-hostagent"
+    done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        why = done.stderr.strip() or done.returncode
+        raise HostAgentError(f"{command}: {why}; see journalctl -u ebb-hostagent")

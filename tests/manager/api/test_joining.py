@@ -27,7 +27,9 @@ from hostagent.errors import HostAgentError
 from hostagent.main import main, options_of
 from hostagent.options import HostAgentOptions, access_of
 from hostagent.state import files
+from hostagent.state.journal import Journal
 from tests.manager.api.test_enrolment_attacks import Parts, serving
+from tests.rest.pki import Pki
 
 
 class Terminal(io.StringIO):
@@ -160,6 +162,57 @@ async def test_a_host_that_joins_again_by_force_has_a_new_key_also_where_it_has_
     )
 
 
+def followed(inviting: Inviting, directory: Path, ca: str) -> Path:
+    """The state of a host that has followed a manager with epoch 5 and this CA."""
+    state, trusted = directory / "state", directory / "before.pem"
+    Journal(state).raise_epoch(5)
+    trusted.write_text(ca)
+    inviting.config.parent.mkdir(exist_ok=True)
+    inviting.config.write_text(f'id = "host-b"\nstate_dir = "{state}"\nclient_ca = "{trusted}"\n')
+    return state
+
+
+async def test_a_host_that_joins_another_cluster_forgets_the_epoch_of_the_one_before_while_its_agent_is_stopped(
+    inviting: Inviting, started: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = followed(inviting, tmp_path, Pki(tmp_path / "other").ca.read_text())
+    await inviting.join("--force")
+    assert Journal(state).epoch == 0
+    assert started == [f"systemctl {verb} ebb-hostagent" for verb in ("stop", "enable", "restart")]
+    assert "epoch 5 of the cluster of before is forgotten" in capsys.readouterr().out
+
+
+async def test_a_host_that_gets_other_tokens_has_left_its_cluster(inviting: Inviting, tmp_path: Path) -> None:
+    state = followed(inviting, tmp_path, inviting.manager.authority.pem)
+    (tmp_path / "token").write_text("of another hosts.key\n")
+    inviting.config.write_text(inviting.config.read_text() + f'token_file = "{tmp_path}/token"\n')
+    await inviting.join("--force")
+    assert Journal(state).epoch == 0
+
+
+async def test_a_host_whose_agent_runs_while_it_joins_another_cluster_is_told_how_the_epoch_is_forgotten(
+    inviting: Inviting, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = followed(inviting, tmp_path, Pki(tmp_path / "other").ca.read_text())
+    with files.alone_in(state):
+        await inviting.join("--force")
+    assert Journal(state).epoch == 5
+    assert f"when no agent runs: ebb host epoch --state-dir {state} --reset\n" in capsys.readouterr().out
+
+
+async def test_a_host_that_joins_its_cluster_again_keeps_the_epoch_and_is_told_how_to_forget_it(
+    inviting: Inviting, started: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = followed(inviting, tmp_path, inviting.manager.authority.pem.replace("\n", "\r\n"))
+    await inviting.join("--force")
+    assert Journal(state).epoch == 5
+    assert started == ["systemctl enable ebb-hostagent", "systemctl restart ebb-hostagent"]
+    assert (
+        "epoch 5 on; if this one has begun with a new store: systemctl stop ebb-hostagent; ebb host epoch --state-dir "
+        f"{state} --reset; systemctl start ebb-hostagent\n"
+    ) in capsys.readouterr().out
+
+
 async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
     inviting: Inviting, started: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,9 +264,7 @@ async def test_options_that_cannot_be_written_use_no_invitation(inviting: Inviti
     assert not inviting.directory.exists()
 
 
-@pytest.mark.parametrize(
-    "file", ["host.key", "hostagent.toml", "report-token", "ca.pem", "command-token", "host.pem"]
-)
+@pytest.mark.parametrize("file", ["host.key", "hostagent.toml", "report-token", "ca.pem", "command-token", "host.pem"])
 async def test_a_host_of_which_a_file_could_not_be_written_can_join_again(
     inviting: Inviting, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
