@@ -176,7 +176,7 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     # Without TLS there is no certificate to renew.
     if parts.scheme == "https" and _is_for_service(given):
         _check_directory(given.directory)
-    # A file that cannot be read is no reason to ask the manager first. Without its token or certificate a host has joined half way.
+    # A file that cannot be read is no reason to ask the manager first. Without token or certificate it joined half way.
     old = _options(given.config)
     files = (Path(old[name]) for name in ("token_file", "tls_certificate") if name in old)
     named = old.get("id", UNNAMED) != UNNAMED and all(file.exists() for file in files)

@@ -54,7 +54,7 @@ class Purpose:
             TypeAdapter(Name).validate_python(name)
         except ValidationError:
             raise EbbError(f"{name!r} is no name of a host: lower-case letters, digits and hyphens, 1 to 40") from None
-        if name in (MANAGER, _CA):
+        if name in (MANAGER, _CA, _NEXT, _OLD):
             raise EbbError(f"no host may be called {name}: its certificate would be taken for another one's")
         return cls(name, (address or name,))
 

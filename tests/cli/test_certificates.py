@@ -68,7 +68,7 @@ def test_a_certificate_that_cannot_be_written_leaves_the_pair_that_was_there(tmp
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("host", ["ebb-manager", "ca", "Host A", "=127.0.0.1", "host-a=no name"])
+@pytest.mark.parametrize("host", ["ebb-manager", "ca", "next-ca", "old-ca", "Host A", "=127.0.0.1", "host-a=no name"])
 def test_no_certificate_is_made_that_could_be_taken_for_another_ones(host: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["certificates", str(tmp_path / "tls"), "--host", host])
     assert isinstance(done.exception, EbbError)
