@@ -35,7 +35,7 @@ class CertificateAuthority:
 
     :param own: what stands in the certificate of the manager that signs: common names, names and addresses.
     :param following: the CA that is to follow this one.
-    :param proof: this one's word for that, PEM.
+    :param proof: this one's word for that, PEM; empty where it has ended.
     """
 
     certificate: x509.Certificate
@@ -77,7 +77,9 @@ class CertificateAuthority:
             return present
         if following[0].certificate == present.certificate:
             raise AccessError(f"{next_key} is the key of the present CA, not of one that is to follow")
-        return replace(present, following=following[0], proof=present._word_for(following[0]))
+        # Nobody would believe the word of one that has ended.
+        proof = "" if present.has_ended() else present._word_for(following[0])
+        return replace(present, following=following[0], proof=proof)
 
     def _word_for(self, other: CertificateAuthority) -> str:
         """A certificate of another CA's key, signed by this one. Its name is nobody's, and it is none of a CA: nothing

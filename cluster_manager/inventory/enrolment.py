@@ -236,6 +236,9 @@ class Enrolments:
         """What hosts need to trust it. Raises RequestError: 409, there is none."""
         if (following := self.following) is None:
             raise RequestError(409, "no other CA is to follow", code=ProblemCode.NOT_CONFIGURED)
+        if not self.authority.proof:
+            said = "the CA has ended, so that it cannot vouch for the one that is to follow: `ebb ca finish` drops it"
+            raise RequestError(409, said, code=ProblemCode.NOT_CONFIGURED)
         return Successor(ca=following.pem, proof=self.authority.proof)
 
     def note(self, host: str, shown: bytes) -> None:

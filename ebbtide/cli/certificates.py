@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: A CA lasts as long as a cluster may: what it has signed ends with it, and no host renews it.
 CA_DAYS: Final = 3650
+#: And what it signs, unless another time is said.
+DAYS: Final = 365
 #: The common name by which host agents know their manager.
 MANAGER = "ebb-manager"
 _CA = "ca"
@@ -145,6 +147,18 @@ def begin_rollover(directory: Path) -> None:
         raise EbbError(f"no CA that is to follow could be made in {directory}: {error}") from error
 
 
+def still_counts(directory: Path, following: Authority) -> bool:
+    """Whether a CA in a directory that is to be dropped has not ended yet. Raises EbbError."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificates((directory / "ca.pem").read_bytes())
+    except (OSError, ValueError) as error:
+        raise EbbError(f"the CA in {directory} cannot be used: {error}") from error
+    now = datetime.datetime.now(datetime.UTC)
+    return any(one.not_valid_after_utc > now for one in found if one != following.certificate)
+
+
 def finish_rollover(directory: Path, following: Authority, days: int) -> list[Path]:
     """Put the CA that is to follow into the place of the one before, with a certificate of the manager's from it.
 
@@ -183,11 +197,14 @@ def _check_left(directory: Path, certificate: x509.Certificate, days: int) -> No
     if left >= days:
         return
     fewer = f"give --days {left} or less, or " if left > 0 else ""
-    raise EbbError(
-        f"the CA in {directory} is valid until {ends:%Y-%m-%d}, not for {days} days: {fewer}make one that is to follow "
-        "by `ebb ca next`; where it has ended already, a new one in another directory, and from it the certificates of "
-        "the manager and of all hosts (docs/reference/security.md)"
-    )
+    if (directory / f"{_NEXT}.pem").exists():
+        other = f"drop it by `ebb ca finish {directory}`"
+    else:
+        other = (
+            "make one that is to follow by `ebb ca next`; where it has ended already, a new one in another directory, "
+            "and from it the certificates of the manager and of all hosts (docs/reference/security.md)"
+        )
+    raise EbbError(f"the CA in {directory} is valid until {ends:%Y-%m-%d}, not for {days} days: {fewer}{other}")
 
 
 def make_certificates(authority: Authority, purposes: Sequence[Purpose], days: int) -> list[Path]:

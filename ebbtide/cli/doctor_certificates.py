@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cluster_manager.options import ManagerOptions
+from ebbtide.cli.certificates import DAYS
 from ebbtide.cli.findings import Finding
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import read_file
+from ebbtide.rest.tls import issued_by
 from hostagent.options import HostAgentOptions
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def certificates(
             # Behind one of its own is its chain.
             for one in found if whose == "CA" else found[:1]:
                 ends.append({"file": str(path), "ends": one.not_valid_after_utc.isoformat()})
-                fix = _fix(whose, one, options, len(found), now)
+                fix = _fix(whose, one, options, found if whose == "CA" else _cas(options), now)
                 yield _judged(f"{whose} certificate", path, one, fix, now)
 
 
@@ -66,6 +68,14 @@ def _read(path: Path) -> list[x509.Certificate]:
     from cryptography import x509
 
     return x509.load_pem_x509_certificates(path.read_bytes())
+
+
+def _cas(options: Mapping[str, Any]) -> list[x509.Certificate]:
+    """Those of a manager, as far as they can be read."""
+    try:
+        return _read(Path(str(options.get("client_ca", ""))))
+    except (OSError, ValueError):
+        return []
 
 
 def _unread(name: str, path: Path, error: Exception) -> Finding:
@@ -88,14 +98,21 @@ def _judged(name: str, path: Path, one: x509.Certificate, fix: str, now: datetim
     return Finding(name=name, ok=True, needed=False, detail=detail)
 
 
-def _fix(whose: str, one: x509.Certificate, options: Mapping[str, Any], cas: int, now: datetime.datetime) -> str:
+def _fix(
+    whose: str, one: x509.Certificate, options: Mapping[str, Any], cas: list[x509.Certificate], now: datetime.datetime
+) -> str:
     """The command that renews a certificate."""
     key = options.get("ca_key")
     directory = str(Path(str(key)).parent) if key is not None else _SOMEWHERE
     ended = one.not_valid_after_utc <= now
     if whose == "manager":
+        # What signs it is to last as long: `ebb certificates` refuses more.
+        left = min([(ca.not_valid_after_utc - now).days for ca in cas if issued_by(one, ca)], default=DAYS)
         addresses = " ".join(f"--manager {address}" for address in _addresses(one))
-        return f"ebb certificates {directory} {addresses} && systemctl reload ebb-manager"
+        days = f" --days {left}" if left < DAYS else ""
+        if left > 0:
+            return f"ebb certificates {directory} {addresses}{days} && systemctl reload ebb-manager"
+        ended = True
     if whose == "host":
         # It renews itself; the log says why it has not.
         again = (
@@ -103,7 +120,7 @@ def _fix(whose: str, one: x509.Certificate, options: Mapping[str, Any], cas: int
         )
         return again if ended else "systemctl restart ebb-hostagent; journalctl -u ebb-hostagent"
     where = "" if key is not None else "at the manager: "
-    if cas > 1:
+    if len(cas) > 1:
         return f"{where}ebb ca finish {directory}"
     if ended:
         return f"{where}ebb certificates NEW-DIRECTORY --manager ADDRESS; then, for each host, ebb host invite HOST"

@@ -121,6 +121,45 @@ def test_a_ca_that_ends_before_its_certificates_would_is_refused_and_what_to_do_
     assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-a", "--days", "99"]).exit_code == 0
 
 
+def test_in_the_last_year_of_a_ca_hosts_are_signed_by_the_one_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(certificates, "CA_DAYS", 1)
+        make_certificates(Authority.in_directory(tmp_path, 100), [Purpose.manager(["192.0.2.1"])], 99)
+    assert CliRunner().invoke(app, ["ca", "next", str(tmp_path)]).exit_code == 0
+    done = CliRunner().invoke(app, ["certificates", str(tmp_path), "--host", "host-a"])
+    assert done.exit_code == 0, done.exception
+    assert issuer_of(tmp_path / "host-a.pem").startswith("CN=Ebbtide CA of 2")
+    # The manager's is still to be of the one before.
+    done = CliRunner().invoke(app, ["certificates", str(tmp_path), "--manager", "192.0.2.1"])
+    assert re.search("give --days 99 or less, or drop it by `ebb ca finish", str(done.exception))
+
+
+def test_a_ca_that_has_ended_while_it_was_followed_is_dropped_without_a_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path), "--manager", "192.0.2.1"]).exit_code == 0
+    with monkeypatch.context() as earlier:
+        # Made ten years ago.
+        earlier.setattr(certificates, "CA_DAYS", 0)
+        (tmp_path / "ca.pem").unlink()
+        Authority.in_directory(tmp_path, 0)
+    Authority._made(tmp_path, certificates._NEXT, "Ebbtide CA of today", certificates.CA_DAYS)
+    with (tmp_path / "ca.pem").open("ab") as both:
+        both.write((tmp_path / "next-ca.pem").read_bytes())
+    # A manager that starts now vouches for nothing.
+    loaded = CertificateAuthority.load(tmp_path / "ca.pem", tmp_path / "ca.key", None, tmp_path / "next-ca.key")
+    assert (loaded.following is not None, loaded.proof) == (True, "")
+    done = CliRunner().invoke(app, ["certificates", str(tmp_path), "--manager", "192.0.2.1"])
+    assert "drop it by `ebb ca finish" in str(done.exception)
+    done = CliRunner().invoke(app, ["ca", "finish", str(tmp_path), "--manager", "http://127.0.0.1:9"])
+    assert done.exit_code == 0, done.exception
+    assert "hosts that stay silent are to be invited again" in done.output
+    assert issuer_of(tmp_path / "ebb-manager.pem") == "CN=Ebbtide CA of today"
+    assert not list(tmp_path.glob("next-ca.*"))
+
+
 def issuer_of(path: Path) -> str:
     return x509.load_pem_x509_certificate(path.read_bytes()).issuer.rfc4514_string()
 

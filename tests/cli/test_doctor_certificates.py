@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,19 @@ def test_what_renews_a_certificate_is_said_and_one_that_has_ended_fails_the_mach
     assert "has ended on " in problem
     assert problem.endswith(f"to renew it: {found.fix}")
     assert "install-deps" not in problem
+
+
+@pytest.mark.parametrize(
+    ("days", "fix"),
+    [
+        (3284, " --manager 192.0.2.1 && systemctl"),
+        (3300, " --manager 192.0.2.1 --days 3(49|50) && systemctl"),
+        (3650, "ebb certificates NEW-DIRECTORY "),
+    ],
+)
+def test_the_managers_certificate_is_renewed_for_as_long_as_its_ca_lasts(machine: Machine, days: int, fix: str) -> None:
+    found = machine.by_name(days)["manager certificate"]
+    assert re.search(fix, found.fix or "")
 
 
 def test_on_a_host_alone_the_ca_is_renewed_at_the_manager(machine: Machine) -> None:

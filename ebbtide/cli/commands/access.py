@@ -15,12 +15,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from ebbtide.cli.certificates import (
     CA_DAYS,
+    DAYS,
     MANAGER,
     Authority,
     Purpose,
     begin_rollover,
     finish_rollover,
     make_certificates,
+    still_counts,
 )
 from ebbtide.cli.commands.options import Asking, Printing
 from ebbtide.cli.output import shown
@@ -143,19 +145,21 @@ def certificates(
     host: Annotated[
         list[str] | None, typer.Option(metavar="ID[=ADDRESS]", help="A host and where its agent listens; repeat it.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=CA_DAYS, help="How long they are valid; a CA: ten years.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=CA_DAYS, help="How long they are valid; a CA: ten years.")] = DAYS,
     *,
     to: Printing,
 ) -> None:
     """Make a CA (or use the one that is there) and certificates of a manager and of hosts, for mutual TLS."""
     wanted = [Purpose.host(text) for text in host or []]
-    authority = Authority.in_directory(directory, days)
+    following = Authority.following(directory, days)
+    # One that is there is in use, with addresses that are not said again where a host is added.
+    of_manager = bool(manager) or not (directory / f"{MANAGER}.pem").exists()
+    # Managers believe hosts by both CAs, hosts a manager by the one before: that one counts only if it is to sign.
+    authority = following if following and not of_manager else Authority.in_directory(directory, days)
     made = []
-    if manager or not (directory / f"{MANAGER}.pem").exists():
-        # One that is there is in use, with addresses that are not said again where a host is added.
+    if of_manager:
         made = make_certificates(authority, [Purpose.manager(manager or ["127.0.0.1", "localhost"])], days)
-    # Managers believe hosts by both CAs, hosts a manager by the one before.
-    made += make_certificates(Authority.following(directory, days) or authority, wanted, days)
+    made += make_certificates(following or authority, wanted, days)
     lines = [f"CA: {directory / 'ca.pem'} (keep ca.key off all hosts)"]
     lines += [f"{path} with {path.with_suffix('.key').name}" for path in made]
     to.say(
@@ -184,17 +188,35 @@ def ca_show(*, to: Asking) -> None:
 
 def ca_finish(
     directory: Directory,
-    days: Annotated[int, typer.Option(min=1, max=CA_DAYS, help="Of the manager's certificate.")] = 365,
+    days: Annotated[int, typer.Option(min=1, max=CA_DAYS, help="Of the manager's certificate.")] = DAYS,
     *,
     to: Asking,
 ) -> None:
     """Drop the CA of before, with a new certificate for the manager, once every host has one of the CA that follows.
 
     Refused while a host that is neither revoked nor forgotten has not; it is named. Run it where the CAs' keys are.
+    Where the CA of before has ended, it counts nowhere any more, and no manager is asked.
     """
     following = Authority.following(directory, days)
     if following is None:
         raise EbbError(f"there is no CA that is to follow in {directory}: `ebb ca next` makes one")
+    counts = still_counts(directory, following)
+    if counts:
+        _check_followed(directory, following, to)
+    made = finish_rollover(directory, following, days)
+    ended = "the CA of before had ended, so that no manager was asked: hosts that stay silent are to be invited again"
+    lines = (
+        *(() if counts else (ended,)),
+        f"{directory / 'ca.pem'} has the CA that followed alone, and {directory / 'ca.key'} is its key",
+        f"{', '.join(map(str, made))} and its key are the manager's by it",
+        "give these files to all managers, take next_ca_key out of their options, and restart them; people get ca.pem",
+        f"when all is well, remove {directory / 'old-ca.key'}",
+    )
+    to.say({"ca": str(directory / "ca.pem"), "certificates": list(map(str, made))}, lambda: print("\n".join(lines)))
+
+
+def _check_followed(directory: Path, following: Authority, to: Asking) -> None:
+    """:raises EbbError: as the manager says, the CA of before cannot be dropped yet."""
     found = to.ask(lambda client: client.ca_rollover())
     if found.next != following.fingerprint:
         wanted = "no CA" if found.next is None else "another CA"
@@ -206,11 +228,3 @@ def ca_finish(
             f"these hosts have shown no certificate of the CA that is to follow: {', '.join(map(shown, found.hosts))}; "
             "nothing was dropped"
         )
-    made = finish_rollover(directory, following, days)
-    lines = (
-        f"{directory / 'ca.pem'} has the CA that followed alone, and {directory / 'ca.key'} is its key",
-        f"{', '.join(map(str, made))} and its key are the manager's by it",
-        "give these files to all managers, take next_ca_key out of their options, and restart them; people get ca.pem",
-        f"when all is well, remove {directory / 'old-ca.key'}",
-    )
-    to.say({"ca": str(directory / "ca.pem"), "certificates": list(map(str, made))}, lambda: print("\n".join(lines)))

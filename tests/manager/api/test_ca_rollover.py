@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from cluster_manager.api.app import make_app as manager_app
 from cluster_manager.authority import CertificateAuthority
+from cluster_manager.errors import RequestError
 from cluster_manager.manager import Manager
 from cluster_manager.settings import Settings
 from ebbtide.cli.main import app
@@ -32,6 +34,7 @@ from hostagent.control import renewal, succession
 from tests.hostagent.waiting import until
 from tests.manager import cluster
 from tests.manager.api.test_enrolment import request
+from tests.manager.api.test_enrolment_attacks import Parts
 from tests.manager.api.test_mutual_tls import BROKEN, agent_of
 from tests.manager.cluster import QUICK, TOKEN
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
@@ -210,3 +213,13 @@ async def test_a_host_that_joins_while_a_ca_is_to_follow_gets_the_present_one_an
                 assert (await answer.json())["ca"] == following.pem
         code, said = await ebb(tmp_path, port, "ca", "finish", str(tmp_path / "tls"))
         assert (code, "host-c" in said) == (1, True)
+
+
+async def test_a_ca_that_has_ended_vouches_for_no_other_and_hosts_are_told_so(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    parts.authority = replace(parts.authority, following=parts.authority)
+    manager = await parts.term()
+    with pytest.raises(RequestError, match="cannot vouch for the one that is to follow") as refused:
+        manager.successor()
+    assert refused.value.status == 409
+    await manager._store.close()
