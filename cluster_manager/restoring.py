@@ -26,6 +26,7 @@ from cluster_manager.privileges import SERVICE_DIRECTORY, acting_as, service_use
 from cluster_manager.store import schema
 from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, prefix_of, run
 from cluster_manager.store.database import Database, PostgreSQL
+from cluster_manager.store.engines import check_file
 from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled
 from cluster_manager.store.postgresql import options_of, sentence_of
 from cluster_manager.store.settling import Settled, settle
@@ -44,11 +45,13 @@ class Restored:
 
     :param aside: where the store of before is, if there was one.
     :param interrupted: it was called off too late.
+    :param unread: who was revoked by the store of before cannot be read.
     """
 
     settled: Settled
     aside: Path | None = None
     interrupted: bool = False
+    unread: bool = False
 
 
 class _CalledOff(StoreError):
@@ -177,7 +180,8 @@ def _restore_file(database: Path, file: Path, source: BinaryIO, now: float, call
             with os.fdopen(descriptor, "wb") as target:
                 shutil.copyfileobj(source, target)
             _check_file(file, copy)
-            made = _settled(create_engine(f"sqlite:///{copy}"), now, *_known_of(database))
+            epoch, before = _known_of(database)
+            made = _settled(create_engine(f"sqlite:///{copy}"), now, epoch, before or NOBODY)
             with copy.open("rb") as written:
                 os.fsync(written.fileno())
             if called_off.is_set():
@@ -190,7 +194,7 @@ def _restore_file(database: Path, file: Path, source: BinaryIO, now: float, call
                 left.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"cannot restore {file} to {database}: {error.strerror}") from error
-    return Restored(made, aside)
+    return Restored(made, aside, unread=before is None)
 
 
 def _check_file(file: Path, copy: Path) -> None:
@@ -210,16 +214,27 @@ def _check_file(file: Path, copy: Path) -> None:
     _check_version(file, version)
 
 
-def _known_of(database: Path) -> tuple[int, Enrolled]:
-    """The epoch of a store and who was revoked, as far as it can be read; its write-ahead log goes into the file."""
-    epoch, enrolled = 0, NOBODY
-    with suppress(sqlite3.Error, StoreError), closing(sqlite3.connect(database)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        for (value,) in connection.execute("SELECT value FROM counters WHERE name = 'epoch'"):
-            epoch = int(value)
-        for (body,) in connection.execute("SELECT body FROM knowledge WHERE name = ?", (NAME,)):
-            enrolled = read_enrolled(body)
-    return epoch, enrolled
+def _known_of(database: Path) -> tuple[int, Enrolled | None]:
+    """The epoch of a store, as far as it can be read, and who was revoked; its write-ahead log goes into the file.
+
+    :returns: None where it cannot be read who was.
+    """
+    epoch = 0
+    try:
+        check_file(database)
+        with closing(sqlite3.connect(database)) as connection:
+            with suppress(sqlite3.Error):
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with suppress(sqlite3.Error, TypeError, ValueError):
+                for (value,) in connection.execute("SELECT value FROM counters WHERE name = 'epoch'"):
+                    epoch = int(value)
+            # An empty file and a store of an early version have none of these.
+            if ("knowledge",) not in connection.execute("SELECT name FROM sqlite_master").fetchall():
+                return epoch, NOBODY
+            found = connection.execute("SELECT body FROM knowledge WHERE name = ?", (NAME,)).fetchone()
+            return epoch, read_enrolled(*(found or (None,)))
+    except (sqlite3.Error, StoreError):
+        return epoch, None
 
 
 def _put_aside(database: Path, now: float) -> Path | None:
