@@ -81,6 +81,9 @@ class _Host:
     certificate_end: Metric = gauge(
         "host_certificate_expiry_timestamp_seconds", "When the host's own certificate ends to be valid; with TLS."
     )
+    certificate_begin: Metric = gauge(
+        "host_certificate_start_timestamp_seconds", "When the host's own certificate began to be valid; with TLS."
+    )
     calls: Metric = counter("libvirt_calls", "Calls to libvirt; outcome: ok, error, timeout or gone.", "outcome")
     call: Metric = Metric(
         "ebbtide_libvirt_call_duration_seconds",
@@ -227,6 +230,7 @@ class HostFacts:
     trimmed_mib: float = 0.0
     given_back_mib: float = 0.0
     certificate_end: float | None = None
+    certificate_begin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +278,7 @@ def sheet_of(facts: HostFacts) -> Sheet:
     sheet.put(HOST.changes, facts.changes)
     sheet.put(HOST.epoch, facts.epoch)
     sheet.put(HOST.certificate_end, facts.certificate_end)
+    sheet.put(HOST.certificate_begin, facts.certificate_begin)
     for outcome in ("ok", "error", "timeout", "gone"):
         sheet.put(HOST.calls, facts.calls.outcomes[outcome], outcome)
     sheet.put_spread(HOST.call, facts.calls.seconds)

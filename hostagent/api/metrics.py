@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -70,7 +70,18 @@ def facts_of(agent: Agent) -> HostFacts:
         host.steady_taken_mib,
         host.steady_given_mib,
         certificate_end=end.timestamp() if (end := first_end(agent.certificate())) is not None else None,
+        certificate_begin=_begin(agent.certificate()),
     )
+
+
+def _begin(certificates: Sequence[bytes]) -> float | None:
+    """When the first of these, PEM, began to be valid; None where none can be read."""
+    try:
+        from cryptography import x509
+
+        return x509.load_pem_x509_certificate(certificates[0]).not_valid_before_utc.timestamp()
+    except (ImportError, IndexError, ValueError):
+        return None
 
 
 def _written(sheet: sheets.Sheet, directories: Mapping[str, Path]) -> bytes:

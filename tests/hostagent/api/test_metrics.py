@@ -22,6 +22,7 @@ from tests.promtool import check_metrics
 from tests.rest.pki import Pki
 
 EXPIRY = "ebbtide_host_certificate_expiry_timestamp_seconds"
+START = "ebbtide_host_certificate_start_timestamp_seconds"
 
 
 async def values_of(client: Client) -> dict[str, float]:
@@ -51,11 +52,13 @@ async def test_an_agent_without_vms_has_metrics_of_its_host(client: Client, host
     assert not [name for name in found if "_vm_" in name]
 
 
-async def test_the_metrics_say_when_the_hosts_certificate_ends(client: Client, agent: Agent, tmp_path: Path) -> None:
-    assert EXPIRY not in await values_of(client), "there is none"
+async def test_the_metrics_say_when_the_hosts_certificate_began_and_ends(client: Client, agent: Agent, tmp_path: Path) -> None:
+    assert not {EXPIRY, START} & (await values_of(client)).keys(), "there is none"
     own = Pki(tmp_path / "tls").pair("host-a").certificate
     agent.certificate = lambda: (own.read_bytes(),)
-    assert (await values_of(client))[EXPIRY] == load(own).not_valid_after_utc.timestamp()
+    found = await values_of(client)
+    assert found[EXPIRY] == load(own).not_valid_after_utc.timestamp()
+    assert found[START] == load(own).not_valid_before_utc.timestamp()
 
 
 async def test_a_deflation_is_told_as_its_ledger_says(
