@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import sys
@@ -266,7 +267,9 @@ class Lab:
         state.manager_token_file = self._token(tokens / "manager")
         key_file = self._token(tokens / "hosts.key")
         key = read_token(key_file)
-        manager = [program("ebb-manager"), "--listen", f"{LOOPBACK}:{manager_port}"]
+        # /etc/ebbtide has the options of the machine's own daemons.
+        alone = ["--config", os.devnull]
+        manager = [program("ebb-manager"), *alone, "--listen", f"{LOOPBACK}:{manager_port}"]
         manager += ["--token-file", str(state.manager_token_file), "--hosts-key-file", str(key_file)]
         manager += ["--database", str(manager_dir / "manager.sqlite"), "--policy", "best-fit", "--seed", "1"]
         state.daemons = [Daemon(name=MANAGER, argv=manager, log=self.logs / "manager.log")]
@@ -279,7 +282,7 @@ class Lab:
             write_private(token, command_token(key, host.id) + "\n")
             write_private(reports, report_token(key, host.id) + "\n")
             capacity = ",".join(f"{name}={value:g}" for name, value in host.capacity.as_dict().items() if value > 0)
-            agent = [program("ebb-hostagent"), "--id", host.id, "--listen", f"{LOOPBACK}:{port}"]
+            agent = [program("ebb-hostagent"), *alone, "--id", host.id, "--listen", f"{LOOPBACK}:{port}"]
             agent += ["--token-file", str(token), "--manager", state.manager_url]
             agent += ["--manager-token-file", str(reports), "--capacity", capacity]
             agent += ["--state-dir", str(agent_state), "--disk-dir", str(disks), "--image-dir", str(image.base.parent)]

@@ -10,12 +10,16 @@ from typing import Any
 import libvirt
 import pytest
 
+from cluster_manager.options import ManagerOptions
 from ebbtide.lab import cluster, domains, own_libvirt, services
 from ebbtide.lab.cluster import HostSlice, Lab
 from ebbtide.lab.errors import LabError
+from ebbtide.lab.image import Image
 from ebbtide.lab.state import LabHost, LabState
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
+from ebbtide.rest.options import read_options
+from hostagent.options import HostAgentOptions
 from hostagent.state import intents
 from hostagent.state.intents import Intent, Phase
 from tests import libvirt_driver
@@ -141,3 +145,23 @@ def test_what_a_lab_leaves_that_is_killed_before_it_has_a_file_is_in_no_labs_way
         (tmp_path / name).touch()
     with pytest.raises(LabError, match=WENT_ON):
         Lab(tmp_path).up()
+
+
+def test_a_lab_takes_no_option_of_the_machines_own_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a production host a lab had its TLS, its port of metrics and its engine, which submits to its Slurm."""
+    of_machine = tmp_path / "options.toml"
+    of_machine.write_text("metrics_port = 7190\n")
+    for model in (ManagerOptions, HostAgentOptions):
+        monkeypatch.setattr(model, "file", of_machine)
+        monkeypatch.setenv(f"{model.model_config['env_prefix']}CONFIG", str(of_machine))
+    # What the caller says by other variables is for the lab (docs/reference/tracing.md).
+    monkeypatch.setenv("EBB_MANAGER_TRACING", "true")
+    lab, state = Lab(tmp_path / "lab"), LabState(accelerator="qemu")
+    lab.directory.mkdir()
+    lab._describe(
+        state, Image("key", *(tmp_path / name for name in ("base", "kernel", "initrd")), 1.0), slices("x"), False
+    )
+    manager, agent = (daemon.argv[1:] for daemon in state.daemons)
+    seen = read_options(ManagerOptions, manager, "", ""), read_options(HostAgentOptions, agent, "", "")
+    assert [given.options.metrics_port for given in seen] == [None, None]
+    assert seen[0].options.tracing
