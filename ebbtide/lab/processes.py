@@ -46,9 +46,20 @@ def start(name: str, argv: Sequence[str], log: Path, environment: Mapping[str, s
 def recorded(name: str, pid: int) -> Process:
     """The record of a running process. Raises LabError if there is none."""
     try:
-        return Process(name=name, pid=pid, created=psutil.Process(pid).create_time())
+        ticks, boot = _began(pid)
     except psutil.NoSuchProcess as error:
         raise LabError(f"{name} (pid {pid}) ended at once") from error
+    return Process(name=name, pid=pid, ticks=ticks, boot=boot)
+
+
+def _began(pid: int) -> tuple[int, str]:
+    """When a process was started, and the boot of the kernel that this counts from. Raises psutil.NoSuchProcess."""
+    try:
+        # proc_pid_stat(5): field 22; the second one is a name in brackets, which may hold spaces and brackets.
+        ticks = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+    return ticks, Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def running(process: Process | None) -> psutil.Process | None:
@@ -61,7 +72,11 @@ def running(process: Process | None) -> psutil.Process | None:
         return None
     try:
         found = psutil.Process(process.pid)
-        if abs(found.create_time() - process.created) > 0.05 or found.status() == psutil.STATUS_ZOMBIE:
+        if process.created is not None:
+            same = abs(found.create_time() - process.created) <= 0.05
+        else:
+            same = _began(process.pid) == (process.ticks, process.boot)
+        if not same or found.status() == psutil.STATUS_ZOMBIE:
             return None
     except psutil.NoSuchProcess:
         return None

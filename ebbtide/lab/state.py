@@ -25,13 +25,17 @@ LOCK = "lock"
 
 
 class Process(BaseModel):
-    """A process that the lab started. ``created``: its start time, so that a reused pid is never taken for it."""
+    """A process that the lab started; by when it began, a reused pid is never taken for it."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     pid: int
-    created: float
+    #: The kernel's ticks from its boot to the start of the process: no step of the clock moves them.
+    ticks: int | None = None
+    boot: str = ""
+    #: In files of 0.1 in the place of both: seconds of the clock.
+    created: float | None = None
 
 
 class Daemon(BaseModel):

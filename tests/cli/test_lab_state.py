@@ -120,7 +120,7 @@ def test_down_after_a_crash_stops_what_still_runs_and_leaves_nothing(tmp_path: P
         (home / name).mkdir(exist_ok=True)
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     alive = processes.start("manager", sleeper, home / "logs" / "manager.log")
-    gone = Process(name="host-a", pid=alive.pid, created=alive.created - 50)
+    gone = Process(name="host-a", pid=alive.pid, ticks=1, boot=alive.boot)
     log = home / "logs" / "x.log"
     daemons = [
         Daemon(name="manager", argv=sleeper, log=log, process=alive),

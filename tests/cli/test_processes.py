@@ -44,11 +44,35 @@ def test_one_that_ignores_sigterm_is_killed_and_named(tmp_path: Path) -> None:
 
 def test_a_reused_pid_is_never_hit(tmp_path: Path) -> None:
     process = started(SLEEP, tmp_path / "log")
-    stale = process.model_copy(update={"created": process.created - 100})
-    assert processes.running(stale) is None
-    assert processes.stop([stale]) == []
+    assert process.ticks is not None
+    created = psutil.Process(process.pid).create_time()
+    for other in ({"ticks": process.ticks - 1}, {"boot": "another"}, {"created": created - 100}):
+        stale = process.model_copy(update=other)
+        assert processes.running(stale) is None
+        assert processes.stop([stale]) == []
     assert processes.running(process) is not None
     processes.stop([process])
+
+
+def test_a_process_is_known_and_stopped_after_a_step_of_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = started(SLEEP, tmp_path / "log")
+    # The kernel's btime moves with the clock, and with it what is made of btime.
+    create_time = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: create_time(self) + 3600)
+    assert processes.running(process) is not None
+    assert processes.stop([process]) == []
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_a_process_in_a_file_of_before_is_known_by_its_time(tmp_path: Path) -> None:
+    process = started(SLEEP, tmp_path / "log")
+    created = psutil.Process(process.pid).create_time()
+    old = Process.model_validate_json(f'{{"name": "sleeper", "pid": {process.pid}, "created": {created}}}')
+    assert processes.running(old) is not None
+    assert processes.stop([old]) == []
+    assert processes.running(process) is None
 
 
 def test_stopping_what_has_ended_is_no_error(tmp_path: Path) -> None:
