@@ -28,7 +28,8 @@ DOMAIN = """<domain type='test'>
   </devices>
 </domain>
 """
-SCRIPT = """
+#: In the place of Vagrant's own.
+VAGRANT = """
 module Vagrant
   def self.plugin(_)
     Class.new do
@@ -37,11 +38,47 @@ module Vagrant
     end
   end
 end
+"""
+SCRIPT = (
+    VAGRANT
+    + """
 require ARGV[0]
 document = REXML::Document.new($stdin.read)
 $stderr.print Ebbtide.equip(document.root, headroom_mib: ARGV[1].to_i, headroom_cpus: ARGV[2].to_i)
 print document
 """
+)
+#: Reads a Vagrantfile, and runs what follows the start of its first host, which has not joined. Prints what runs on the
+#: manager, and on the host.
+JOINS = (
+    VAGRANT
+    + """
+def Vagrant.configure(_) = yield(Recorder.new)
+class Recorder < BasicObject
+  def method_missing(name, *words, **options, &block)
+    # The last one; one before it begins every start.
+    $joins = block if name == :ruby
+    block&.call(self) unless name == :ruby || words == ["manager"]
+    self
+  end
+end
+Machine = Struct.new(:name) do
+  def communicate = self
+  def ui = self
+  def test(*, **) = false
+  def detail(*) = nil
+  def sudo(command)
+    puts "#{name}: #{command}"
+    yield :stdout, "the line\\n"
+  end
+end
+ENV["EBB_VAGRANT_HOSTS"] = "1"
+load ARGV[0]
+env = Object.new
+def env.machine(name, _) = Machine.new(name)
+$joins.call(env, Machine.new(:"host-1"))
+"""
+)
 
 
 def validate(folder: Path, home: Path, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -88,6 +125,12 @@ def test_a_setting_that_cannot_be_is_refused(tmp_path: Path) -> None:
     done = validate(ROOT / "vagrant", tmp_path, EBB_VAGRANT_HOSTS="many")
     assert done.returncode != 0
     assert 'invalid value for Integer(): "many"' in done.stderr
+
+
+def test_a_host_that_was_made_anew_joins_since_it_is_invited_by_its_name() -> None:
+    ruby = ["ruby", "-e", JOINS, str(ROOT / "vagrant/Vagrantfile")]
+    done = subprocess.run(ruby, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "manager: ebb host invite host-1\nhost-1: the line\n"), done.stderr
 
 
 def test_a_vm_of_a_lab_gets_the_channel_and_half_of_its_memory_as_a_device() -> None:
