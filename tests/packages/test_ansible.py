@@ -81,3 +81,67 @@ def test_the_role_begins_only_where_it_is_said_at_which_url_the_manager_serves(t
     results = json.loads(found.read_text(encoding="utf-8"))
     assert [not result["failed"] for result in results] == [passes for _, passes in given]
     assert results[0]["msg"].startswith("Set ebbtide_manager_url to the URL at which the manager serves")
+
+
+class Joining:
+    """The tasks by which a host joins, on this machine, over programs that write down how they are called."""
+
+    TOKEN = "k2GcQ-the-token"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls = folder / "calls"
+        (folder / "bin").mkdir()
+        self.program("ebb", f"echo 'ebb-hostagent join http://127.0.0.1:7100 - <<<{self.TOKEN}'")
+        # As over plain HTTP: without a certificate.
+        self.program("ebb-hostagent", f"grep -qx {self.TOKEN} && touch {folder}/command-token")
+
+    def program(self, name: str, does: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >>{self.calls}\n{does}\n')
+        path.chmod(0o755)
+
+    def play(self, **given: Any) -> tuple[bool, list[str], str]:
+        """Whether it went well, the calls, and what Ansible said."""
+        said = json.dumps(of_role("tasks")).replace("/var/lib/ebbtide/enrolment", str(self.folder))
+        tasks = [task for task in json.loads(said) if task["name"].endswith(("has joined", "the cluster"))]
+        assert len(tasks) == 2
+        known = {"ebbtide_manager": "localhost", "ebbtide_host_id": "host-a", "ebbtide_manager_environment": {}}
+        defaults = {name: value for name, value in of_role("defaults").items() if "{{" not in str(value)}
+        python = {"ansible_python_interpreter": sys.executable}
+        play = {"hosts": "localhost", "gather_facts": False, "vars": defaults | known | python | given, "tasks": tasks}
+        play["environment"] = {"PATH": f"{self.folder}/bin:/usr/bin:/bin"}
+        (self.folder / "play.yml").write_text(yaml.safe_dump([play]), encoding="utf-8")
+        self.calls.write_text("")
+        command = ("ansible-playbook", "--inventory", "localhost,", "-c", "local", str(self.folder / "play.yml"))
+        done = run(self.folder, *command)
+        assert self.TOKEN not in done.stdout + done.stderr
+        return done.returncode == 0, self.calls.read_text().splitlines(), done.stdout
+
+
+@pytest.fixture
+def joining(tmp_path: Path) -> Joining:
+    return Joining(tmp_path)
+
+
+LINE = "ebb-hostagent join http://127.0.0.1:7100 - --id host-a"
+
+
+def test_a_host_that_has_joined_over_plain_http_joins_once_and_keeps_the_capacity_that_it_has(joining: Joining) -> None:
+    assert joining.play()[:2] == (True, ["ebb host invite", LINE])
+    assert joining.play()[:2] == (True, [])
+
+
+def test_a_host_that_was_made_anew_is_invited_by_its_name_where_that_is_said(joining: Joining) -> None:
+    given = {"ebbtide_enrol_again": True, "ebbtide_capacity": "cpu_cores=6"}
+    assert joining.play(**given)[:2] == (True, ["ebb host invite host-a", f"{LINE} --capacity cpu_cores=6"])
+
+
+@pytest.mark.parametrize(
+    ("program", "task"),
+    [("ebb", "Invite the host"), ("ebb-hostagent", "Join by the line that the manager has printed")],
+)
+def test_why_a_host_has_not_joined_is_said_without_the_token(joining: Joining, program: str, task: str) -> None:
+    joining.program(program, f"echo {joining.TOKEN}; echo 'host: there is a host host-a already' >&2; exit 1")
+    well, _, said = joining.play()
+    assert (well, f"{task}: host: there is a host host-a already" in said) == (False, True), said
