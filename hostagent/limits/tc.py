@@ -140,6 +140,8 @@ class TrafficControl:
         self._run = execute
         self._namespaces = namespaces
         self._devices = devices
+        #: Namespaces of taps that were found outside the host's own.
+        self._elsewhere: dict[str, str] = {}
 
     async def find(self, name: str) -> Tap:
         """The tap, in the host's network namespace or in the first named one that has it.
@@ -147,10 +149,12 @@ class TrafficControl:
         :raises TrafficControlError: it is in none of them.
         """
         if (self._devices / name).exists():
+            self._elsewhere.pop(name, None)
             return Tap(name)
         for namespace in self._named():
             tap = Tap(name, namespace)
             if name in await self._present(tap):
+                self._elsewhere[name] = namespace
                 return tap
         raise TrafficControlError(f"no network namespace that has a name holds a device {name}")
 
@@ -206,12 +210,19 @@ class TrafficControl:
             await self._run(tap.ip("link", "del", tap.ifb), "")
 
     async def forget(self, name: str) -> None:
-        """Remove what is ours of a tap, wherever it is or was; failures are logged."""
-        for namespace in (None, *self._named()):
-            try:
-                await self.lift(Tap(name, namespace))
-            except TrafficControlError as error:
-                log.warning("a limit on a tap could not be removed", tap=name, namespace=namespace, why=str(error))
+        """Remove what is ours of a tap that is gone, from the host's namespace and where it was found last.
+
+        Failures are logged. The packaged unit lets the agent enter no other namespace: each would be a false warning.
+        """
+        for namespace in {None, self._elsewhere.pop(name, None)}:
+            await self._forget(Tap(name, namespace))
+
+    async def _forget(self, tap: Tap) -> None:
+        try:
+            await self.lift(tap)
+        except TrafficControlError as error:
+            why = str(error)
+            log.warning("a limit on a tap could not be removed", tap=tap.name, namespace=tap.namespace, why=why)
 
     async def clear(self, tap: Tap) -> None:
         """Remove all qdiscs from a tap, of any program: what a failed call of libvirt has left."""
@@ -228,7 +239,8 @@ class TrafficControl:
         for device in json.loads(text or "[]"):
             name = str(device.get("ifalias", "")).removeprefix(ALIAS)
             if device.get("ifname") == Tap(name).ifb and not (self._devices / name).exists():
-                await self.forget(name)
+                # In a namespace that it was moved to, it has a limit of its own.
+                await self._forget(Tap(name))
 
     async def _present(self, tap: Tap) -> set[str]:
         text = await self._run(tap.ip("-json", "link", "show"), "")

@@ -68,19 +68,25 @@ def test_the_unit_waits_for_signs_of_life_and_for_a_clean_end(unit: str) -> None
     assert int(watched[1]) >= 30, "a loop that is held up for a moment is no reason to kill it"
 
 
-def test_what_a_page_adds_to_the_unit_for_tasks_is_taken_by_systemd(tmp_path: Path) -> None:
-    page = (ROOT / "docs/reference/tasks.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "name", "adds"),
+    [
+        ("reference/tasks", "ebb-manager", ["\nReadWritePaths="] * 2),
+        ("internals/bandwidth", "ebb-hostagent", ["\nRestrictNamespaces=net mnt\n"]),
+    ],
+)
+def test_what_a_page_adds_to_a_unit_is_taken_by_systemd(page: str, name: str, adds: list[str], tmp_path: Path) -> None:
     unit = re.sub(
         r"^(Exec\w+=/usr/bin/ebb\S*.*|Documentation=.*)\n",
         "",
-        (UNITS / "ebb-manager.service").read_text(encoding="utf-8"),
+        (UNITS / f"{name}.service").read_text(encoding="utf-8"),
         flags=re.MULTILINE,
     ).replace("[Service]", "[Service]\nExecStart=/bin/true")
-    added = re.findall(r"^```ini\n.*?^(\[Service\]\n.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(added) == 2
-    for number, lines in enumerate(added):
-        assert "\nReadWritePaths=" in lines
-        copy = tmp_path / f"ebb-manager-{number}.service"
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    added = re.findall(r"^```ini\n.*?^(\[Service\]\n.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for number, (lines, setting) in enumerate(zip(added, adds, strict=True)):
+        assert setting in lines
+        copy = tmp_path / f"{name}-{number}.service"
         copy.write_text(f"{unit}\n{lines}", encoding="utf-8")
         found = analyze("verify", "--recursive-errors=no", str(copy))
         assert (found.returncode, found.stderr) == (0, "")

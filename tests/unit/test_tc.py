@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,28 @@ async def test_a_tap_is_found_in_the_hosts_namespace_first_and_else_in_one_that_
     assert await tc.find("vnet7") == Tap("vnet7", "other")
     (tmp_path / "net" / "vnet7").touch()
     assert await tc.find("vnet7") == Tap("vnet7")
+
+
+async def test_a_tap_that_is_gone_is_looked_for_only_where_it_was_found(tmp_path: Path) -> None:
+    """The packaged unit forbids to enter a namespace: each one that somebody had made was a warning for each tap."""
+    asked: list[str] = []
+    kernel = FakeKernel({"vnet7": FREE})
+
+    async def run(argv: Sequence[str], text: str = "") -> str:
+        if argv[1] == "-n":
+            asked.append(argv[2])
+        return await kernel.run(argv, text)
+
+    tc = TrafficControl(run, tmp_path / "netns", tmp_path / "net")
+    for directory in ("netns/other", "netns/somebodys", "net/vnet7"):
+        (tmp_path / directory).mkdir(parents=True)
+    await tc.limit(await tc.find("vnet7"), MIB)
+    await tc.forget("vnet7")
+    assert (kernel.devices, asked) == ({"vnet7": FREE}, [])
+    (tmp_path / "net/vnet7").rmdir()
+    await tc.limit(await tc.find("vnet7"), MIB)
+    await tc.forget("vnet7")
+    assert (kernel.devices, set(asked)) == ({"vnet7": FREE}, {"other"})
 
 
 async def test_a_sweep_removes_only_our_devices_whose_tap_is_gone(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ async def test_a_qdisc_of_somebody_else_is_seen_and_left_alone(tap: Tap) -> None
 
 async def test_what_is_left_of_a_tap_that_is_gone_is_removed(tap: Tap) -> None:
     tc = TrafficControl()
-    await tc.limit(tap, MIB)
+    await tc.limit(await tc.find(tap.name), MIB)
     command(*tap.ip("link", "del", tap.name))
     assert tap.ifb in devices(tap)
     await tc.forget(tap.name)
