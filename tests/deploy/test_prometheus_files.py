@@ -48,15 +48,19 @@ def test_of_a_host_all_that_is_its_own_is_taken_and_nothing_that_managers_or_rul
     assert [name for name in (*managers, *recorded) if not dropped(name)] == []
 
 
-def test_the_job_of_this_machine_is_one_and_takes_of_an_agent_what_the_job_of_hosts_takes(tmp_path: Path) -> None:
+def test_the_job_of_this_machine_names_an_agents_host_and_takes_of_it_what_the_job_of_hosts_takes(
+    tmp_path: Path,
+) -> None:
     head, local = (DIRECTORY / "prometheus.yml").read_text().split("  # - job_name: ebbtide-local", 1)
     local = re.sub(r"^  # ", "  ", "  # - job_name: ebbtide-local" + local, flags=re.MULTILINE)
-    local = re.sub(r"^    # (metric|  -)", r"    \1", local, flags=re.MULTILINE)
+    local = re.sub(r"^    (    )?# (metric|  -|labels)", r"    \1\2", local, flags=re.MULTILINE)
     (tmp_path / "prometheus.yml").write_text(head + local)
     (tmp_path / "ebbtide.rules.yml").write_text(RULES)
     assert "SUCCESS" in promtool("check", "config", "--syntax-only", "prometheus.yml", directory=tmp_path)
     _, hosts, own = yaml.safe_load(head + local)["scrape_configs"]
     assert own["metric_relabel_configs"] == hosts["metric_relabel_configs"]
+    # As the list of targets says it: without it `sum by (host)` merges hosts.
+    assert own["static_configs"][0]["labels"] == {"host": "NAME"}
 
 
 def test_the_rules_pass_promtool_and_their_own_tests() -> None:
