@@ -13,7 +13,7 @@ WIDE: Final = 24
 HIGH: Final = 8
 _DATA: Final = {"type": "prometheus", "uid": "${datasource}"}
 
-Kind = Literal["timeseries", "stat", "table", "bargauge"]
+Kind = Literal["timeseries", "stat", "bargauge"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Panel:
 
     :param asks: expressions, each with its legend.
     :param unit: as Grafana calls it.
+    :param text: of a stat: the value, or the legend, where the value is always 1.
     """
 
     title: str
@@ -31,6 +32,7 @@ class Panel:
     width: int = 12
     stacked: bool = False
     about: str = ""
+    text: Literal["auto", "name"] = "auto"
 
 
 @dataclass(frozen=True)
@@ -43,19 +45,22 @@ class Dashboard:
     variables: Sequence[tuple[str, str]] = ()
 
 
-def _sizes(title: str, asks: Sequence[tuple[str, str]], stacked: bool = False) -> tuple[Panel, Panel]:
-    """A panel for CPU and one for memory, of expressions with AMOUNT in place of the unit."""
+def _sizes(title: str, asks: Sequence[tuple[str, str]], stacked: bool = False, unit: str = "") -> tuple[Panel, Panel]:
+    """A panel for CPU and one for memory, of expressions with AMOUNT in place of the unit.
+
+    :param unit: of both; empty: cores, and bytes.
+    """
     return (
         Panel(
             f"{title}: CPU",
             [(ask.replace("AMOUNT", "cpu_cores"), said) for ask, said in asks],
-            "cores",
+            unit or "cores",
             stacked=stacked,
         ),
         Panel(
             f"{title}: memory",
             [(ask.replace("AMOUNT", "memory_bytes"), said) for ask, said in asks],
-            "bytes",
+            unit or "bytes",
             stacked=stacked,
         ),
     )
@@ -203,8 +208,16 @@ HOST: Final = Dashboard(
         (
             "At a glance",
             (
-                Panel("State", [('ebbtide_cluster_host_state{host="$host"} == 1', "{{state}}")], kind="stat", width=6),
-                Panel("Mode", [('ebbtide_host_mode{host="$host"} == 1', "{{mode}}")], kind="stat", width=6),
+                Panel(
+                    "State",
+                    [('ebbtide_cluster_host_state{host="$host"} == 1', "{{state}}")],
+                    kind="stat",
+                    width=6,
+                    text="name",
+                ),
+                Panel(
+                    "Mode", [('ebbtide_host_mode{host="$host"} == 1', "{{mode}}")], kind="stat", width=6, text="name"
+                ),
                 Panel("Hypervisor answers", [(f"ebbtide_host_hypervisor_up{_OF}", "")], kind="stat", width=6),
                 Panel("VMs", [(f"sum(ebbtide_host_vms{_OF})", "")], kind="stat", width=6),
             ),
@@ -239,6 +252,7 @@ HOST: Final = Dashboard(
                 *_sizes(
                     "Bound as a share of nominal",
                     [(f"ebbtide_vm_bound_AMOUNT{_OF} / ebbtide_vm_nominal_AMOUNT{_OF}", "{{vm}}")],
+                    unit="percentunit",
                 ),
                 Panel("Resident memory", [(f"ebbtide_vm_resident_memory_bytes{_OF}", "{{vm}}")], "bytes"),
                 Panel("Under pressure", [(f"ebbtide_vm_under_pressure{_OF}", "{{vm}}")]),
@@ -386,7 +400,7 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         },
         "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
         if panel.kind == "timeseries"
-        else {"reduceOptions": {"calcs": ["lastNotNull"]}, "textMode": "auto", "orientation": "auto"},
+        else {"reduceOptions": {"calcs": ["lastNotNull"]}, "textMode": panel.text, "orientation": "auto"},
         "targets": [
             {
                 "refId": chr(ord("A") + index),

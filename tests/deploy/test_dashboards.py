@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,26 @@ def test_panels_do_not_overlap(name: str) -> None:
         assert beside or above, (one, other)
     assert max(place["x"] + place["w"] for place in places) == WIDE
     assert len({panel["id"] for panel in document_of(ALL[name])["panels"]}) == len(places)
+
+
+def panels_that_ask(pattern: str) -> list[tuple[dict[str, Any], re.Match[str]]]:
+    panels = [panel for dashboard in ALL.values() for panel in document_of(dashboard)["panels"]]
+    asked = [(panel, target["expr"]) for panel in panels for target in panel.get("targets", ())]
+    return [(panel, found) for panel, expression in asked if (found := re.search(pattern, expression))]
+
+
+def test_what_divides_like_by_like_is_shown_as_a_share() -> None:
+    divided = panels_that_ask(r"_(cpu_cores|bytes|seconds)\S* / \S*_\1\b")
+    assert len(divided) == 2
+    assert [panel["title"] for panel, _ in divided if panel["fieldConfig"]["defaults"]["unit"] != "percentunit"] == []
+
+
+def test_what_is_always_1_is_shown_by_its_name() -> None:
+    flags = panels_that_ask(r" == 1$")
+    assert [(panel["title"], panel["options"]["textMode"]) for panel, _ in flags] == [
+        ("State", "name"),
+        ("Mode", "name"),
+    ]
 
 
 def test_the_reference_is_made_from_the_declarations() -> None:
