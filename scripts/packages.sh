@@ -2,12 +2,12 @@
 # Builds into dist/, or $2: wheel, sdist and Debian package of ebbtide; for guests a wheel, one file (ebb-guestagent.pyz)
 # and a Debian package. $1: the Python that builds, which has setuptools. The network is needed only for what
 # requirements.lock names, as pip is set up; with --bare as $3 not even for that: the Debian package of ebbtide is then
-# without it, for looking at the rest.
+# without it, for looking at the rest. A build that fails leaves the folder as it was; packages of before make room.
 set -euo pipefail
 
 python=$(realpath -s "$1")
 bare=${3:-}
-dist=$(realpath -m "${2:-$(dirname "$0")/../dist}")
+folder=$(realpath -m "${2:-$(dirname "$0")/../dist}")
 cd "$(dirname "$0")/.."
 export PYTHONPATH=$PWD
 version=$("$python" -c 'import guestagent; print(guestagent.__version__)')
@@ -17,10 +17,10 @@ export SOURCE_DATE_EPOCH
 # Debian's: before the release that it becomes, and higher from commit to commit, since apt passes over an equal one.
 deb=$version
 [[ $version != *.dev* ]] || deb="${version/.dev/\~dev}+$(date --utc +%Y%m%d%H%M --date "@$SOURCE_DATE_EPOCH")"
-rm -rf "$dist"
-mkdir -p "$dist"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+dist=$work/dist
+mkdir "$dist"
 wheel() { "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir "$dist" "$1"; }
 
 # From a copy: setuptools leaves folders in the tree that it builds.
@@ -151,3 +151,7 @@ Description: deflate virtual machines instead of killing them
  of their own, for the Python of Debian 12.
 EOF
 ls -l "$dist" | awk 'NR > 1 { print $5, $9 }'
+# Nothing else that is there: the folder may be anybody's.
+mkdir -p "$folder"
+rm -f "$folder"/ebbtide{-,_}*.{whl,tar.gz,deb} "$folder/ebb-guestagent.pyz"
+mv "$dist"/* "$folder/"

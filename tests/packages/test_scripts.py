@@ -273,3 +273,33 @@ def test_what_may_be_the_first_command_installs_what_is_missing_first(target: st
         check=True,
     )
     assert done.stdout.startswith("scripts/install-deps.sh demo\n")
+
+
+PACKAGES = ROOT / "scripts/packages.sh"
+
+
+def test_packages_that_cannot_be_built_leave_the_folder_as_it_was(tmp_path: Path) -> None:
+    python, folder = tmp_path / "python", tmp_path / "mine"
+    python.write_text("#!/bin/sh\ncase $2 in *version*) echo 1.2 ;; *) exit 1 ;; esac\n")
+    python.chmod(0o755)
+    folder.mkdir()
+    for name in ("letters.txt", "ebbtide_1.1_amd64.deb"):
+        (folder / name).touch()
+    assert subprocess.run(["bash", PACKAGES, python, folder], capture_output=True).returncode == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["ebbtide_1.1_amd64.deb", "letters.txt"]
+
+
+def test_packages_take_the_place_of_those_of_before_and_of_nothing_else(tmp_path: Path) -> None:
+    """By the end of the script, which has built them by then."""
+    built, folder = tmp_path / "built", tmp_path / "a folder"
+    others = ["ebbtide-notes.txt", "letters.txt"]
+    before = ["ebb-guestagent.pyz", "ebbtide-1.1-py3-none-any.whl", "ebbtide-1.1.tar.gz", "ebbtide-guest_1.1_all.deb"]
+    for place, names in ((built, ["ebb-guestagent.pyz", "ebbtide_1.2.deb"]), (folder, before + others)):
+        place.mkdir()
+        for name in names:
+            (place / name).write_text(place.name)
+    end = PACKAGES.read_text(encoding="utf-8").partition('ls -l "$dist"')[2]
+    script = f'set -euo pipefail; dist=$1 folder=$2; ls "$dist"{end}'
+    subprocess.run(["bash", "-c", script, "end", built, folder], check=True, stdout=subprocess.DEVNULL)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["ebb-guestagent.pyz", "ebbtide_1.2.deb", *others])
+    assert (folder / "ebb-guestagent.pyz").read_text() == "built"
