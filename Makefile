@@ -4,7 +4,9 @@ BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 # Variables that a command under sudo must still see.
 comma := ,
-KEEP := $(if $(SUDO),--preserve-env=EBB_STATE_DIR$(comma)EBB_CACHE_DIR$(comma)EBB_DEBIAN_MIRROR)
+space := $(subst ,, )
+KEPT := EBB_STATE_DIR EBB_CACHE_DIR EBB_DEBIAN_MIRROR http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY
+KEEP := $(if $(SUDO),--preserve-env=$(subst $(space),$(comma),$(KEPT)))
 # Tests start Python again and again: what it compiles is kept, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 AS_ROOT = $(if $(SUDO),$(SUDO) $(KEEP))

@@ -69,7 +69,9 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 
 echo "install-deps: installing ${missing[*]}" >&2
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q >&2
+# sudo drops them.
+proxies=(${http_proxy:+"http_proxy=$http_proxy"} ${https_proxy:+"https_proxy=$https_proxy"})
+"${as_root[@]}" env "${proxies[@]}" DEBIAN_FRONTEND=noninteractive apt-get update -q >&2
 # The tests start servers of their own; the packages' would take ports and memory of this machine: none is started now,
 # and none that is new here at the next boot. A policy that the machine has stays as it is.
 if [ "$purpose" = test ] && [ ! -e /usr/sbin/policy-rc.d ] && [ ! -L /usr/sbin/policy-rc.d ]; then
@@ -78,7 +80,7 @@ if [ "$purpose" = test ] && [ ! -e /usr/sbin/policy-rc.d ] && [ ! -L /usr/sbin/p
     trap 'rm -f "$policy"; "${as_root[@]}" rm -f /usr/sbin/policy-rc.d' EXIT
     "${as_root[@]}" install -m 755 "$policy" /usr/sbin/policy-rc.d
 fi
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
+"${as_root[@]}" env "${proxies[@]}" DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
 if [ "$purpose" = test ] && [ -d /run/systemd/system ]; then
     for package in "${missing[@]}"; do
         case $package in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -273,6 +274,26 @@ def test_what_may_be_the_first_command_installs_what_is_missing_first(target: st
         check=True,
     )
     assert done.stdout.startswith("scripts/install-deps.sh demo\n")
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTPS_PROXY", "no_proxy", "EBB_STATE_DIR"])
+def test_what_runs_as_root_sees_the_proxies_and_folders_of_its_caller(name: str, tmp_path: Path) -> None:
+    make = ["make", "--dry-run", "lab-down", f"VENV={tmp_path}", "SUDO=sudo"]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+    kept = re.search(r"^sudo --preserve-env=(\S+) ", done.stdout)
+    assert kept is not None, done.stdout
+    assert name in kept[1].split(",")
+
+
+def test_packages_are_fetched_by_the_proxy_of_who_calls_sudo(machine: Machine) -> None:
+    for name, does in (("id", "echo 1000"), ("dpkg-query", "exit 1"), ("sudo", "exit 0")):
+        machine.program(name, does)
+    environ = {"PATH": f"{machine.folder}/bin:/usr/bin:/bin", "http_proxy": "http://10.0.0.1:3128"}
+    subprocess.run(["bash", ROOT / "scripts/install-deps.sh"], env=environ, check=True, capture_output=True)
+    calls = [line for line in machine.calls.read_text().splitlines() if line.startswith("sudo ")]
+    assert [" ".join(line.split()[:5]) for line in calls] == [
+        "sudo env http_proxy=http://10.0.0.1:3128 DEBIAN_FRONTEND=noninteractive apt-get"
+    ] * 2
 
 
 PACKAGES = ROOT / "scripts/packages.sh"
