@@ -89,6 +89,15 @@ def test_commands_that_are_named_exist() -> None:
     assert not mistakes, "\n".join(mistakes)
 
 
+def test_a_command_that_is_given_a_list_is_not_run_where_it_is_empty() -> None:
+    """xargs runs its command once all the same, and `ebb vm start` alone is an error."""
+    piped = [
+        found for path in tracked() for found in re.findall(r"\| xargs (.*?)\bebb ", (ROOT / path).read_text("utf-8"))
+    ]
+    assert piped
+    assert [options for options in piped if "-r" not in options.split()] == []
+
+
 def test_the_page_of_the_command_line_has_every_verb_of_a_noun() -> None:
     page = (ROOT / "docs/reference/command-line.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `ebb (\w+)` \| [^`|]+: `([a-z ]+)` \|$", page, re.MULTILINE)
