@@ -60,10 +60,11 @@ test-deep: install-test ## The long forms of the random searches (root)
 test-packages: install-test ## Build the packages, install them into a Debian of its own and remove them (root, network)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 0 -m package tests/packages
 
-test-vagrant: install-test packages ## Bring the Vagrant cluster up once and apply the Ansible role to its host (root, network, a quarter of an hour)
+test-vagrant: install-test packages ## Bring the Vagrant cluster up once and apply the Ansible role to its host (root, network, 14 minutes)
 	@$(AS_ROOT) $(BIN)/python -m pytest -n 0 -m vagrant tests/vagrant
 
 box: ## The Vagrant box of manager and hosts, build/ebbtide-debian12.box (root, network)
+	@mkdir -p build
 	@$(AS_ROOT) vagrant/box/build.sh
 
 test-system: install-test ## Two Debian machines with systemd, the packages in them, and VMs that shrink (root, network)

@@ -285,6 +285,12 @@ def test_what_runs_as_root_sees_the_proxies_and_folders_of_its_caller(name: str,
     assert name in kept[1].split(",")
 
 
+def test_the_folder_of_what_is_built_belongs_to_who_calls_make() -> None:
+    make = ["make", "--dry-run", "box", "SUDO=sudo"]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["mkdir", "sudo"]
+
+
 def test_packages_are_fetched_by_the_proxy_of_who_calls_sudo(machine: Machine) -> None:
     for name, does in (("id", "echo 1000"), ("dpkg-query", "exit 1"), ("sudo", "exit 0")):
         machine.program(name, does)
