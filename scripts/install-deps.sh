@@ -84,7 +84,7 @@ fi
 if [ "$purpose" = test ] && [ -d /run/systemd/system ]; then
     for package in "${missing[@]}"; do
         case $package in
-            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd | prometheus | prometheus-node-exporter)
+            memcached | redis-server | postgresql | nginx | munge | slurmctld | slurmd | prometheus)
                 "${as_root[@]}" systemctl disable --quiet "$package.service" || true
                 ;;
         esac

@@ -1,7 +1,7 @@
 """Builds the disk image, kernel and initial RAM disk that all lab guests share.
 
 Two caches: the root file system, which takes debootstrap and the network, and the image, which also holds our own code
-and takes seconds. Both are named by the hash of their inputs. `python -m ebbtide.lab.image` builds with the defaults.
+and takes seconds. Both are named by the hash of their inputs. `ebb lab image build` builds them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -209,20 +208,3 @@ def _building(cache_dir: Path) -> Iterator[Path]:
         yield work
     finally:
         shutil.rmtree(work)
-
-
-def main() -> int:
-    """Build into the directory given, or the user's cache; prints the stages."""
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache_dir = Path(sys.argv[1]) if len(sys.argv) > 1 else cache_home / "ebbtide" / "image"
-    try:
-        image = build_image(cache_dir, lambda stage, fraction: print(f"{fraction:4.0%} {stage}", flush=True))
-    except ImageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"{image.base} ({image.built_s:.1f} s)")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
