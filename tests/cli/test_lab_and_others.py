@@ -158,9 +158,8 @@ def test_a_lab_takes_no_option_of_the_machines_own_daemons(tmp_path: Path, monke
     monkeypatch.setenv("EBB_MANAGER_TRACING", "true")
     lab, state = Lab(tmp_path / "lab"), LabState(accelerator="qemu")
     lab.directory.mkdir()
-    lab._describe(
-        state, Image("key", *(tmp_path / name for name in ("base", "kernel", "initrd")), 1.0), slices("x"), False
-    )
+    image = Image("key", tmp_path / "base", tmp_path / "kernel", tmp_path / "initrd", 1.0)
+    lab._describe(state, image, tuple(slices("x")), False)
     manager, agent = (daemon.argv[1:] for daemon in state.daemons)
     seen = read_options(ManagerOptions, manager, "", ""), read_options(HostAgentOptions, agent, "", "")
     assert [given.options.metrics_port for given in seen] == [None, None]
