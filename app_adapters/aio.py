@@ -97,7 +97,9 @@ class AsyncHookServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that are listened on, once it is started."""
+        """Host and port that are listened on, once it is started. Raises: ValueError on a Unix socket."""
+        if self._path:
+            raise ValueError(f"it listens on {self.url}, and not on a port")
         return self._host, self._port
 
     @property
@@ -198,7 +200,7 @@ class Head:
             if not colon or not name or name != name.strip() or name.lower() in self.fields:
                 raise BadRequest(HTTPStatus.BAD_REQUEST, "a header is malformed or comes twice")
             self.fields[name.lower()] = value.strip()
-        length = self.fields.get("content-length", "0")
+        length = self.fields.get("content-length", "" if self.method == "POST" else "0")
         if "transfer-encoding" in self.fields or not (length.isascii() and length.isdigit()):
             raise BadRequest(HTTPStatus.LENGTH_REQUIRED, "Content-Length: must be a number")
         if len(length) > 20 or int(length) > BODY_BYTES:

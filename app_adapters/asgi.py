@@ -71,6 +71,8 @@ class HookApplication:
         obstacle = self._claim(scope)
         if obstacle:
             return HTTPStatus.SERVICE_UNAVAILABLE, {"error": obstacle}
+        if scope["method"] == "POST" and "content-length" not in headers:
+            return HTTPStatus.LENGTH_REQUIRED, {"error": "Content-Length: must be a number"}
         body, more = b"", True
         while more:
             message = await receive()

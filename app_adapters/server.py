@@ -54,7 +54,9 @@ class HookServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that are listened on."""
+        """Host and port that are listened on. Raises: ValueError on a Unix socket, which `url` names."""
+        if self._server.address_family == socket.AF_UNIX:
+            raise ValueError(f"it listens on {self.url}, and not on a port")
         return self._server.server_address[0], self._server.server_address[1]  # type: ignore[return-value]
 
     @property
@@ -164,7 +166,7 @@ def make_way(path: str) -> None:
 
     Raises: OSError where something else is there, or a socket on which a process listens.
     """
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise OSError(f"{path} is there and is no socket")
@@ -213,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_DELETE = do_GET
 
     def _serve(self) -> None:
-        length_text = self.headers.get("Content-Length", "0")
+        length_text = self.headers.get("Content-Length", "" if self.command == "POST" else "0")
         if "Transfer-Encoding" in self.headers or not (length_text.isascii() and length_text.isdigit()):
             self._send(HTTPStatus.LENGTH_REQUIRED, {"error": "Content-Length: must be a number"}, close=True)
             return

@@ -39,7 +39,7 @@ class HookApplication:
             return HTTPStatus.FORBIDDEN, {"error": obstacle}
         if environ.get("wsgi.multiprocess"):
             return HTTPStatus.SERVICE_UNAVAILABLE, {"error": SEVERAL}
-        length = environ.get("CONTENT_LENGTH") or "0"
+        length = environ.get("CONTENT_LENGTH") or ("" if environ["REQUEST_METHOD"] == "POST" else "0")
         if "HTTP_TRANSFER_ENCODING" in environ or not (length.isascii() and length.isdigit()):
             return HTTPStatus.LENGTH_REQUIRED, {"error": "Content-Length: must be a number"}
         if len(length) > 20 or int(length) > BODY_BYTES:

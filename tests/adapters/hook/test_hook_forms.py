@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import socket
@@ -230,6 +231,15 @@ def test_refusals_faults_and_bad_requests(form: Form) -> None:
     assert form.rest.send("POST", "/deflation/v1/capabilities")[0] == 405
     assert form.rest.send("POST", "/deflation/v1/targets", b" " * 65537)[0] == 413
     assert form.rest.send("GET", "/healthz")[0] == 200
+
+
+def test_a_post_without_a_length_is_411(form: Form) -> None:
+    connection = http.client.HTTPConnection(*form.address, timeout=20)
+    connection.putrequest("POST", "/deflation/v1/targets")
+    connection.putheader("Authorization", f"Bearer {TOKEN}")
+    connection.endheaders()
+    assert connection.getresponse().status == 411
+    connection.close()
 
 
 def test_an_id_with_odd_characters_comes_through(form: Form) -> None:

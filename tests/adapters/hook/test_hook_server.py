@@ -545,6 +545,27 @@ def test_a_socket_that_nobody_listens_on_any_more_is_replaced(adapter: Scripted,
         server.stop()
 
 
+async def test_on_a_socket_there_is_no_port_to_tell(adapter: Scripted, token_file: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        server = HookServer(adapter, f"{short}/hook.sock", str(token_file))
+        with pytest.raises(ValueError, match=r"unix:.*/hook\.sock, and not on a port"):
+            _ = server.address
+        server.stop()
+        with pytest.raises(ValueError, match="not on a port"):
+            _ = AsyncHookServer(adapter, f"{short}/hook.sock", str(token_file)).address
+
+
+def test_a_socket_may_be_named_without_a_directory(
+    adapter: Scripted, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        monkeypatch.chdir(short)
+        server = HookServer(adapter, "hook.sock", str(token_file)).start()
+        assert Rest(f"{short}/hook.sock", TOKEN).capabilities()["name"] == "scripted"
+        server.stop()
+        monkeypatch.undo()
+
+
 def test_work_for_which_no_thread_can_be_started_does_not_seem_to_run(
     adapter: Scripted, token_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
