@@ -95,12 +95,13 @@ class CommandAdapter(Adapter):
         question = {"method": method, "target": target, "mode": mode, "deadline_s": round(deadline.remaining_s, 3)}
         answer = self._ask(question)
         reason = str(answer.get("reason", ""))
-        if answer.get("refused") is not None:
+        refused = answer.get("refused")
+        if refused is not None and refused is not False:
+            if not isinstance(refused, str):
+                raise self._odd("refused", "must be the reason, a text")
             retry_s = self._amount(answer, "retry_after_s", 0.0) or None
             floor = self._amounts(answer.get("floor", {}), "floor", self.components)
-            return Refusal(
-                str(answer["refused"]) or "the program refused", retry_s, floor, answer.get("for_good") is True
-            )
+            return Refusal(refused or "the program refused", retry_s, floor, answer.get("for_good") is True)
         if "promised" not in answer:
             raise self._odd("promised", "is missing, and so is refused")
         promised = self._amounts(answer["promised"], "promised", self.components)

@@ -103,6 +103,13 @@ def test_a_refusal_is_one_with_reason_time_and_floor(make: Make) -> None:
     assert adapter.reinflate({"memory_mib": 10}, Deadline(30)) == Refusal("it never grows", for_good=True)
 
 
+def test_what_is_not_refused_may_say_so(make: Make) -> None:
+    adapter = make({"deflate": {"refused": False, "promised": {"memory_mib": 40}}})
+    promise = adapter.deflate({"memory_mib": 10}, "ask", Deadline(30))
+    assert isinstance(promise, Promise)
+    assert promise.promised == {"memory_mib": 40.0}
+
+
 def test_work_that_is_not_complete_is_told_so(make: Make) -> None:
     adapter = make({"release": {"released": {"memory_mib": 3}, "complete": False, "reason": "half of it"}})
     promise = adapter.deflate({"memory_mib": 10}, "ask", Deadline(30))
@@ -129,6 +136,8 @@ RANGE = {"current": 1, "minimum": 1, "maximum": 1, "step": 1}
         ("deflate", {"promised": {"memory_mib": 10**400}}, "promised.memory_mib: must be a finite number"),
         ("deflate", {"promised": {}, "expected_s": True}, "expected_s: must be a finite number"),
         ("deflate", {"refused": "no", "retry_after_s": "soon"}, "retry_after_s: must be a finite number"),
+        ("deflate", {"refused": True}, "refused: must be the reason, a text"),
+        ("deflate", {"refused": 0, "promised": {}}, "refused: must be the reason, a text"),
         ("deflate", [1], "did not write a JSON object"),
         ("release", {}, "released: must be an object"),
         ("release", {"released": {}, "complete": 1}, "complete: must be true or false"),
