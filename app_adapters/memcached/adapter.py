@@ -88,7 +88,7 @@ class MemcachedAdapter(Adapter):
         if obstacle:
             return Refusal(obstacle, floor={"memory_mib": round(rss_mib, 3)})
         target_mib = max(target["memory_mib"], self._minimum_mib)
-        if rss_mib <= self._minimum_mib:
+        if rss_mib <= self._minimum_mib and target["memory_mib"] < rss_mib:  # else its limit is to hold it there
             return Refusal(
                 f"memcached holds {rss_mib:.0f} MiB, its minimum is {self._minimum_mib:.0f} MiB", None, floor
             )
@@ -195,10 +195,11 @@ class MemcachedAdapter(Adapter):
             pace = Pace(usual_answer_s(client))
             problem = ""
             try:
-                for i, step_mib in enumerate(_steps(_limit_mib(client.stats()), limit_mib, client.slabs())):
+                now_mib = _limit_mib(client.stats())
+                for i, step_mib in enumerate(_steps(now_mib, limit_mib, client.slabs())):
                     client.set_limit(step_mib)
                     if i == 0 and can_dump:
-                        delete_coldest(client, deleter, limit_mib, _dumps_hash(before), deadline)
+                        delete_coldest(client, deleter, min(limit_mib, now_mib), _dumps_hash(before), deadline)
                     return_pages(client, step_mib, pace, deadline)
             except ApplicationError as error:
                 problem = str(error)
@@ -283,9 +284,12 @@ def _started_limit_mib(argv: list[str]) -> int:
 
 def _steps(now_mib: int, limit_mib: int, slabs: Slabs) -> Iterator[int]:
     """Limits on the way down. Where nothing has to be freed for it, the first one is at once what is allocated."""
-    start_mib = min(now_mib, max(math.ceil(slabs.malloced_bytes / MIB), limit_mib))
-    if now_mib <= limit_mib:
-        return  # a deflation never raises the limit
+    malloced_mib = math.ceil(slabs.malloced_bytes / MIB)
+    start_mib = min(now_mib, max(malloced_mib, limit_mib))
+    if now_mib <= limit_mib:  # a deflation never raises the limit
+        if malloced_mib > limit_mib:  # an earlier one was broken off before all pages were back
+            yield now_mib
+        return
     count = max(1, min(STEPS, (start_mib - limit_mib) // STEP_MIB))
     for i in range(1, count + 1):
         yield start_mib - (start_mib - limit_mib) * i // count

@@ -128,6 +128,28 @@ def test_a_target_above_what_it_holds_lowers_the_limit_and_deletes_nothing(tmp_p
         assert cache.limit_mib() <= 200  # a deflation never raises
 
 
+def test_a_deflation_that_was_broken_off_in_its_last_step_is_finished_by_the_next(tmp_path: Path) -> None:
+    with hooked(tmp_path) as (cache, rest):
+        cache.fill(260)
+        client = MemcachedClient("127.0.0.1", cache.port)
+        client.set_limit(100)
+        client.close()
+        assert rest.target("down", "deflate", 130)[0] == 202
+        assert rest.finished("down")["state"] == "released"
+        assert int(cache.stats("slabs")["total_malloced"]) <= cache.limit_mib() * MIB
+        assert cache.rss_mib() <= 140
+
+
+def test_a_cold_one_is_kept_below_its_target_while_it_fills(tmp_path: Path) -> None:
+    with hooked(tmp_path) as (cache, rest):
+        assert cache.rss_mib() < 64
+        status, answer = rest.target("down", "deflate", 120)
+        assert (status, answer["promised"]) == (202, {"memory_mib": 0.0})
+        assert rest.finished("down")["state"] == "released"
+        cache.fill(250)
+        assert cache.rss_mib() <= 120 + 15
+
+
 def test_its_own_maximum_always_restores_the_whole_limit(tmp_path: Path) -> None:
     with hooked(tmp_path, 200) as (cache, rest):
         cache.fill(150)
@@ -142,7 +164,7 @@ def test_its_own_maximum_always_restores_the_whole_limit(tmp_path: Path) -> None
 
 def test_the_minimum_bounds_the_promise_and_is_the_floor(tmp_path: Path) -> None:
     with hooked(tmp_path) as (cache, rest):
-        status, answer = rest.target("small", "deflate", 10)
+        status, answer = rest.target("small", "deflate", 1)
         assert (status, answer["state"], answer["floor"]) == (409, "refused", {"memory_mib": 64})
         assert cache.limit_mib() == 400
         cache.fill(120)
@@ -292,6 +314,12 @@ def test_the_limit_goes_down_in_steps_to_its_end_and_never_up() -> None:
     assert list(_steps(400, 200, slabs(100))) == [200]
     assert list(_steps(400, 200, slabs(210))) == [200]
     assert list(_steps(200, 400, slabs(100))) == []
+    assert list(_steps(200, 200, slabs(200))) == []
+
+
+def test_pages_that_an_earlier_deflation_left_are_returned_at_the_limit_of_now() -> None:
+    assert list(_steps(200, 200, slabs(360))) == [200]
+    assert list(_steps(200, 400, slabs(300))) == []
 
 
 def test_a_refusal_comes_without_a_running_memcached() -> None:
