@@ -53,7 +53,7 @@ class Cache:
     def grow(self, process_mib: float) -> None:
         """Keep more from now on."""
         with self._lock:
-            self._limit = int(min(process_mib - self._baseline_mib, self._full_mib) * MIB / VALUE_BYTES)
+            self._limit = int(max(min(process_mib - self._baseline_mib, self._full_mib), 1.0) * MIB / VALUE_BYTES)
 
 
 @functools.lru_cache(maxsize=10000)

@@ -89,7 +89,7 @@ class PythonAdapter(Adapter):
         floor = {"memory_mib": round(min(self._minimum_mib, now_mib), 3)}
         if self._shrink is None and not self._caches:
             return Refusal("the service has registered nothing that it could drop", None, {"memory_mib": now_mib})
-        if now_mib <= self._minimum_mib:
+        if now_mib <= self._minimum_mib and target["memory_mib"] < now_mib:  # else it is to stay below its target
             return Refusal(f"holds {now_mib:.0f} MiB, its minimum is {self._minimum_mib:.0f} MiB", None, floor)
         target_mib = max(target["memory_mib"], self._minimum_mib)
         amount_mib = max(now_mib - target_mib, 0.0)
@@ -102,7 +102,7 @@ class PythonAdapter(Adapter):
 
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
         """Let the service grow; memory comes on demand."""
-        size_mib = min(target["memory_mib"], self._maximum_mib)
+        size_mib = min(max(target["memory_mib"], self._minimum_mib), self._maximum_mib)
 
         def work() -> Release:
             self._held_mib = size_mib

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import runpy
 import sys
 import tempfile
 import time
@@ -110,6 +111,12 @@ def test_a_python_service_stays_small_until_it_may_grow(tmp_path: Path) -> None:
         rest.finished("up")
         service.fill(45, start=100_000)
         assert service.rss_mib() > TARGET_MIB + 25
+
+
+def test_the_examples_cache_serves_on_where_it_may_grow_to_less_than_it_began_with() -> None:
+    cache = runpy.run_path(str(ROOT / "examples/embed_python.py"))["cache"]
+    cache.grow(1.0)
+    assert cache.get("key") == cache.get("key")
 
 
 def test_at_its_minimum_it_refuses_with_its_floor(tmp_path: Path) -> None:

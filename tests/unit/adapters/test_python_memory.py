@@ -55,6 +55,21 @@ def test_shrink_is_asked_anew_for_what_it_left_over() -> None:
     assert (release.released, process.size_mib) == ({"memory_mib": 100.0}, 100)
 
 
+def test_one_that_is_cold_is_kept_below_its_target() -> None:
+    process = Process(size_mib=20)
+    answer = process.adapter().deflate({"memory_mib": 100}, "ask", Deadline(60))
+    assert isinstance(answer, Promise)
+    assert answer.promised == {"memory_mib": 0.0}
+    work(answer)
+    assert process.asked == [100]
+
+
+def test_it_may_grow_to_its_minimum_in_any_case() -> None:
+    process = Process()
+    work(process.adapter().reinflate({"memory_mib": 10}, Deadline(60)))
+    assert process.grown == [32]
+
+
 def test_it_is_not_asked_for_ever() -> None:
     process = Process(stuck_mib=150)
     release = work(process.adapter().deflate({"memory_mib": 100}, "ask", Deadline(60)))
