@@ -31,26 +31,33 @@ _running: set[subprocess.Popen[bytes]] = set()
 def run(words: list[str], limit_s: float = CALL_LIMIT_S) -> str:
     """Run a command without a shell; returns what it printed, both ways together.
 
-    Raises: ApplicationError where it fails, with its last lines, or takes too long.
+    Raises: ApplicationError where it fails, with its last lines, or takes too long; its process group is then ended.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=limit_s,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        raise ApplicationError(f"{words[0]} took longer than {limit_s:g} s") from None
     except (OSError, ValueError) as error:
         raise ApplicationError(f"{words[0]} cannot be run: {error}") from None
-    text = done.stdout.decode("utf-8", "replace")
-    if done.returncode != 0:
+    with process:
+        _running.add(process)
+        try:
+            output = process.communicate(timeout=limit_s)[0]
+        except subprocess.TimeoutExpired:
+            raise ApplicationError(f"{words[0]} took longer than {limit_s:g} s") from None
+        finally:
+            if process.returncode is None:  # not reaped, so the group is still its own
+                _signal(process, signal.SIGKILL)
+            _running.discard(process)
+    text = output.decode("utf-8", "replace")
+    if process.returncode != 0:
         # The last line alone is often a summary, such as nginx's "test failed".
         said = "; ".join(text.strip().splitlines()[-2:])[-400:]
-        raise ApplicationError(f"{words[0]} failed with status {done.returncode}: {said}")
+        raise ApplicationError(f"{words[0]} failed with status {process.returncode}: {said}")
     return text
 
 

@@ -129,6 +129,7 @@ class Balanced(Adapter):
             told = weight
         except ApplicationError as error:
             if mode != "force":
+                self._settle()  # what failed may have come through all the same: the size is that of before
                 return Refusal(f"the weight of {self._balancer.name} could not be lowered: {error}")
             note = f"the weight could not be lowered, which force leaves aside: {error}"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import select
 import sys
 import threading
 from collections.abc import Callable
@@ -122,6 +124,20 @@ def test_a_balancer_that_is_away_is_a_refusal_where_asked_and_a_note_by_force() 
     assert "could not be told" in worked(adapter.reinflate({"cpu_cores": 4.0}, Deadline(9))).reason
 
 
+def test_a_weight_whose_answer_was_late_is_taken_back_with_the_refusal() -> None:
+    happened: list[str] = []
+
+    class Late(Told):
+        def tell(self, weight: int) -> None:
+            super().tell(weight)
+            if weight < 100:
+                raise ApplicationError("took longer than 1.5 s")
+
+    answer = Balanced(FourWorkers(happened), Late(happened)).deflate({"cpu_cores": 1.0}, "ask", Deadline(9))
+    assert isinstance(answer, Refusal)
+    assert happened == ["weight 25", "weight 100"]
+
+
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 65535))
 def test_a_weight_is_never_zero_and_never_more_than_the_full_one(size: float, largest: float, full: int) -> None:
     assert 1 <= weight_for(size, largest, full) <= full
@@ -175,6 +191,18 @@ def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app_adapters.web.balancer.run.__defaults__", (0.2,))
     with pytest.raises(ApplicationError, match=r"took longer than 0\.2 s"):
         WeightCommand("a", [sys.executable, "-c", "import time; time.sleep(600)"]).tell(9)
+
+
+def test_what_a_command_that_hangs_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app_adapters.web.balancer.run.__defaults__", (1.0,))
+    os.mkfifo(tmp_path / "fifo")
+    reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(ApplicationError, match="took longer than 1 s"):
+        WeightCommand("a", ["sh", "-c", f"sleep 600 > {tmp_path}/fifo; true"]).tell(9)
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    assert poll.poll(60_000) == [(reader, select.POLLHUP)]  # nobody holds its other end
+    os.close(reader)
 
 
 @pytest.mark.parametrize("status", [204, 500])
