@@ -26,6 +26,8 @@ from app_adapters.redis.plan import (
 )
 
 SETTLE_S = 3.0
+#: Without a purge: jemalloc gives back over 10 s what is no longer used (dirty_decay_ms).
+ALONE_S = 12.0
 SAMPLED_EVERY_S = 0.15  # longer than the 100 ms after which it samples its allocator again
 SAMPLE_S = 2.0
 DEFRAG_S = 10.0
@@ -84,11 +86,12 @@ def shrink(
         try:
             note = _descend(client, first, aim_mib, defragmenting, force, deadline)
         finally:
-            found = _settle(client, near_mib, patience_s, deadline)
+            found, refused = _settle(client, near_mib, patience_s, deadline)
         if note or found.rss <= near_mib or deadline.passed:
             return note
         if found.purgeable > near_mib - wanted_mib:  # not fragments, so that more eviction would be for nothing
-            return f"the allocator has still to give {found.purgeable:.0f} MiB back"
+            note = f"the allocator has still to give {found.purgeable:.0f} MiB back"
+            return f"{note}; MEMORY PURGE was refused: {refused}" if refused else note
         aim_mib, patience_s = max(aim_mib - (found.rss - wanted_mib), 0.0), 0.0
     return ""
 
@@ -119,22 +122,27 @@ def _descend(
     return ""
 
 
-def _settle(client: RedisClient, goal_mib: float, patience_s: float, deadline: Deadline) -> Figures:
-    """Wait for the allocator, then purge; returns what there is then.
+def _settle(client: RedisClient, goal_mib: float, patience_s: float, deadline: Deadline) -> tuple[Figures, str]:
+    """Wait for the allocator, then purge; returns what there is then, and why a purge was refused.
 
-    A purge right beside the allocator's own decay was seen to do nothing, so that it is repeated.
+    A purge right beside the allocator's own decay was seen to do nothing, so that it is repeated. Where the user may
+    not purge, the allocator has the time to give back by itself what was evicted already.
     """
     _wait_for(client, goal_mib, patience_s, deadline)
-    end = time.monotonic() + SETTLE_S
+    end, refused = time.monotonic() + SETTLE_S, ""
     while True:
         found = _now(client)[1]
         if found.rss <= goal_mib:
-            return found
-        client.call("MEMORY", "PURGE")
+            return found, refused
+        if not refused:
+            try:
+                client.call("MEMORY", "PURGE")
+            except ServerError as error:
+                refused, end = str(error), time.monotonic() + ALONE_S
         late = time.monotonic() > end or deadline.wait(SAMPLED_EVERY_S)
         found = _now(client)[1]
         if late or found.rss <= goal_mib or found.purgeable < LEAST_STEP_MIB:
-            return found
+            return found, refused
 
 
 def _now(client: RedisClient) -> tuple[dict[str, str], Figures]:

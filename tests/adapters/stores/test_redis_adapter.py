@@ -231,6 +231,18 @@ def test_a_password_and_a_user_are_read_from_a_file(tmp_path: Path) -> None:
             assert "not allowed" in refused(rest)["reason"]
 
 
+def test_where_the_purge_is_not_allowed_the_allocator_gives_the_memory_back_by_itself(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("offen")
+    with served(tmp_path, *CACHE) as server:
+        server.fill_in_time(150)
+        server.call("ACL", "SETUSER", "ops", "on", ">offen", "+info", "+config")
+        with hook(tmp_path, server.port, password_file=str(password), user="ops") as rest:
+            ended = done(rest, "down", "deflate", 80, mode="force")
+        assert ended["state"] == "released"
+        assert server.rss_mib() <= 90, ended
+
+
 def test_a_redis_that_is_gone_is_a_refusal(tmp_path: Path) -> None:
     with hooked(tmp_path) as (server, rest):
         server.process.terminate()
