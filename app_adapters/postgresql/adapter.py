@@ -8,6 +8,7 @@ measured: little, but for idle sessions, which are ended only where that is aske
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.postgresql.client import Psql
 from app_adapters.postgresql.plan import (
     CORE_SETTINGS,
+    HIDING_SOURCES,
     MEMORY_SETTINGS,
     PER_SESSION_MIB,
     WORKERS,
@@ -28,11 +30,12 @@ from app_adapters.postgresql.plan import (
     memory_settings,
     raised,
     restoring,
+    server_wide,
     sessions_to_end,
     share_of,
     statements,
 )
-from app_adapters.processes.process import children, proportional_mib, started
+from app_adapters.processes.process import children, started
 from app_adapters.processes.state_file import StateFile
 from app_adapters.registry import Ready, amount
 
@@ -43,6 +46,7 @@ READ = (*NAMES, "shared_buffers", "shared_memory_size", "max_connections", "auto
 LOOK_AGE_S = 10.0
 RELOAD_S = 5.0
 AVAILABLE_SHARE = 0.8
+SHARED = ("RssShmem", "RssFile")  # of /proc/PID/status
 LOOK = """SELECT json_build_object(
  'superuser', current_setting('is_superuser') = 'on', 'user', current_user,
  'system', (SELECT system_identifier::text FROM pg_control_system()),
@@ -95,14 +99,15 @@ class PostgresqlAdapter(Adapter):
         self._first_maximum_mib = 0.0
 
     def capabilities(self) -> Capabilities:
-        """Proportional resident size of all its processes; parallel workers as cores."""
+        """Resident size of all its processes, what they share once; parallel workers as cores."""
         look = self._recent()
         state = self._known(look)
         current_mib = _size_mib(look)
         maximum_mib = self._full_mib(look, current_mib, state)
         memory = SizeRange(round(current_mib, 3), round(_minimum_mib(look, current_mib), 3), round(maximum_mib, 3), 1.0)
         most = max(look.settings[WORKERS], state["originals"][WORKERS] if state else 0)
-        cores = SizeRange(float(look.settings[WORKERS]), float(min(1, look.settings[WORKERS])), float(most), 1.0)
+        least = look.settings[WORKERS] if look.sources[WORKERS] in HIDING_SOURCES else min(1, look.settings[WORKERS])
+        cores = SizeRange(float(look.settings[WORKERS]), float(least), float(most), 1.0)
         resources = {"memory_mib": memory, "cpu_cores": cores}
         return Capabilities("postgresql", __version__, resources, 1.0, True, ["ask", "force"])
 
@@ -118,7 +123,7 @@ class PostgresqlAdapter(Adapter):
                 state["earlier"][name], state["originals"][name] = known["earlier"].get(name), known["originals"][name]
             state.update(changed=known["changed"], maximum_mib=known["maximum_mib"])
         promised: dict[str, float] = {}
-        changes: dict[str, int] = {}
+        wanted: dict[str, int] = {}
         ends: list[int] = []
         if "memory_mib" in target:
             current_mib = _size_mib(look)
@@ -126,17 +131,20 @@ class PostgresqlAdapter(Adapter):
             state["maximum_mib"] = float(full_mib)
             share = share_of(target["memory_mib"], _minimum_mib(look, current_mib), full_mib)
             original = {name: state["originals"][name] for name in MEMORY_SETTINGS}
-            changes.update(lowered(look.settings, memory_settings(original, share)))
-            idle_mib = self._idle_mib()
+            wanted = lowered(look.settings, memory_settings(original, share))
+            idle_mib = self._idle_mib(look)
             ends = sessions_to_end(idle_mib, current_mib - target["memory_mib"])
             promised["memory_mib"] = round(sum(idle_mib[pid] for pid in ends), 3)
         if "cpu_cores" in target:
-            wanted = core_settings(state["originals"], target["cpu_cores"])
-            changes.update(lowered(look.settings, wanted))
-            promised["cpu_cores"] = float(look.settings[WORKERS] - min(look.settings[WORKERS], wanted[WORKERS]))
+            wanted.update(lowered(look.settings, core_settings(state["originals"], target["cpu_cores"])))
+        changes = server_wide(wanted, look.sources)
+        if "cpu_cores" in target:
+            promised["cpu_cores"] = float(look.settings[WORKERS] - changes.get(WORKERS, look.settings[WORKERS]))
+        hidden = [f"{name} stays {look.settings[name]}, by {look.sources[name]}" for name in wanted.keys() - changes]
         described = ", ".join(f"{name} {value}" for name, value in changes.items()) or "no setting changes"
-        reason = f"{described}; {len(ends)} idle sessions to end"
-        return Promise(promised, 2.0, lambda: self._shrink(look, state, set(target), changes, ends, deadline), reason)
+        reason = "; ".join([described, f"{len(ends)} idle sessions to end", *hidden])
+        work = lambda: self._shrink(look, state, set(target), changes, ends, deadline, hidden)  # noqa: E731
+        return Promise(promised, 2.0, work, reason)
 
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
         """Raise the settings; at full size postgresql.auto.conf is as it was before."""
@@ -161,7 +169,8 @@ class PostgresqlAdapter(Adapter):
                 wanted.update(core_settings(state["originals"], target["cpu_cores"]))
         # Others are not ours: an operator may have changed them since.
         back = [name for name in back if name in state["changed"]]
-        changes = raised(look.settings, {name: value for name, value in wanted.items() if name in state["changed"]})
+        ours = {name: value for name, value in wanted.items() if name in state["changed"]}
+        changes = server_wide(raised(look.settings, ours), look.sources)
         known = state
 
         def grow() -> Release:
@@ -245,10 +254,12 @@ class PostgresqlAdapter(Adapter):
             "maximum_mib": 0.0,
         }
 
-    def _idle_mib(self) -> dict[int, float]:
+    def _idle_mib(self, look: _Look) -> dict[int, float]:
         if self._terminate_idle_s is None:
             return {}
-        return _sizes_mib(self._psql.query(IDLE.format(self._terminate_idle_s)))
+        pids = self._psql.query(IDLE.format(self._terminate_idle_s))
+        parent = _resident_mib(look.postmaster)
+        return {pid: _alone_mib(_resident_mib(pid), parent) for pid in pids}
 
     def _shrink(
         self,
@@ -258,12 +269,13 @@ class PostgresqlAdapter(Adapter):
         changes: dict[str, int],
         ends: list[int],
         deadline: Deadline,
+        notes: list[str],
     ) -> Release:
-        before_mib = _size_mib(look)
+        before_shared_mib, before_mib = _parts_mib(look)
         if changes:
             # First: what is changed must have an owner whatever happens.
             self._state.save({**state, "changed": sorted({*state["changed"], *changes})})
-        notes = self._change(changes, {}, deadline)
+        notes = [*notes, *self._change(changes, {}, deadline)]
         if ends and self._terminate_idle_s is not None:
             pids = ", ".join(str(pid) for pid in ends)
             ended = self._psql.query(END.format(pids, self._terminate_idle_s))
@@ -273,13 +285,14 @@ class PostgresqlAdapter(Adapter):
         after = self._last[1] if changes and self._last is not None else self._fresh()
         while WORKERS in changes and after.workers > after.settings[WORKERS] and not deadline.wait(0.2):
             after = self._fresh()  # a running query keeps its workers
-        after_mib = _size_mib(after)
+        shared_mib, after_mib = _parts_mib(after)
         released = {
             "memory_mib": round(max(before_mib - after_mib, 0.0), 3),
             "cpu_cores": float(max(look.settings[WORKERS] - max(after.settings[WORKERS], after.workers), 0)),
         }
-        sizes = f"resident {before_mib:.0f} to {after_mib:.0f} MiB, {after.settings[WORKERS]} parallel workers"
-        measured_by = "Pss of all its processes, pg_settings and the running parallel workers"
+        resident = f"resident {before_shared_mib + before_mib:.0f} to {shared_mib + after_mib:.0f} MiB"
+        sizes = f"{resident}, {after.settings[WORKERS]} parallel workers"
+        measured_by = "RssAnon of all its processes, pg_settings and the running parallel workers"
         return Release({name: released[name] for name in asked}, measured_by, "; ".join([sizes, *notes]))
 
     def _change(self, values: dict[str, int], earlier: dict[str, str | None], deadline: Deadline) -> list[str]:
@@ -308,28 +321,38 @@ def _minimum_mib(look: _Look, current_mib: float) -> float:
 
 
 def _size_mib(look: _Look) -> float:
-    """Proportional resident size of the server and all its processes, MiB: shared memory counts once."""
-    return sum(_sizes_mib([look.postmaster, *children(look.postmaster)]).values())
+    return sum(_parts_mib(look))
 
 
-def _sizes_mib(pids: list[int]) -> dict[int, float]:
-    sizes_mib = {}
-    for pid in pids:
-        try:
-            sizes_mib[pid] = proportional_mib(pid)
-        except ApplicationError:
-            if _lives(pid):
-                raise
-    return sizes_mib
+def _parts_mib(look: _Look) -> tuple[float, float]:
+    """Resident MiB of the server and all its processes: what they share, counted once, and what each has alone.
+
+    Not the proportional size (Pss): for that the kernel walks all of shared_buffers for each session, at each look.
+    """
+    parent = _resident_mib(look.postmaster)
+    sizes = [_resident_mib(pid) for pid in children(look.postmaster)]
+    shared_mib = parent["RssAnon"] + sum(max(size[name] for size in (parent, *sizes)) for name in SHARED)
+    return shared_mib, sum(_alone_mib(size, parent) for size in sizes)
+
+
+def _alone_mib(size: dict[str, float], parent: dict[str, float]) -> float:
+    """What comes free with a process: what it was forked with is the parent's as well."""
+    return max(size["RssAnon"] - parent["RssAnon"], 0.0)
+
+
+def _resident_mib(pid: int) -> dict[str, float]:
+    """What it has resident by kind; all is 0 of one that is ending, before it is gone."""
+    sizes = dict.fromkeys(("RssAnon", *SHARED), 0.0)
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name in sizes:
+                sizes[name] = int(value.split()[0]) / 1024
+    return sizes
 
 
 def _lives(pid: int) -> bool:
-    """Whether the process still has memory: one that is ending has none, before it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", errors="replace") as file:
-            return any(line.startswith("VmRSS:") for line in file)
-    except OSError:
-        return False
+    return any(_resident_mib(pid).values())
 
 
 def _parent(pid: int) -> int:

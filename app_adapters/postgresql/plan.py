@@ -20,6 +20,8 @@ LEAST_KIB = {
     "effective_cache_size": 65536,
 }
 MEMORY_SETTINGS = tuple(LEAST_KIB)
+#: Of pg_settings.source: this session's alone, by ALTER ROLE and ALTER DATABASE (global: ALTER ROLE ALL).
+HIDING_SOURCES = ("user", "database", "database user", "global")
 PER_SESSION_MIB = 3.0  # catalogue caches and stack of a backend that has done something
 
 
@@ -57,6 +59,12 @@ def memory_settings(original_kib: Mapping[str, int], share: float) -> dict[str, 
             whole = int(original * share) // 8 * 8 if share < 1 else original
             scaled[name] = max(whole, min(LEAST_KIB[name], original))
     return scaled
+
+
+def server_wide(values: Mapping[str, int], sources: Mapping[str, str]) -> dict[str, int]:
+    """Of changes, those of settings whose server-wide value is known: what a role or a database sets hides it, so that
+    a share of what is seen could raise the setting of everybody else."""
+    return {name: value for name, value in values.items() if sources.get(name) not in HIDING_SOURCES}
 
 
 def core_settings(original: Mapping[str, int], cores: float) -> dict[str, int]:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from app_adapters.errors import ApplicationError
+from app_adapters.postgresql import adapter
 from app_adapters.postgresql.adapter import PostgresqlAdapter
 from app_adapters.postgresql.client import Psql
+from app_adapters.processes import process
 from app_adapters.server import HookServer
 from tests.adapters.postgres import OWNER, Cluster, Load, Session, as_owner
 from tests.adapters.rest import Rest
@@ -202,8 +204,60 @@ def test_a_setting_that_something_else_holds_is_said_to_stay(cluster: Cluster, t
         with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
             ended = done(rest, "down", "deflate", memory_mib=100)
             assert "work_mem stays 20480, by user" in ended["reason"]
+            assert not [line for line in cluster.auto_conf() if line.startswith("work_mem")]
     finally:
         cluster.ask("ALTER ROLE postgres RESET work_mem")
+
+
+def test_what_a_role_has_for_itself_raises_nothing_for_the_others(cluster: Cluster, tmp_path: Path) -> None:
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "down", "deflate", memory_mib=10)
+        assert (cluster.setting("work_mem"), cluster.setting("maintenance_work_mem")) == ("1MB", "16MB")
+        cluster.ask("ALTER ROLE postgres SET work_mem = '300MB'")
+        cluster.ask("ALTER DATABASE postgres SET maintenance_work_mem = '1MB'")
+        try:
+            done(rest, "again", "deflate", memory_mib=700)
+            done(rest, "part", "reinflate", memory_mib=600)
+            held = [line for line in cluster.auto_conf() if "work_mem" in line]
+            assert held == ["maintenance_work_mem = '16384kB'", "work_mem = '1024kB'"]
+        finally:
+            cluster.ask("ALTER ROLE postgres RESET work_mem")
+            cluster.ask("ALTER DATABASE postgres RESET maintenance_work_mem")
+        done(rest, "up", "reinflate", memory_mib=1000)
+    assert cluster.auto_conf() == []
+
+
+def test_workers_that_a_role_has_for_itself_are_not_promised(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.ask("ALTER ROLE postgres SET max_parallel_workers = 6")
+    try:
+        with hook(tmp_path, cluster) as rest:
+            assert rest.capabilities()["resources"]["cpu_cores"]["minimum"] == 6
+            body = {"target": {"cpu_cores": 2}}
+            assert rest.target("down", "deflate", 0, **body)[1]["promised"] == {"cpu_cores": 0.0}
+            assert result(rest, "down")["released"] == {"cpu_cores": 0.0}
+            assert not [line for line in cluster.auto_conf() if line.startswith("max_parallel_workers =")]
+    finally:
+        cluster.ask("ALTER ROLE postgres RESET max_parallel_workers")
+
+
+def test_its_size_costs_no_walk_over_the_shared_buffers_of_each_session(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def watched(path: Any, *arguments: Any, **options: Any) -> Any:
+        opened.append(str(path))
+        return open(path, *arguments, **options)
+
+    monkeypatch.setattr(adapter, "open", watched, raising=False)
+    monkeypatch.setattr(process, "open", watched, raising=False)
+    with hook(tmp_path, cluster, terminate_idle_s=0.0) as rest:
+        sessions = [cluster.fat_session(10) for _ in range(3)]
+        size_mib = rest.capabilities()["resources"]["memory_mib"]["current"]
+        done(rest, "down", "deflate", memory_mib=10)
+    assert any(f"/{sessions[0].pid}/status" in path for path in opened)
+    assert [path for path in opened if "smaps" in path] == []
+    assert size_mib > 40
 
 
 def test_a_server_that_hangs_is_a_refusal_and_no_psql_is_left(cluster: Cluster, tmp_path: Path) -> None:
