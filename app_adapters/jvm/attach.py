@@ -4,7 +4,7 @@ The JVM opens a socket /tmp/.java_pidN when it gets SIGQUIT while a file .attach
 in /tmp, N being its pid in its own namespace. A request is "1", a command and three arguments, each ended by a zero
 byte; the answer is a result code on a line of its own, and text.
 
-Run as a program (`attach.py PID COMMAND [ARGUMENT ...]`) it prints the answer. That is how another user's JVM is asked:
+Run as a program (`attach.py SECONDS WAKE_SECONDS PID COMMAND [ARGUMENT ...]`) it prints the answer. That is how another user's JVM is asked:
 older ones take only a peer of their own user and group, and a process cannot change those for one thread alone.
 Imports nothing of this package, so that it starts quickly.
 """
@@ -25,7 +25,8 @@ from typing import Callable, Iterator
 ARGUMENTS = 3
 ANSWER_BYTES = 4 * 1024 * 1024
 LOOK_S = 0.01
-FAILED = 1
+FAILED, ASLEEP = 1, 2
+DISABLED = "-XX:+DisableAttachMechanism"
 _CAUGHT_QUIT = 1 << (signal.SIGQUIT - 1)
 
 
@@ -33,27 +34,35 @@ class AttachError(Exception):
     """The JVM cannot be asked, or did not do what it was asked; one sentence."""
 
 
-def ask(pid: int, words: list[str], limit_s: float) -> str:
+class AsleepError(AttachError):
+    """Its attach socket is not there, and did not come where it was woken."""
+
+
+def ask(pid: int, words: list[str], limit_s: float, wake_s: float = 5.0) -> str:
     """The JVM's answer to a command and its arguments, as its own user where this one may become that.
 
-    Raises: AttachError.
+    One whose socket is not there is woken by a signal and has `wake_s` to open it; 0: it is not woken. The signal is
+    for once: a JVM that does not open it, or only later, writes all its threads to its standard output instead.
+
+    Raises: AttachError, AsleepError (one of them) where there is no socket.
     """
     uid, gid, _ = identity(pid)
     if (uid, gid) == (os.geteuid(), os.getegid()):
-        return request(pid, words, limit_s)
+        return request(pid, words, limit_s, wake_s)
     if os.geteuid() != 0:
         raise AttachError(f"process {pid} belongs to user {uid}, and only that user or root may ask it")
-    command = [sys.executable, "-I", "-S", os.path.abspath(__file__), str(limit_s), str(pid), *words]
+    command = [sys.executable, "-I", "-S", os.path.abspath(__file__), str(limit_s), str(wake_s), str(pid), *words]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s + 5)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s + wake_s + 5)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise AttachError(f"process {pid} could not be asked as its own user: {error}") from None
     if done.returncode:
-        raise AttachError(done.stderr.decode("utf-8", "replace").strip() or f"attach ended with {done.returncode}")
+        kind = AsleepError if done.returncode == ASLEEP else AttachError
+        raise kind(done.stderr.decode("utf-8", "replace").strip() or f"attach ended with {done.returncode}")
     return done.stdout.decode("utf-8", "replace")
 
 
-def request(pid: int, words: list[str], limit_s: float, as_owner: bool = False) -> str:
+def request(pid: int, words: list[str], limit_s: float, wake_s: float, as_owner: bool = False) -> str:
     """The same from this very process. `as_owner` turns it, for good, into one of the JVM's user and group.
 
     Raises: AttachError.
@@ -69,7 +78,8 @@ def request(pid: int, words: list[str], limit_s: float, as_owner: bool = False) 
     try:
         if as_owner:
             _become(uid, gid)
-        with _connected(pid, own_pid, directory, end) as connection:
+        with _connected(pid, own_pid, directory, end, wake_s) as connection:
+            end = time.monotonic() + limit_s if wake_s else end
             connection.sendall(_encoded(words))
             code, text = _answer(connection, pid, end)
     except OSError as error:
@@ -96,6 +106,16 @@ def catches_quit(pid: int) -> bool:
     return bool(int(_status(pid).get("SigCgt", "0"), 16) & _CAUGHT_QUIT)
 
 
+def refuses_attach(pid: int) -> bool:
+    """Whether its command line says that it opens no attach socket; of several words the last one counts."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return False
+    return [word for word in words if word in (DISABLED, DISABLED.replace("+", "-"))][-1:] == [DISABLED]
+
+
 def _status(pid: int) -> dict[str, str]:
     try:
         with open(f"/proc/{pid}/status", errors="replace") as file:
@@ -119,12 +139,15 @@ def _encoded(words: list[str]) -> bytes:
 
 
 @contextlib.contextmanager
-def _connected(pid: int, own_pid: int, directory: int, end: float) -> Iterator[socket.socket]:
+def _connected(pid: int, own_pid: int, directory: int, end: float, wake_s: float) -> Iterator[socket.socket]:
     """A connection to the JVM's attach socket, which it opens if need be."""
     # A path of its own for any length of /proc/PID/root/tmp; only this process can use it.
     path = f"/proc/self/fd/{directory}/.java_pid{own_pid}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         if not _connect(connection, path, pid, end):
+            if wake_s <= 0:
+                raise AsleepError(f"process {pid} has not opened its attach socket")
+            end = time.monotonic() + wake_s
             _wake(pid, own_pid, directory, lambda: _connect(connection, path, pid, end), end)
         yield connection
 
@@ -150,6 +173,8 @@ def _wake(pid: int, own_pid: int, directory: int, is_awake: Callable[[], bool], 
         raise AttachError(f"process {pid} does not catch SIGQUIT, it is perhaps only just starting")
     if not _has_jvm(pid):
         raise AttachError(f"process {pid} is no JVM")
+    if refuses_attach(pid):
+        raise AttachError(f"process {pid} runs with {DISABLED}")
     name = f".attach_pid{own_pid}"
     with contextlib.suppress(FileExistsError):
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600, dir_fd=directory))
@@ -157,9 +182,7 @@ def _wake(pid: int, own_pid: int, directory: int, is_awake: Callable[[], bool], 
         os.kill(pid, signal.SIGQUIT)
         while not is_awake():
             if time.monotonic() >= end:
-                raise AttachError(
-                    f"process {pid} did not open its attach socket (-XX:+DisableAttachMechanism, or busy)"
-                )
+                raise AsleepError(f"process {pid} did not open its attach socket ({DISABLED}, or busy)")
             time.sleep(LOOK_S)
     finally:
         with contextlib.suppress(OSError):
@@ -195,7 +218,8 @@ def _answer(connection: socket.socket, pid: int, end: float) -> tuple[int, str]:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(request(int(sys.argv[2]), sys.argv[3:], float(sys.argv[1]), as_owner=True))
+        seconds, wake_seconds, process = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+        sys.stdout.write(request(process, sys.argv[4:], seconds, wake_seconds, as_owner=True))
     except AttachError as problem:
         sys.stderr.write(f"{problem}\n")
-        sys.exit(FAILED)
+        sys.exit(ASLEEP if isinstance(problem, AsleepError) else FAILED)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Callable
 
 from app_adapters.errors import ApplicationError
-from app_adapters.jvm.attach import AttachError, ask, catches_quit, identity
+from app_adapters.jvm.attach import DISABLED, AsleepError, AttachError, ask, catches_quit, identity, refuses_attach
+from app_adapters.processes.process import started
 
 #: What the JVM of the JMX helper may take to start on a busy machine.
 START_S = 30.0
+#: What a JVM may take to open its attach socket, and when one that did not open it is woken again: one that opens none
+#: writes all its threads to its log each time.
+WAKE_S = 5.0
+WAKE_AGAIN_S = 600.0
 
 
 class Transport(ABC):
@@ -35,8 +42,36 @@ class Transport(ABC):
         """Give back what talking has taken."""
 
 
+class Wakes:
+    """Which JVM is being woken, or was in vain, and when."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: tuple[int, int | None, float] | None = None
+
+    def begin(self, pid: int) -> None:
+        """Raises: ApplicationError where it is too early to wake it again."""
+        with self._lock:
+            last, now_s = self._last, self._clock()
+            if last is not None and last[:2] == (pid, started(pid)) and now_s - last[2] < WAKE_AGAIN_S:
+                raise ApplicationError(
+                    f"process {pid} has not opened its attach socket ({DISABLED}, or busy); it is woken again "
+                    f"{WAKE_AGAIN_S / 60:g} minutes after the last time"
+                )
+            self._last = pid, started(pid), now_s
+
+    def over(self) -> None:
+        """It is awake, or was not woken after all."""
+        with self._lock:
+            self._last = None
+
+
 class Attach(Transport):
     """The attach socket, without any program (attach.py)."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wakes = Wakes(clock)
 
     def command(self, pid: int, text: str, limit_s: float) -> str:
         return self._ask(pid, ["jcmd", text], limit_s)
@@ -46,7 +81,17 @@ class Attach(Transport):
 
     def _ask(self, pid: int, words: list[str], limit_s: float) -> str:
         try:
-            return ask(pid, words, limit_s)
+            with contextlib.suppress(AsleepError):
+                return ask(pid, words, limit_s, 0.0)
+            self._wakes.begin(pid)
+            try:
+                answer = ask(pid, words, limit_s, WAKE_S)
+            except AttachError as error:
+                if not isinstance(error, AsleepError):  # it is awake, or was sent no signal
+                    self._wakes.over()
+                raise
+            self._wakes.over()
+            return answer
         except AttachError as error:
             raise ApplicationError(str(error)) from None
 
@@ -56,6 +101,7 @@ class Jattach(Transport):
 
     def __init__(self, program: str = "jattach") -> None:
         self._program = program
+        self._wakes = Wakes()
 
     def command(self, pid: int, text: str, limit_s: float) -> str:
         return self._run(pid, ["jcmd", text], limit_s)
@@ -66,8 +112,13 @@ class Jattach(Transport):
     def _run(self, pid: int, words: list[str], limit_s: float) -> str:
         try:
             # Where there is no socket yet jattach sends the signal without a look.
-            if not os.path.exists(f"/proc/{pid}/root/tmp/.java_pid{identity(pid)[2]}") and not catches_quit(pid):
-                raise ApplicationError(f"process {pid} does not catch SIGQUIT, it is perhaps only just starting")
+            if not os.path.exists(f"/proc/{pid}/root/tmp/.java_pid{identity(pid)[2]}"):
+                if not catches_quit(pid):
+                    raise ApplicationError(f"process {pid} does not catch SIGQUIT, it is perhaps only just starting")
+                if refuses_attach(pid):
+                    raise ApplicationError(f"process {pid} runs with {DISABLED}")
+                self._wakes.begin(pid)
+                limit_s += WAKE_S
             done = subprocess.run(
                 [self._program, str(pid), *words],
                 stdin=subprocess.DEVNULL,
@@ -82,6 +133,7 @@ class Jattach(Transport):
         if done.returncode:
             said = (done.stderr.decode("utf-8", "replace") + text).strip()
             raise ApplicationError(f"{self._program} {' '.join(words)} ended with {done.returncode}: {said[:300]}")
+        self._wakes.over()
         return text.partition("\nJVM response code = ")[2].partition("\n")[2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from app_adapters.errors import ApplicationError
+from app_adapters.jvm import transports
 from app_adapters.jvm.attach import AttachError, ask, catches_quit
 from app_adapters.jvm.flags import collector, parse_flags
 from app_adapters.jvm.heap import parse_heap
@@ -97,8 +99,9 @@ def test_jmx_is_another_way_and_its_helper_ends(start: Start, tmp_path: Path) ->
     options += (f"{remote}.authenticate=false", f"{remote}.ssl=false", "-Djava.rmi.server.hostname=127.0.0.1")
     # This one cannot be reached by the attach socket.
     service = start((*SHENANDOAH, *options, "-XX:+DisableAttachMechanism"))
-    with pytest.raises(ApplicationError, match="did not open its attach socket"):
-        Attach().command(service.pid, "VM.version", 1.0)
+    for one in (Attach(), Jattach()):
+        with pytest.raises(ApplicationError, match=r"runs with -XX:\+DisableAttachMechanism"):
+            one.command(service.pid, "VM.version", 1.0)
     transport = JMX("127.0.0.1", port)
     transport.command(service.pid, "VM.version", LIMIT_S)
     child = transport._child
@@ -114,6 +117,9 @@ def test_jmx_is_another_way_and_its_helper_ends(start: Start, tmp_path: Path) ->
         done = rest.finished("down")
         assert done["released"]["memory_mib"] == pytest.approx(before_mib - service.pss_mib(), rel=0.1, abs=15), done
         assert service.pss_mib() <= 135
+    assert service.process.stdout is not None
+    os.set_blocking(service.process.stdout.fileno(), False)
+    assert service.process.stdout.read() is None  # no dump of its threads: it was not sent SIGQUIT
 
 
 def test_jmx_without_a_jvm_behind_it_is_an_error() -> None:
@@ -162,6 +168,74 @@ def test_a_jvm_that_the_signal_would_end_is_asked_without_it(start: Start) -> No
         with pytest.raises(ApplicationError, match="does not catch SIGQUIT"):
             transport.command(service.pid, "VM.version", 5.0)
     service.say("get")
+
+
+#: What seems to be a JVM: `quit` is what it does at SIGQUIT.
+STAND_IN = """
+import mmap, os, signal, socket, sys, time
+file = open(sys.argv[1], "r+b")
+mapped = mmap.mmap(file.fileno(), 1)
+def quit(*_): {quit}
+signal.signal(signal.SIGQUIT, quit)
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"asked\\n"))
+os.write(1, b"ready\\n")
+while True:
+    signal.pause()
+"""
+
+
+@contextlib.contextmanager
+def stand_in(tmp_path: Path, quit: str) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], bytes]]]:
+    library = tmp_path / "libjvm.so"
+    library.write_bytes(b"x")
+    command = [sys.executable, "-c", STAND_IN.format(quit=quit), str(library)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            yield process, process.stdout.readline
+        finally:
+            process.kill()
+            Path(f"/tmp/.java_pid{process.pid}").unlink(missing_ok=True)
+
+
+def test_a_jvm_that_opens_no_socket_is_signalled_once_in_ten_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "WAKE_S", 0.1)
+    now_s = [0.0]
+    transport = Attach(lambda: now_s[0])
+
+    def ask_at(at_s: float) -> None:
+        now_s[0] = at_s
+        with pytest.raises(ApplicationError, match="its attach socket"):
+            transport.command(process.pid, "VM.version", 5.0)
+
+    with stand_in(tmp_path, 'os.write(1, b"dump\\n")') as (process, line):
+        ask_at(0.0)
+        assert line() == b"dump\n"
+        ask_at(30.0)
+        ask_at(599.0)
+        process.send_signal(signal.SIGUSR1)
+        assert line() == b"asked\n"
+        ask_at(600.0)
+        assert line() == b"dump\n"
+
+
+def test_a_slow_jvm_has_longer_to_open_its_socket_than_to_answer(tmp_path: Path) -> None:
+    quit = """
+    time.sleep(1.5)
+    if os.path.exists(f"/tmp/.attach_pid{os.getpid()}"):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"/tmp/.java_pid{os.getpid()}")
+            server.listen()
+            connection = server.accept()[0]
+            connection.recv(1000)
+            connection.sendall(b"0\\nawake")
+            connection.close()
+"""
+    with stand_in(tmp_path, quit) as (process, _):
+        assert Attach().command(process.pid, "VM.version", 1.0) == "awake"
 
 
 def test_another_process_behind_the_socket_is_not_believed(start: Start) -> None:
