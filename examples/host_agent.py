@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 PARTS = ("cpu_cores", "memory_mib", "disk_mib_s", "network_mib_s")
 FLOOR = {"cpu_cores": 0.1, "memory_mib": 192.0, "disk_mib_s": 1.0, "network_mib_s": 1.0}
 OVERHEAD_MIB = 64.0
+LARGEST = 1e9
 
 
 class Refused(Exception):
@@ -31,8 +32,9 @@ class Refused(Exception):
 
 def vector(found, field, default=0.0):
     for part, value in found.items():
-        if part not in PARTS or isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise Refused(400, f"{field}.{part} must be a number of at least 0", f"{field}.{part}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if part not in PARTS or not is_number or not 0 <= value <= LARGEST:  # NaN is neither
+            raise Refused(400, f"{field}.{part} must be a number from 0 to {LARGEST:g}", f"{field}.{part}")
     return {part: float(found.get(part, default)) for part in PARTS}
 
 
@@ -95,6 +97,11 @@ class Host:
             outcomes.append(row | {"shortfall": none, "ledger": [], "seconds": 0.0, "sentence": "resized"})
         return {"vms": outcomes}
 
+    def require_room(self, name, size, field):
+        charge = {**size, "memory_mib": size["memory_mib"] + OVERHEAD_MIB}
+        if any(charge[part] > self.free()[part] + 1e-6 for part in ("cpu_cores", "memory_mib")):
+            raise Refused(409, f"{name} does not fit", field)
+
     def create(self, body):
         spec = body.get("vm", {})
         nominal = vector(spec.get("nominal", {}), "vm.nominal")
@@ -103,9 +110,7 @@ class Host:
         size = vector(body.get("start_size") or nominal, "start_size")
         if name in self.vms:
             raise Refused(409, f"there is a VM {name} already", "vm.name")
-        charge = {**size, "memory_mib": size["memory_mib"] + OVERHEAD_MIB}
-        if any(charge[part] > self.free()[part] + 1e-6 for part in ("cpu_cores", "memory_mib")):
-            raise Refused(409, f"{name} does not fit", "vm.nominal")
+        self.require_room(name, size, "vm.nominal")
         floor = {
             part: nominal[part] if fixed else min(max(minimum[part], FLOOR[part]), nominal[part]) for part in PARTS
         }
@@ -147,6 +152,7 @@ class Host:
         room, sizes = vector(body["room"], "room") if body.get("room") else self.free(), {}
         for name in body.get("vms") or [name for name, vm in self.vms.items() if not vm["held"]]:
             vm = self.vm(name)
+            vm["held"] = False  # a name lets it grow again
             if vm["state"] == "running":
                 grown = {part: min(vm["nominal"][part] - vm["current"][part], room[part]) for part in PARTS}
                 sizes[name] = {part: vm["current"][part] + grown[part] for part in PARTS}
@@ -155,12 +161,16 @@ class Host:
 
     def stop(self, name, body):
         vm = self.vm(name)
-        vm |= {"state": "stopped", "start_size": vm["current"], "current": dict.fromkeys(PARTS, 0.0)}
+        if vm["state"] != "stopped":  # else nothing is left to do, and its size stays
+            vm |= {"state": "stopped", "start_size": vm["current"], "current": dict.fromkeys(PARTS, 0.0)}
         return {"vm": name}
 
     def start(self, name, body):
         vm = self.vm(name)
-        vm |= {"state": "running", "current": body.get("start_size") or vm["start_size"], "start_size": None}
+        if vm["state"] == "stopped":
+            size = vector(body.get("start_size") or vm["start_size"], "start_size")
+            self.require_room(name, size, "start_size")
+            vm |= {"state": "running", "current": size, "start_size": None, "held": False}
         return {"vm": name}
 
     def delete(self, name, body):

@@ -183,9 +183,11 @@ class Conformance:
         self._has(await self._vm(), Vector(cpu_cores=1.0, memory_mib=SMALLER.memory_mib))
 
     async def reinflate(self) -> None:
-        """VMs that are named grow up to their nominal sizes."""
+        """VMs that are named grow up to their nominal sizes, and are held no longer."""
         await self._begin("POST", "/v1/reinflations", {"vms": [VM]})
-        self._has(await self._vm(), NOMINAL)
+        vm = await self._vm()
+        self._has(vm, NOMINAL)
+        _holds(not vm.held, "the VM is still `held` after a reinflation that names it")
 
     async def reclaim(self) -> None:
         """A need is freed from what VMs have above their minimums; what is missing is a shortfall, and no failure."""
@@ -208,14 +210,31 @@ class Conformance:
 
     async def off(self) -> None:
         """A VM that is off holds no room and keeps its name; it comes up again at the size that it had."""
+        body = {"target": SMALLER.model_dump(), "generation": (await self._vm()).generation + 1}
+        await self._begin("PUT", f"/v1/vms/{VM}/target", body)
         size = (await self._vm()).current
         await self._begin("POST", f"/v1/vms/{VM}/stop", {"limit_s": 30.0})
         vm = await self._vm()
         _holds(vm.state is VMState.STOPPED, f"the VM is {vm.state} after it was stopped")
         _holds(vm.current == Vector(), f"the VM is charged {vm.current.vector()} while it is off")
         _holds(vm.start_size is not None, "the VM has no `start_size` while it is off")
+        with contextlib.suppress(Violation):  # to refuse it is as good
+            await self._begin("POST", f"/v1/vms/{VM}/stop", {"limit_s": 30.0})
+        again = (await self._vm()).start_size
+        _holds(again == vm.start_size, f"`start_size` became {again} by a stop of the VM that was off already")
         await self._begin("POST", f"/v1/vms/{VM}/start", {})
-        self._has(await self._vm(), size)
+        vm = await self._vm()
+        self._has(vm, size)
+        _holds(not vm.held, "the VM is still `held` after its start")
+
+    async def room(self) -> None:
+        """No VM comes up larger than what its host has free."""
+        await self._begin("POST", f"/v1/vms/{VM}/stop", {"limit_s": 5.0})
+        size = {**NOMINAL.model_dump(), "cpu_cores": 4096.0}
+        with contextlib.suppress(Violation):  # refused, failed, or cut to what the VM may have
+            await self._begin("POST", f"/v1/vms/{VM}/start", {"start_size": size})
+        cores = (await self._vm()).current.cpu_cores
+        _holds(cores < 4096.0, f"the VM was started with {cores:g} cores, which its host does not have")
 
     async def delete(self) -> None:
         """A VM that is deleted is gone, and its room is free."""
@@ -314,6 +333,7 @@ CHECKS: Final[tuple[tuple[str, Callable[[Conformance], Awaitable[None]], bool], 
     ("VMs grow back", Conformance.reinflate, False),
     ("needs are reclaimed, and shortfalls told", Conformance.reclaim, False),
     ("a VM that is off holds nothing", Conformance.off, False),
+    ("a start needs room", Conformance.room, False),
     ("a deleted VM is gone", Conformance.delete, False),
 )
 

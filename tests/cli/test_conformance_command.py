@@ -126,6 +126,26 @@ BROKEN = {
         "left[part] -= 0",
         "a VM is created at its nominal size",
     ),
+    "a stop of what is off forgets its size": (
+        '        if vm["state"] != "stopped":',
+        "        if True:",
+        "a VM that is off holds nothing",
+    ),
+    "a start asks for no room": (
+        '            self.require_room(name, size, "start_size")',
+        "            pass",
+        "a start needs room",
+    ),
+    "a start leaves what is held": (
+        '"start_size": None, "held": False}',
+        '"start_size": None}',
+        "a VM that is off holds nothing",
+    ),
+    "a reinflation leaves what is held": (
+        '            vm["held"] = False',
+        "            pass",
+        "VMs grow back",
+    ),
     "a deleted VM stays": ("        del self.vms[name]", "        pass", "a deleted VM is gone"),
 }
 
@@ -139,6 +159,15 @@ async def test_an_agent_that_breaks_a_rule_fails_the_check_of_it(rule: str, tmp_
     script.write_text(text.replace(line, instead))
     async with agent_of(script) as url:
         assert check in await failures(url)
+
+
+async def test_the_example_refuses_what_is_no_number() -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with agent_of(EXAMPLE) as url, aiohttp.ClientSession(headers=headers) as session:
+        for cores in (float("nan"), float("inf"), 10**400):
+            body = {"request_id": "odd", "epoch": 1, "need": {"cpu_cores": cores}}
+            async with session.post(f"{url}/v1/reclaims", json=body) as answer:
+                assert (answer.status, (await answer.json())["field"]) == (400, "need.cpu_cores")
 
 
 async def test_the_example_serves_a_placement_with_deflation(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestServer
 
+from ebbtide.cli import conformance
 from ebbtide.deflation import fencing
 from ebbtide.messages.common import LARGEST
 from hostagent.api.app import make_app
@@ -75,3 +76,10 @@ async def test_what_may_be_asked_is_answered_as_documented(
         names["query.request_id"] = [f"delete-{number}" for number in range(50)]
         await schema_run.run(url, TOKEN, tmp_path, names=names, max_examples=15)
         assert schema_run.unreached(app, seen) == [], sorted(seen.items())
+
+
+async def test_it_is_what_managers_rely_on(agent: Agent) -> None:
+    async with TestServer(make_app(agent, TOKEN)) as server:
+        checks = await conformance.examine(str(server.make_url("")), TOKEN)
+    assert [(check.name, check.why) for check in checks if not check.ok] == []
+    assert len(checks) == len(conformance.CHECKS)
