@@ -4,8 +4,9 @@ The JVM opens a socket /tmp/.java_pidN when it gets SIGQUIT while a file .attach
 in /tmp, N being its pid in its own namespace. A request is "1", a command and three arguments, each ended by a zero
 byte; the answer is a result code on a line of its own, and text.
 
-Run as a program (`attach.py SECONDS WAKE_SECONDS PID COMMAND [ARGUMENT ...]`) it prints the answer. That is how another user's JVM is asked:
-older ones take only a peer of their own user and group, and a process cannot change those for one thread alone.
+Run as a program (`attach.py SECONDS WAKE_SECONDS PID COMMAND [ARGUMENT ...]`) it prints the answer. That is how another
+user's JVM is asked: older ones take only a peer of their own user and group, and a process cannot change those for one
+thread alone.
 Imports nothing of this package, so that it starts quickly.
 """
 
