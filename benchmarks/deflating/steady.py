@@ -221,9 +221,10 @@ async def _day(host: Host, guests: Sequence[LabLink], number: int, quick: bool) 
         )
     loop = asyncio.get_running_loop()
     loaded_s = loop.time() + seconds
-    await _live(host, [], before_s)
+    # What a rule takes before the first arrival, and what that costs, is its own, too.
     before = [await _counted(guest) for guest in guests]
     trimmed_mib = host.agent.host.steady_taken_mib
+    await _live(host, [], before_s)
     seen = await _live(host, arrivals(2 * number + 1, day_s, HOST_MIB, LEAST_STAY_S), day_s)
     after = [await _counted(guest) for guest in guests]
     counted = [{name: now[name] - then[name] for name in now} for now, then in zip(after, before, strict=True)]
