@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +61,24 @@ def test_idle_memory_is_touched_when_it_is_to_be_idle_anew(tmp_path: Path) -> No
             assert referenced_mib(load.pid) >= ANON_MIB
         finally:
             load.kill()
+
+
+def test_the_same_files_are_compiled_in_the_same_order_each_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["load", "1", "1", "/socket", "/file"])
+    names: dict[str, Any] = {}
+    exec(cold.LOAD.read_text().removesuffix("main()\n"), names)  # noqa: S102 - it is no module: it runs in a guest
+    clock, seen = itertools.count(), list[str]()
+    names["time"] = SimpleNamespace(monotonic=lambda: len(seen) % 5, perf_counter=lambda: next(clock) / 1000)
+    names["compile"] = lambda text, *given: seen.append(text.decode())
+    names["SOURCES"] = [tmp_path / name for name in "abc"]
+    for path in names["SOURCES"]:
+        path.write_text(path.name)
+    for _ in range(2):
+        assert names["compiles"](4) == {"compile_median_ms": pytest.approx(1.0), "compile_files": 4}
+        seen.append("|")
+    assert "".join(seen) == "abca|" * 2
 
 
 async def test_what_is_cold_was_left_alone_while_the_loads_worked_before_it_is_counted(
