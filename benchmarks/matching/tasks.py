@@ -15,12 +15,14 @@ import json
 import logging
 import lzma
 import multiprocessing
+import os
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,6 +68,9 @@ BASES: Final = {
 _FORK: Final = multiprocessing.get_context("fork")
 #: Clusters come up one after another: so many daemons at once do not find free ports.
 _COMING_UP: Final = _FORK.Lock()
+#: Set, and sent to each worker, where all are to end.
+_ENDED: Final = _FORK.Event()
+_END: Final = signal.SIGUSR1
 #: What no job's priority is below, for jobs that keep their place in the line.
 _FIRST: Final = 4_000_000_000
 
@@ -119,7 +124,7 @@ def run(how: Pass) -> Figures:
     """All sides, with another plan in each run."""
     many, within_s = (QUICK_TASKS, QUICK_WITHIN_S) if how.quick else (TASKS, WITHIN_S)
     kept: dict[str, list[str]] = {name: [] for name in SIDES}
-    with ProcessPoolExecutor(len(SIDES) * AT_ONCE, _FORK) as processes:
+    with _workers() as processes:
         # The sides of a run begin one after the other, so they run beside each other.
         running: dict[Future[str], tuple[int, str]] = {
             processes.submit(one_side, name, number, many, within_s): (number, name)
@@ -141,8 +146,45 @@ def run(how: Pass) -> Figures:
     return figures_of(kept, many, within_s)
 
 
+@contextlib.contextmanager
+def _workers() -> Iterator[ProcessPoolExecutor]:
+    """Processes for sides; whatever ends this early ends them, with their clusters removed, and begins no other."""
+    _ENDED.clear()
+    with ProcessPoolExecutor(len(SIDES) * AT_ONCE, _FORK, initializer=_apart) as processes:
+        try:
+            yield processes
+        except BaseException:
+            _ENDED.set()
+            for worker in multiprocessing.active_children():
+                if worker.pid is not None:
+                    os.kill(worker.pid, _END)
+            processes.shutdown(cancel_futures=True)
+            raise
+
+
+def _apart() -> None:
+    """A worker is ended by its parent only, not by Ctrl-C as well, and never in the middle of its cluster's end."""
+    os.setpgid(0, 0)
+    signal.signal(_END, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _endable() -> Iterator[None]:
+    signal.signal(_END, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        _check_not_ended()
+        yield
+    finally:
+        signal.signal(_END, signal.SIG_IGN)
+
+
+def _check_not_ended() -> None:
+    if _ENDED.is_set():
+        raise KeyboardInterrupt
+
+
 def one_side(name: str, number: int, many: int, within_s: float) -> str:
-    """Run it in this process; what is kept of it."""
+    """Run it in this process; what is kept of it. Raises KeyboardInterrupt where it is ended."""
     # The service's log must not stand between what a command prints.
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
@@ -151,12 +193,14 @@ def one_side(name: str, number: int, many: int, within_s: float) -> str:
     # A long SlurmdTimeout: no node may come to be mistrusted in the middle by registering (docs/reference/tasks.md).
     with contextlib.ExitStack() as stack:
         with _COMING_UP:
+            _check_not_ended()
             cluster = stack.enter_context(
                 SlurmCluster(MACHINES, CORES, slurmd_timeout_s=600, telling=True, least_loaded=name == "spread")
             )
         plan = plan_for(number, many, within_s)
         replay = Replay(plan)
-        asyncio.run(SIDES[name](cluster, plan, replay, name))
+        with _endable():
+            asyncio.run(SIDES[name](cluster, plan, replay, name))
         log, sched, jobs = (
             (cluster.directory / file).read_text(errors="replace")
             for file in ("slurmctld.log", "sched.log", "jobs.txt")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import lzma
+import multiprocessing
+import os
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.matching import tasks, tasks_log, tasks_replay, tasks_twin
+from benchmarks.passes import Pass
 
 LOG = """\
 [2026-01-01T00:00:00.000] _update_node_gres: nodes n1 gres set to: vcore:2
@@ -121,3 +127,45 @@ def test_the_figures_that_are_quoted_are_those_of_the_logs() -> None:
     assert found.keys() == quoted.keys()
     for name, figure in found.items():
         assert quoted[name]["runs"] == pytest.approx(figure.runs, abs=1e-5), name
+
+
+def test_what_ends_the_benchmark_ends_all_that_goes_on_with_its_clusters_and_begins_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came_up = multiprocessing.get_context("fork").Semaphore(0)
+
+    class Cluster:
+        directory = tmp_path
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            pass
+
+        def __enter__(self) -> Cluster:
+            (tmp_path / f"{os.getpid()}.begun").touch()
+            came_up.release()
+            return self
+
+        def __exit__(self, *given: object) -> None:
+            (tmp_path / f"{os.getpid()}.ended").touch()
+
+    async def side(*given: Any) -> None:
+        await asyncio.Event().wait()
+
+    def interrupted(running: Collection[Any]) -> Iterator[Any]:
+        # So many as there are workers.
+        for _ in tasks.SIDES:
+            came_up.acquire()
+        yield from ()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tasks, "AT_ONCE", 1)
+    monkeypatch.setattr(tasks, "SlurmCluster", Cluster)
+    monkeypatch.setattr(tasks, "as_completed", interrupted)
+    for name in tasks.SIDES:
+        monkeypatch.setitem(tasks.SIDES, name, side)
+    with pytest.raises(KeyboardInterrupt):
+        tasks.run(Pass(runs=3, quick=True))
+    begun, ended = ({path.stem for path in tmp_path.glob(f"*.{end}")} for end in ("begun", "ended"))
+    assert begun == ended
+    assert len(begun) == len(tasks.SIDES)
+    assert not multiprocessing.active_children()
