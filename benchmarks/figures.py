@@ -5,6 +5,8 @@ Pure but for `machine`. The format is the same for all benchmarks: docs/research
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import os
 import platform
 import statistics
@@ -64,15 +66,15 @@ def medians(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
 
 
-def document(name: str, figures: Mapping[str, Figure], date: str, version: str) -> dict[str, Any]:
+def document(name: str, figures: Mapping[str, Figure], origin: Mapping[str, Any]) -> dict[str, Any]:
     """What NAME.json holds."""
-    return {
-        "name": name,
-        "machine": machine(),
-        "date": date,
-        "version": version,
-        "figures": {key: figure.as_dict() for key, figure in figures.items()},
-    }
+    return {"name": name, **origin, "figures": {key: figure.as_dict() for key, figure in figures.items()}}
+
+
+def origin_now() -> dict[str, Any]:
+    """On what, when and by which version something is measured now."""
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"machine": machine(), "date": date, "version": importlib.metadata.version("ebbtide")}
 
 
 def machine() -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +10,10 @@ from typing import Any
 from benchmarks.caches import memcached
 from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, levels, steady, throughput, together
 from benchmarks.engines import jvm, spark
-from benchmarks.figures import Figures, document
+from benchmarks.figures import Figures, document, origin_now
 from benchmarks.host.bench_host import terminable
 from benchmarks.matching import matcher, tasks, tasks_twin
-from benchmarks.passes import Pass
+from benchmarks.passes import LEAST_RUNS, Pass
 from benchmarks.placing import placement, policies
 from benchmarks.simulating import simulator
 from benchmarks.watching import history, history_cost, metrics, page, top
@@ -53,13 +51,19 @@ ALL: Mapping[str, Callable[[Pass], Figures]] = {
 #: Benchmarks that are read more easily as a table: what NAME.csv holds.
 TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"spark": spark.table}
 
+#: Benchmarks that keep each run of theirs: where and when those that NAME.json is made of were measured.
+KEPT: Mapping[str, Callable[[Pass], Mapping[str, Any]]] = {"spark": spark.origin}
+
 
 def run(name: str, how: Pass | None = None) -> dict[str, Any]:
     """Run one benchmark; returns what its file holds. Raises KeyError for an unknown name."""
+    how = how or Pass()
     with terminable():
-        figures = ALL[name](how or Pass())
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return document(name, figures, date, importlib.metadata.version("ebbtide"))
+        figures = ALL[name](how)
+    made = document(name, figures, KEPT[name](how) if name in KEPT else origin_now())
+    # Runs that are kept are measured one at a time.
+    few = how.runs < LEAST_RUNS and name not in KEPT
+    return {**made, "quick": True} if how.quick or few else made
 
 
 def write(result: dict[str, Any], directory: Path) -> Path:

@@ -10,6 +10,7 @@ import argparse
 import ast
 import json
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -272,6 +273,8 @@ def aimed(value: float, aim: str) -> str:
 def results() -> str:
     """The page of measured figures."""
     files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
+    if quick := [name for name, document in files.items() if document.get("quick")]:
+        raise ValueError(f"{', '.join(quick)}: a quick pass, or one of too few runs, is not to be quoted")
     parts = ["# Results\n", MADE.format("the files in `benchmarks/results`, which `make bench` writes")]
     parts.append(
         "Medians, with the least and the most of the runs beside them; how each is measured stands in "
@@ -293,14 +296,17 @@ def results() -> str:
         "paper's set-up differs too much for that, [Deflation, claim by claim](deflation.md) says so. Besides: "
         "matching on a real Slurm ends tasks no sooner than Slurm's own choice of the least loaded node. **Withdrawn** "
         "until they are measured again: the picks of the Spark policy, and what an idle agent takes to what it took "
-        "before there were metrics, `agent_to_before` ([Benchmarks](benchmarks.md) says why).\n"
+        "before there were metrics, `agent_to_before`; and what deflation does to a compile's p99, `compile_p99` "
+        "of `cold` ([Benchmarks](benchmarks.md) says why).\n"
     )
     for name, document in files.items():
         machine, found = document["machine"], document["figures"]
         parts.append(f"## {name}\n")
-        runs = max(len(figure["runs"]) for figure in found.values())
+        # Runs that are kept one by one are of more than one day.
+        days = " to ".join(date[:10] for date in (document.get("since"), document["date"]) if date)
+        runs = statistics.mode(len(figure["runs"]) for figure in found.values())
         parts.append(
-            f"{document['date'][:10]}, version {document['version']}, {machine['cpus']} cores ({machine['cpu']}), "
+            f"{days}, version {document['version']}, {machine['cpus']} cores ({machine['cpu']}), "
             f"{machine['memory_mib'] / 1024:.1f} GiB, {runs} runs; `make bench NAME={name}` measures it again.\n"
         )
         shown = figures(found)

@@ -6,14 +6,13 @@ benchmarks found is read from benchmarks/results.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from kept_results import ROOT, Sweep, begin, head, interval, placed, rewrite, row, sections
+from kept_results import ROOT, Sweep, begin, head, interval, measured, placed, rewrite, row, sections
 
 PAGE = ROOT / "docs" / "research" / "deflation.md"
 BEGIN = begin("deflation_tables.py")
@@ -42,8 +41,7 @@ class Benchmark:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        path = RESULTS / f"{name}.json"
-        self.figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["figures"]
+        self.figures = measured(RESULTS / f"{name}.json")
 
     def value(self, key: str) -> float:
         return float(self.figures[key]["value"])
@@ -70,7 +68,8 @@ def claims() -> Iterator[str]:
         "fourth column; means over seeds where that is `ebb sim run`. The paper has VMs of 4 cores and 16 GB under",
         "KVM; here are two cores and emulated guests, for Fig. 1, 5c, 5d, 6 and 7 none but control groups and",
         "processes, so of times only ratios compare. Spark: one run each, which tell",
-        "no more than directions, by `python -m benchmarks spark --runs 1 --part NAME` ([parts](benchmarks.md#spark)).",
+        "no more than directions, by `python -m benchmarks spark --runs 1 --output benchmarks/results --part NAME`",
+        "([parts](benchmarks.md#spark)).",
         "",
     )
     yield from head("claim", "the paper", "here", "measured by", "")

@@ -35,6 +35,14 @@ WIDTH = 120
 END = "<!-- up to here -->"
 
 
+def measured(path: Path) -> dict[str, Any]:
+    """The figures of a benchmark's file. Raises ValueError where they are not to be quoted."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if document.get("quick"):
+        raise ValueError(f"{path} is of a quick pass, or one of too few runs")
+    return dict(document["figures"])
+
+
 def keep(directory: Path, metrics: Collection[str] = ()) -> None:
     """Keep a sweep, or these of its metrics; of a case of which a run failed only that it did, and why."""
     from ebbtide.simulator.experiments import load

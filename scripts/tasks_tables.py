@@ -5,12 +5,11 @@ python scripts/tasks_tables.py
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-from kept_results import ROOT, begin, head, of_sums, placed, row
+from kept_results import ROOT, begin, head, measured, of_sums, placed, row
 
 PAGE: Final = ROOT / "docs/research/benchmarks.md"
 RESULTS: Final = ROOT / "benchmarks/results"
@@ -63,7 +62,7 @@ def tables() -> Iterator[str]:
     for name, shown in FILES.items():
         path = RESULTS / f"{name}.json"
         if path.exists():
-            figures = json.loads(path.read_text())["figures"]
+            figures = measured(path)
             runs = len(figures["own_preemptions"]["runs"])
             yield from ("", f"`python -m benchmarks {name} --runs {runs}`:")
             for rows in shown:

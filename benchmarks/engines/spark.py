@@ -22,7 +22,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 from app_adapters.errors import ApplicationError
 from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job, decide
 from benchmarks.engines.spark_host import HOSTS, SLOTS, SparkHost, spark_host
-from benchmarks.figures import BenchmarkFailed, Figure, Figures
+from benchmarks.figures import BenchmarkFailed, Figure, Figures, origin_now
 from benchmarks.host.bench_host import only
 from benchmarks.passes import Pass
 
@@ -83,6 +83,10 @@ class Run:
     choice: str
     vm_time: float
     self_time: float
+    #: See `figures.origin_now`.
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    date: str = ""
+    version: str = ""
 
     @property
     def time(self) -> float:
@@ -110,7 +114,7 @@ def run(how: Pass) -> Figures:
     parts = how.parts or tuple(PARTS)
     if not set(parts) <= set(PARTS):
         raise BenchmarkFailed(f"there is no part {', '.join(set(parts) - set(PARTS))}; there are {', '.join(PARTS)}")
-    path = None if how.quick or how.output is None else how.output / KEPT
+    path = place(how)
     found = kept(path)
     todo = steps(parts, how, found)
     if not todo:
@@ -121,7 +125,7 @@ def run(how: Pass) -> Figures:
             undeflated_s = runs.undeflated(workload)
             for case, way in todo:
                 if case.workload == workload:
-                    found.append(runs.deflated(case, way, undeflated_s))
+                    found.append(replace(runs.deflated(case, way, undeflated_s), **origin_now()))
                     how.report(f"{case.name} {way}: {found[-1].time:.2f} times as long")
                     keep(path, found)
     return assemble(found)
@@ -191,10 +195,30 @@ def reached(bench: SparkHost, progress: float) -> Job:
     raise BenchmarkFailed(f"the application had not done {progress:.0%} after {LIMIT_S:g} s")
 
 
+def place(how: Pass) -> Path | None:
+    """Where runs are kept, if they are."""
+    return None if how.quick or how.output is None else how.output / KEPT
+
+
 def kept(path: Path | None) -> list[Run]:
     """The runs that were kept in a file; none where there is no such file."""
-    lines = path.read_text().splitlines() if path is not None and path.exists() else []
-    return [Run(**{**row, "case": Case(**row["case"])}) for row in map(json.loads, lines)]
+    if path is None or not path.exists():
+        return []
+    # What earlier versions kept does not say where and when; the file of the figures beside it does.
+    beside = path.with_suffix(".json")
+    said = json.loads(beside.read_text()) if beside.exists() else {}
+    origin = {key: said[key] for key in ("machine", "date", "version") if key in said}
+    rows = map(json.loads, path.read_text().splitlines())
+    return [Run(**{**origin, **row, "case": Case(**row["case"])}) for row in rows]
+
+
+def origin(how: Pass) -> dict[str, Any]:
+    """Of the latest run that is kept, with the date of the first one."""
+    runs = sorted(kept(place(how)), key=lambda one: one.date)
+    if not runs or not runs[-1].date:
+        return origin_now()
+    found = {"machine": runs[-1].machine, "date": runs[-1].date, "version": runs[-1].version}
+    return found | ({"since": runs[0].date} if runs[0].date < runs[-1].date else {})
 
 
 def keep(path: Path | None, runs: Iterable[Run]) -> None:

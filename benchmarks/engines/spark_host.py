@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,11 @@ class SparkHost:
         self._master_command = command
 
     def start(self) -> None:
-        """Start the master and make the workers' groups. `close` undoes it, however far it got."""
+        """Start the master and make the workers' groups. `close` undoes it, however far it got.
+
+        What a killed benchmark left in the groups goes first.
+        """
+        self._remove_groups()
         self._processes.append(
             subprocess.Popen(
                 self._master_command,
@@ -177,13 +182,7 @@ class SparkHost:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(5)
         self._log.close()
-        for host in HOSTS:
-            for _ in range(50):  # its last process may not be gone quite yet
-                try:
-                    self._group(host).rmdir()
-                    break
-                except OSError:
-                    time.sleep(LOOK_S)
+        self._remove_groups()
 
     def _worker(self, host: str) -> Workers:
         inside = f'echo $$ > {self._group(host)}/cgroup.procs && exec "$@"'
@@ -194,7 +193,22 @@ class SparkHost:
         return Workers(command, str(self._directory / f"{host}.json"), str(self._directory / f"{host}.log"))
 
     def _group(self, host: str) -> Path:
-        return CGROUPS / f"ebb-bench-spark-{os.getpid()}-{HOSTS.index(host)}"
+        return CGROUPS / f"ebb-bench-spark-{HOSTS.index(host)}"
+
+    def _remove_groups(self) -> None:
+        """With what runs in them. Raises BenchmarkFailed where one stays."""
+
+        def gone(group: Path) -> bool:
+            if group.exists():
+                for pid in (group / "cgroup.procs").read_text().split():
+                    with suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                with suppress(OSError):  # its last process may not be gone quite yet
+                    group.rmdir()
+            return not group.exists()
+
+        for host in HOSTS:
+            _until(partial(gone, self._group(host)), f"{self._group(host)} is gone")
 
     def _send(self, body: dict[str, Any]) -> None:
         assert self._driver is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +47,22 @@ def test_every_aim_that_is_missed_is_marked_on_the_page_of_results(hooks: Any) -
     assert set(rows) == {what for *_, what, _ in hooks.HIGHLIGHTS}, "each has its figure"
     assert "**missed**" in rows["two real guests deflated at once on two cores, beside one"]
     assert page.count("**missed**") == sum("**missed**" in row for row in rows.values())
+
+
+def test_a_benchmark_has_as_many_runs_as_most_of_its_figures(hooks: Any) -> None:
+    page = hooks.results()
+    counts = {name: page.partition(f"\n## {name}\n")[2].split(" runs;")[0].split()[-1] for name in ("levels", "tasks")}
+    assert counts == {"levels": "5", "tasks": "10"}
+
+
+def test_a_file_that_is_not_to_be_quoted_is_refused(
+    hooks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copy(ROOT / "benchmarks/results/top.json", tmp_path)
+    (tmp_path / "cpu.json").write_text('{"quick": true, "figures": {}}')
+    monkeypatch.setattr(hooks, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match=r"^cpu: .*not to be quoted"):
+        hooks.results()
 
 
 def test_files_with_guests_are_those_whose_benchmarks_bring_up_a_host(hooks: Any) -> None:

@@ -49,6 +49,14 @@ def test_another_figure_in_a_page_would_be_seen(script: str) -> None:
     assert names["written"](changed) == page
 
 
+def test_a_file_of_a_quick_pass_makes_no_table(tmp_path: Path) -> None:
+    (tmp_path / "tasks.json").write_text('{"quick": true, "figures": {}}')
+    for script in ("tasks_tables", "deflation_tables"):
+        names = made(script)
+        with pytest.raises(ValueError, match="of a quick pass"):
+            names["measured"](tmp_path / "tasks.json")
+
+
 @pytest.mark.parametrize("path", sorted(KEPT.glob("*.json")), ids=lambda path: path.stem)
 def test_each_kept_result_says_how_it_was_made(path: Path) -> None:
     kept = json.loads(path.read_text())

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from app_adapters.spark.policy import SELF, VM_LEVEL
+from benchmarks import runner
+from benchmarks.engines import spark, spark_host
 from benchmarks.engines.spark import (
     PARTS,
     PREEMPTION,
@@ -21,7 +31,7 @@ from benchmarks.engines.spark import (
     steps,
     table,
 )
-from benchmarks.figures import BenchmarkFailed, document
+from benchmarks.figures import BenchmarkFailed, document, origin_now
 from benchmarks.passes import Pass
 
 
@@ -57,7 +67,7 @@ def test_the_figures_have_both_times_their_predictions_and_each_case_picked_once
     assert [figures[f"{name}_right"].value for name in names] == [2, 1, 1]
     assert [figures[f"{name}_time"].value for name in (*names, "best")] == pytest.approx([1.3, 1.4, 1.55, 1.3])
     assert "als_crossover" not in figures
-    lines = table(document("spark", figures, "2026-01-01", "1")).splitlines()
+    lines = table(document("spark", figures, origin_now())).splitlines()
     assert lines == [
         "case,way,measured,predicted",
         "als_50_at_50,vm,1.5,1.5",
@@ -91,3 +101,56 @@ def test_what_was_measured_is_kept_and_not_measured_again(tmp_path: Path) -> Non
 def test_an_unknown_part_is_named() -> None:
     with pytest.raises(BenchmarkFailed, match="no part nothing; there are kmeans, als, sgd, sweep, one"):
         run(Pass(parts=("nothing",)))
+
+
+def test_where_and_when_a_run_was_measured_stays_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {"machine": {"cpu": "old"}, "date": "2026-01-01T00:00:00+00:00", "version": "0.1"}
+    now = {"machine": {"cpu": "new"}, "date": "2026-02-01T00:00:00+00:00", "version": "0.2"}
+    monkeypatch.setattr(spark, "origin_now", lambda: now)
+    monkeypatch.setattr(runner, "origin_now", lambda: now)
+    # Of a version that did not keep it.
+    row = {name: value for name, value in asdict(measured(Case("sgd"), VM_LEVEL, 1.5)).items() if name not in old}
+    (tmp_path / "spark.jsonl").write_text(json.dumps(row) + "\n")
+    how = Pass(runs=1, output=tmp_path, parts=("sgd",))
+    monkeypatch.setattr(spark, "steps", lambda *given: [])
+    (tmp_path / "spark.json").write_text(json.dumps({**old, "figures": {}}))
+    before = runner.write(runner.run("spark", how), tmp_path).read_text()
+    assert {name: json.loads(before)[name] for name in old} == old
+    assert runner.write(runner.run("spark", how), tmp_path).read_text() == before
+
+    monkeypatch.setattr(spark, "steps", lambda *given: [(Case("sgd"), SELF)])
+    monkeypatch.setattr(spark, "only", lambda name: contextlib.nullcontext())
+    monkeypatch.setattr(spark, "spark_host", lambda cores: contextlib.nullcontext())
+    monkeypatch.setattr(spark.Runs, "undeflated", lambda *given: 100.0)
+    monkeypatch.setattr(spark.Runs, "deflated", lambda *given: measured(Case("sgd"), SELF, 1.2))
+    made = runner.run("spark", how)
+    assert {name: made[name] for name in (*old, "since")} == {**now, "since": old["date"]}
+    assert [one.version for one in kept(tmp_path / "spark.jsonl")] == ["0.1", "0.2"]
+    assert "quick" not in made
+
+
+def test_what_a_killed_benchmark_left_in_the_groups_ends_before_the_next_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_host, "CGROUPS", tmp_path)
+    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+    found = SimpleNamespace(submodule_search_locations=["/nowhere"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+    # As under a cgroup, whose name does not depend on who made it.
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    group = spark_host.SparkHost(tmp_path, 0.8)._group("localhost")
+    group.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as left:
+        (group / "cgroup.procs").write_text(f"{left.pid}\n")
+        monkeypatch.setattr(os, "getpid", lambda: 2)
+        host = spark_host.SparkHost(tmp_path, 0.8)
+        host._master_command = ["true"]
+        try:
+            host.start()
+            assert left.wait(10) == -signal.SIGKILL
+            assert not (group / "cgroup.procs").exists()
+        finally:
+            left.kill()
+            for process in host._processes:
+                process.wait()
+            host._log.close()
