@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.figures import BenchmarkFailed
+from benchmarks.figures import BenchmarkFailed, Figure
 
 #: DESIGN: medians of at least five runs.
 LEAST_RUNS = 5
@@ -41,16 +41,21 @@ class Killed(BenchmarkFailed):
     """The confined process is gone."""
 
 
-def begun_again_when_killed(work: Callable[[], T], name: str, how: Pass) -> T:
-    """What the work returns; begun again, and said so, where it raises Killed. Raises the last of TRIES."""
-    for left in reversed(range(TRIES)):
+def begun_again_when_killed(work: Callable[[], T], name: str, how: Pass) -> tuple[T, int]:
+    """What the work returns, and how often it was begun again, since it raised Killed. Raises the last of TRIES."""
+    for again in range(TRIES):
         try:
-            return work()
+            return work(), again
         except Killed as error:
-            if not left:
+            if again == TRIES - 1:
                 raise
             how.report(f"{name} begins again: {error}")
     raise AssertionError("TRIES is positive")
+
+
+def again_figure(counts: Iterable[float], what: str) -> Figure:
+    """How often a run's measurements of this were begun again."""
+    return Figure.over(counts, "times", f"{what} began again in the run, since the kernel had killed the process")
 
 
 @contextmanager

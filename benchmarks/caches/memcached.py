@@ -31,7 +31,7 @@ from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import only
 from benchmarks.host.confined import Group, Server, group, server
 from benchmarks.host.swapfile import swap
-from benchmarks.passes import Pass, begun_again_when_killed
+from benchmarks.passes import Pass, again_figure, begun_again_when_killed
 from ebbtide.lab.paths import state_dir
 
 ARMS = ("hypervisor", "application")
@@ -87,21 +87,22 @@ def run(how: Pass) -> Figures:
     place.parent.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     rows: list[Row] = []
+    again = [0] * how.runs
     with (
         only("memcached"),
-        swap(place, int(largest_mib * 1.5), how.report) as swap_mib,
+        swap(place, int(largest_mib * 1.5), how.report, ours=True) as swap_mib,
         group(place.parent) as inside,
     ):
         if swap_mib < largest_mib:
             raise BenchmarkFailed(f"memcached: {largest_mib:.0f} MiB of swap are needed, there are {swap_mib}")
-        # Known only now, and part of what the figures mean: reads are capped on the disk of our own file.
-        foreign = "" if place.exists() else f"; the host's own swap, so capped only if it lies on {place.parent}'s disk"
         for number in range(how.runs):
             for case in todo:
                 for share in case.shares:
                     # The order changes, so that what drifts falls on both.
                     for arm in ARMS if number % 2 == 0 else ARMS[::-1]:
-                        rows += (found := _arm(inside, case, share, arm, number, how))
+                        found, killed = _arm(inside, case, share, arm, number, how)
+                        rows += found
+                        again[number] += killed
                         if how.output is not None:
                             write_table(rows, how.output)
                         how.report(f"run {number + 1} of {how.runs}: " + "; ".join(row.sentence for row in found[:1]))
@@ -109,11 +110,15 @@ def run(how: Pass) -> Figures:
     if how.output is not None:
         for path in write(rows, how.output, how.report):
             how.report(f"{path} is written")
-    conditions = f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after{foreign}"
-    return {**figures(rows, conditions), **_shrink_figures(latencies, conditions)}
+    conditions = f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after"
+    return {
+        **figures(rows, conditions),
+        **_shrink_figures(latencies, conditions),
+        "begun_again": again_figure(again, "an arm"),
+    }
 
 
-def _arm(inside: Group, case: Case, share: float, arm: str, number: int, how: Pass) -> list[Row]:
+def _arm(inside: Group, case: Case, share: float, arm: str, number: int, how: Pass) -> tuple[list[Row], int]:
     return begun_again_when_killed(
         lambda: list(_measure(inside, case, share, arm, number, how)), f"run {number + 1} of {how.runs}, {arm}", how
     )

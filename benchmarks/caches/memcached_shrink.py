@@ -65,7 +65,9 @@ def shrink_latency(quick: bool) -> dict[str, float]:
         ended_s: list[float] = []
 
         def work() -> None:
-            answer.work()
+            release = answer.work()
+            if not release.complete:
+                raise BenchmarkFailed(f"memcached was not shrunk: {release.reason}")
             ended_s.append(time.perf_counter() - began_s)
 
         times, errors = _during(memcached.port, count, work)

@@ -116,6 +116,8 @@ async def _prepare(guest: LabLink) -> None:
 async def _once(driver: VMDriver, guest: LabLink, place: Path, way: str, share: float, seconds: float) -> Found:
     """Count hits, deflate, count again with the reads as they are and capped, and give back."""
     full = await _hits_s(guest, seconds)
+    if not full:
+        raise BenchmarkFailed("the load in the guest stands still at full size: has it ended?")
     killed = await _killed(guest)
     size = NOMINAL.with_component("memory_mib", NOMINAL.memory_mib * (1 - share))
     outcome = await driver.take(size, WAYS[way])
@@ -162,7 +164,7 @@ def figures(found: dict[tuple[str, float], list[Found]]) -> Figures:
         made[f"{name}_reached"] = Figure.over([row.reached for row in rows], "ratio", "what was asked")
         made[f"{name}_killed"] = Figure.over([float(row.killed) for row in rows], "processes", "out of memory")
         if way == "both" and (alone := found.get(("hypervisor", share))) is not None:
-            for reads_s in rows[0].hits:
+            for reads_s in (one for one in rows[0].hits if all(row.hits[one] for row in alone)):
                 made[f"both_to_hypervisor_{share * 100:.0f}{_end(reads_s)}"] = Figure.over(
                     ratios(
                         [row.hits[reads_s] / row.full for row in rows], [row.hits[reads_s] / row.full for row in alone]

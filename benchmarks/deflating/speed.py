@@ -59,7 +59,6 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
 async def _once(driver: VMDriver, guest: LabLink, means: Mechanism) -> float:
     await in_guest(guest, TOUCH)
     outcome = await driver.take(NOMINAL.less(ResourceVector(memory_mib=TAKEN_MIB)), [means])
-    taken_mib = outcome.before.memory_mib - outcome.after.memory_mib
-    if taken_mib <= 0:
-        raise BenchmarkFailed(f"{means.value} took nothing: {outcome.sentence}")
-    return taken_mib / outcome.seconds
+    if not outcome.reached:
+        raise BenchmarkFailed(f"{means.value} fell short: {outcome.sentence}")
+    return (outcome.before.memory_mib - outcome.after.memory_mib) / outcome.seconds

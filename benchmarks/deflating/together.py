@@ -30,7 +30,7 @@ from benchmarks.host.bench_host import only
 from benchmarks.host.confined import Group, group, server
 from benchmarks.host.memory_group import UNLIMITED
 from benchmarks.host.swapfile import swap
-from benchmarks.passes import Pass, begun_again_when_killed
+from benchmarks.passes import Pass, again_figure, begun_again_when_killed
 
 SHARES: Final = (0.25, 0.5, 0.75)
 #: Nominal: of a host with two cores, so that who asks has one; and what a small volume of a cloud gives.
@@ -51,18 +51,21 @@ def run(how: Pass) -> Figures:
     if os.geteuid() != 0:
         raise BenchmarkFailed("together: needs root, for swap and control groups")
     found: dict[tuple[str, float], list[float]] = {}
+    again: dict[str, list[float]] = {"memcached": [], "jvm": []}
     with (
         only("together"),
         tempfile.TemporaryDirectory(prefix="ebbtide-together-") as directory,
-        swap(SWAP, SWAP_MIB, how.report) as swap_mib,
+        swap(SWAP, SWAP_MIB, how.report, ours=True) as swap_mib,
         group(SWAP.parent, "ebbtide-bench-together") as inside,
     ):
         if swap_mib < SWAP_MIB:
             raise BenchmarkFailed(f"together: {SWAP_MIB} MiB of swap are needed behind the limit")
         jvm.compile_mix(Path(directory))
         for number in range(how.runs):
-            hits = begun_again_when_killed(lambda: list(_memcached(inside, number, how)), "memcached", how)  # noqa: B023
-            windows = begun_again_when_killed(lambda: list(_jvm(inside, Path(directory), how)), "the JVM", how)
+            hits, killed = begun_again_when_killed(lambda: list(_memcached(inside, number, how)), "memcached", how)  # noqa: B023
+            again["memcached"].append(killed)
+            windows, killed = begun_again_when_killed(lambda: list(_jvm(inside, Path(directory), how)), "the JVM", how)
+            again["jvm"].append(killed)
             rates: dict[str, list[float]] = {
                 "memcached": hits,
                 "jvm": [one.requests_s for one in windows],
@@ -75,7 +78,7 @@ def run(how: Pass) -> Figures:
                     found.setdefault((name, share), []).append(value)
                 words = ", ".join(f"{share:.0%} {value:.2f}" for share, value in zip(SHARES, kept, strict=True))
                 how.report(f"run {number + 1} of {how.runs}: what {name} keeps, by what is taken: {words}")
-    figures: Figures = {}
+    figures = {f"{name}_begun_again": again_figure(counts, name) for name, counts in again.items()}
     for (name, share), values in found.items():
         words = f"{CORES:g} core, {MEMORY_MIB:g} MiB, {READS} reads/s, less {share:.0%} of each"
         of = f"the same application undeflated just before; {words}"

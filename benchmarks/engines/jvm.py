@@ -30,7 +30,7 @@ from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import only
 from benchmarks.host.memory_group import UNLIMITED, MemoryGroup, memory_group
 from benchmarks.host.swapfile import swap
-from benchmarks.passes import Killed, Pass, begun_again_when_killed
+from benchmarks.passes import Killed, Pass, again_figure, begun_again_when_killed
 
 SOURCE = Path(__file__).parent / "java" / "Mix.java"
 SWAP = Path("/var/lib/ebbtide/bench-jvm.swap")
@@ -85,13 +85,16 @@ def run(how: Pass) -> Figures:
             raise BenchmarkFailed(f"needs {2 * size.heap_mib} MiB of swap behind the limit")
         compile_mix(Path(directory))
         found: dict[tuple[bool, float], list[Window]] = {}
+        again = []
         for number in range(how.runs):
-            windows = begun_again_when_killed(
+            windows, killed = begun_again_when_killed(
                 partial(_run, number, group, Path(directory), size, how), f"run {number + 1} of {how.runs}", how
             )
+            again.append(killed)
             for which, window in windows.items():
                 found.setdefault(which, []).append(window)
-    return _figures(found, f"-Xmx{size.heap_mib}m, Shenandoah, {size.cache_mib} MiB of cache at full size")
+    made = _figures(found, f"-Xmx{size.heap_mib}m, Shenandoah, {size.cache_mib} MiB of cache at full size")
+    return {**made, "begun_again": again_figure(again, "the pair")}
 
 
 def _run(number: int, group: MemoryGroup, directory: Path, size: Size, how: Pass) -> dict[tuple[bool, float], Window]:

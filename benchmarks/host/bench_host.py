@@ -116,16 +116,13 @@ def bench(capacity: ResourceVector, report: Callable[[str], None], *, daemons: b
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     directory.parent.mkdir(parents=True, exist_ok=True)
-    path = directory.with_suffix(".lock")
-    with path.open("w") as lock:
+    # The file stays: with one that is removed, two could hold locks of the same name.
+    with directory.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise BenchmarkFailed(f"another benchmark is at work in {directory}") from error
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield
 
 
 @contextlib.contextmanager
@@ -134,7 +131,6 @@ def only(name: str, directory: Path = Path("/run")) -> Iterator[None]:
 
     Raises BenchmarkFailed where another one is at work.
     """
-    # The file stays: with one that is removed, two could hold locks of the same name.
     with (directory / f"ebbtide-bench-{name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,16 +202,24 @@ async def ready(vm: ManagedVM) -> None:
 
 
 async def resize(
-    agent: Agent, vm: ManagedVM, size: ResourceVector, deadline_s: float = 120.0, request_id: str | None = None
+    agent: Agent,
+    vm: ManagedVM,
+    size: ResourceVector,
+    deadline_s: float = 120.0,
+    request_id: str | None = None,
+    may_fall_short: bool = False,
 ) -> VMOutcome:
-    """Bring a VM to a size by the agent's own command. Raises BenchmarkFailed when the operation fails altogether."""
+    """Bring a VM to a size by the agent's own command. Raises BenchmarkFailed when it fails or falls short of it."""
     command = TargetCommand(
         request_id=request_id or _request_id(),
         generation=vm.intent.generation + 1,
         target=Vector.of(size),
         deadline_s=deadline_s,
     )
-    return (await finish(agent, await agent.sizes.target(vm.name, command))).vms[0]
+    outcome = (await finish(agent, await agent.sizes.target(vm.name, command))).vms[0]
+    if not may_fall_short and not outcome.shortfall.vector().is_zero():
+        raise BenchmarkFailed(f"{vm.name} did not get to its size: {outcome.sentence}")
+    return outcome
 
 
 async def finish(agent: Agent, operation: Operation) -> Operation:

@@ -71,7 +71,8 @@ def bring_back(path: Path) -> None:
 
 
 def _is_on(path: Path) -> bool:
-    return any(line.split()[0] == str(path) for line in PROC_SWAPS.read_text().splitlines()[1:])
+    # The kernel tells it without symbolic links.
+    return any(line.split()[0] == str(path.resolve()) for line in PROC_SWAPS.read_text().splitlines()[1:])
 
 
 def _make(path: Path, size_mib: int) -> None:

@@ -98,8 +98,10 @@ class Agents:
         return head.encode() + body
 
     async def _until_lost(self, round_: Round, end: float | None) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        try:
             await self._connection(round_, end)
+        except (OSError, asyncio.IncompleteReadError):
+            self.refused += 1
 
     async def _connection(self, round_: Round, end: float | None) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", round_.manager_port)

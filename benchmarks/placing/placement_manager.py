@@ -45,6 +45,8 @@ STARTS_S: Final = 120.0
 #: Between two reports of a host agent (`hostagent.control.reporter`), and how many of them then have other sizes.
 EVERY_S: Final = 2.0
 CHANGED_THEN: Final = 0.1
+#: Share of the reports due in a round without which hosts do not report as often as is said.
+ON_TIME: Final = 0.95
 #: Shares of reports with other sizes than the host's last one.
 SHARES: Final = (0.0, 0.5, 1.0)
 
@@ -288,6 +290,8 @@ class RunningAgents:
 
     def __init__(self, process: subprocess.Popen[bytes], hosts: int) -> None:
         self._process = process
+        self._hosts = hosts
+        self._due = 0.0
         self._say({"hosts": hosts, "connections": CONNECTIONS, "key": _HOSTS_KEY})
         self.port = int(self._hear()["port"])
 
@@ -301,6 +305,7 @@ class RunningAgents:
         :param usage_each: a host tells what its VMs use after so many; 0: never.
         """
         round_ = {"seconds": seconds, "changed": changed, "every_s": every_s, "usage_each": usage_each}
+        self._due = self._hosts * seconds / every_s if every_s else 0.0
         self._say({"manager_port": manager_port, **round_})
 
     def result(self, lost: bool = False) -> dict[str, float]:
@@ -308,6 +313,8 @@ class RunningAgents:
         result = self._hear()
         if not lost and (result["refused"] or not result["answered"]):
             raise BenchmarkFailed(f"the manager refused reports: {result}")
+        if not lost and result["answered"] < ON_TIME * self._due:
+            raise BenchmarkFailed(f"only {result['answered']:.0f} of {self._due:.0f} reports came in time: {result}")
         return result
 
     def _say(self, line: dict[str, Any]) -> None:

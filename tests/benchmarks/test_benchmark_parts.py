@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.deflating import bare, burst, cpu, latency, levels, neighbours, side_by_side
+from benchmarks.caches import memcached
+from benchmarks.deflating import bare, burst, cpu, latency, levels, neighbours, side_by_side, together
 from benchmarks.deflating.steady_arrivals import A_DAY, BATCHES, HOST_GIB, arrivals
-from benchmarks.figures import BenchmarkFailed, Figure, document, ratios
+from benchmarks.figures import BenchmarkFailed, Figure, document, origin_now, ratios
 from benchmarks.host import swapfile
 from benchmarks.host.bench_host import run_async, terminable
 from benchmarks.host.recorder import (
@@ -78,7 +79,7 @@ def test_a_ratio_is_taken_within_each_run() -> None:
 
 
 def test_a_document_has_the_keys_that_docs_and_readers_count_on() -> None:
-    found = document("cascade", {"x": Figure.over([3.0, 1.0, 2.0], "ratio", "y")}, "2026-01-01T00:00:00+00:00", "1.2")
+    found = document("cascade", {"x": Figure.over([3.0, 1.0, 2.0], "ratio", "y")}, origin_now())
     assert set(found) == {"name", "machine", "date", "version", "figures"}
     assert set(found["machine"]) == {"cpu", "cpus", "memory_mib", "kernel", "python"}
     assert found["figures"] == {"x": {"value": 2.0, "unit": "ratio", "of": "y", "runs": [3.0, 1.0, 2.0]}}
@@ -416,6 +417,25 @@ def test_hits_of_both_levels_are_compared_with_the_hypervisors_of_the_same_run_e
     assert made["both_to_hypervisor_50_50_reads"].runs == (4.0, 4.0)
 
 
+async def test_a_load_that_stands_still_at_full_size_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def in_guest(guest: Any, script: str) -> str:
+        return "1.0 80 80\n1.0 80 80\n" if levels.COUNTS in script else "oom_kill 0\n"
+
+    monkeypatch.setattr(levels, "in_guest", in_guest)
+    with pytest.raises(BenchmarkFailed, match="stands still at full size"):
+        await levels._once(SimpleNamespace(), None, Path(), "guest", 0.5, 1.0)  # type: ignore[arg-type]
+
+
+def test_hits_are_not_compared_with_none() -> None:
+    found = {
+        ("hypervisor", 0.5): [levels.Found(1000.0, {0: 500.0, 50: 0.0}, 1.0, 0)],
+        ("both", 0.5): [levels.Found(1000.0, {0: 400.0, 50: 100.0}, 1.0, 0)],
+    }
+    made = levels.figures(found)
+    assert "both_to_hypervisor_50" in made
+    assert "both_to_hypervisor_50_50_reads" not in made
+
+
 # --- neighbours ------------------------------------------------------------------------------------------------------
 
 
@@ -485,21 +505,43 @@ def test_swap_that_the_host_has_is_used_as_it_is(tmp_path: Path, monkeypatch: py
         assert not (tmp_path / "ours").exists()
 
 
-@pytest.mark.parametrize("benchmark", [latency, levels])
+def test_our_swap_is_found_by_its_real_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "swaps").write_text(f"Filename\n{tmp_path}/real/ours file 1024 0 -2\n")
+    monkeypatch.setattr(swapfile, "PROC_SWAPS", tmp_path / "swaps")
+    said: list[str] = []
+
+    def run(argv: list[str], **named: Any) -> subprocess.CompletedProcess[str]:
+        said.append(argv[0])
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    swapfile.bring_back(tmp_path / "link/ours")
+    swapfile.clear(tmp_path / "link/ours")
+    assert said == ["swapoff", "swapon", "swapoff"]
+
+
+@pytest.mark.parametrize("benchmark", [latency, levels, memcached, together])
 def test_what_has_to_read_swap_back_is_not_measured_with_the_hosts_own(
     benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def measure(*arguments: Any) -> None:
+        raise AssertionError("it is measured")
+
     swaps = tmp_path / "swaps"
     swaps.write_text("Filename Type Size Used Priority\n/dev/sda2 partition 4194304 0 -2\n")
     monkeypatch.setattr(swapfile, "PROC_SWAPS", swaps)
     ground = SimpleNamespace(lab=SimpleNamespace(directory=tmp_path / "lab"))
-    monkeypatch.setattr(benchmark, "bench", lambda capacity, report: contextlib.nullcontext(ground))
+    monkeypatch.setattr(benchmark, "bench", lambda capacity, report: contextlib.nullcontext(ground), raising=False)
     monkeypatch.setattr(latency, "room_mib", lambda most: most)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(benchmark, "only", lambda name: contextlib.nullcontext(), raising=False)
+    monkeypatch.setattr(memcached, "state_dir", lambda: tmp_path / "state")
+    monkeypatch.setattr(together, "SWAP", tmp_path / "swap")
+    monkeypatch.setattr(benchmark, "group", measure, raising=False)
 
-    async def measure(*arguments: Any) -> None:
-        raise AssertionError("it is measured")
-
-    monkeypatch.setattr(benchmark, "_measure", measure)
+    monkeypatch.setattr(benchmark, "_measure", measure, raising=False)
     with pytest.raises(BenchmarkFailed, match="4096 MiB of swap of its own"):
         benchmark.run(Pass(quick=True))
 

@@ -27,7 +27,7 @@ async def test_turns_that_do_not_count_are_told_by_their_reason(monkeypatch: pyt
             values.append(1.0)
         turns.phases.append({})
 
-    async def nothing(*given: Any) -> None:
+    async def nothing(*given: Any, **named: Any) -> None:
         pass
 
     @contextlib.asynccontextmanager

@@ -9,13 +9,16 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
+from benchmarks.host import swapfile
 from benchmarks.host.confined import CGROUPS, NAME
+from tests.benchmarks.swaps import SwapsIn
 
 pytestmark = pytest.mark.service
 
 
 def test_a_quick_pass_measures_both_arms_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EBB_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(swapfile, "PROC_SWAPS", SwapsIn(tmp_path))
     done = CliRunner().invoke(app, ["memcached", "--quick", "--runs", "1", "--output", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
     figures = json.loads((tmp_path / "memcached.json").read_text())["figures"]

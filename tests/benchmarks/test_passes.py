@@ -15,7 +15,7 @@ def test_work_whose_process_was_killed_begins_again_and_says_so() -> None:
             raise error
         return "measured"
 
-    assert begun_again_when_killed(measure, "run 1 of 5", Pass(report=said.append)) == "measured"
+    assert begun_again_when_killed(measure, "run 1 of 5", Pass(report=said.append)) == ("measured", 1)
     assert said == ["run 1 of 5 begins again: gone"]
 
 
