@@ -128,7 +128,7 @@ class Harvest:
         if self._lacking(size).is_zero():
             return
         until = _now() + SHRINK_S
-        async with self._host.claimed(SHRINK_S / 2, Priority.HARVEST) as claim:
+        async with self._host.claimed(SHRINK_S / 2, _is_no_harvest) as claim:
             await self._host.sample()
             need = self._lacking(size)
             targets = split_need([vm.row() for vm in claim.vms if vm.name != besides], need).targets
@@ -172,7 +172,7 @@ class Harvest:
         if not self._targets(vms, frozenset()):
             return
         whole = await self._whole(vms)
-        async with self._host.claimed(0.0, Priority.HARVEST) as claim:
+        async with self._host.claimed(0.0, _is_no_harvest) as claim:
             await self._host.sample()
             # In one turn of the loop with the plan: no other operation counts on this room.
             targets = self._targets(claim.vms, whole)
@@ -238,6 +238,10 @@ class Harvest:
         request = Request(request_id, "reinflate", {"request_id": request_id}, time.time())
         # Their sizes follow the budget, whatever a target has set.
         return plan_all(self._host, targets, request, freed=targets)
+
+
+def _is_no_harvest(vm: ManagedVM) -> bool:
+    return vm.intent.spec.priority is not Priority.HARVEST
 
 
 def _now() -> float:

@@ -65,7 +65,7 @@ class Overcommitment:
         if not host.modes.does(HostEvent.RECLAIM) or not self._pace.due(now):
             return
         self._pace.tried(now)
-        async with host.claimed(WAIT_S) as claim:
+        async with host.claimed(WAIT_S, lambda vm: vm.is_fixed) as claim:
             need = host.overcommitted()
             split = split_need_in_turn([vm.row() for vm in claim.vms], need, self._short)
             request_id = f"capacity-{host.incarnation[:8]}-{next(self._numbers)}"

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import structlog
 
-from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.sharing.reserve import REFILL_S, ReserveLearner, reserve_of
 from ebbtide.deflation.trimming import Step, Trimmer, TrimRow
@@ -246,7 +245,7 @@ class Steady:
 
 def _may_give(vm: ManagedVM) -> bool:
     """Whether a VM is watched at all: its guest answers, and nobody wants it left alone."""
-    return vm.intent.spec.priority is not Priority.FIXED and vm.link.connected and not vm.status().held
+    return not vm.is_fixed and vm.link.connected and not vm.status().held
 
 
 def _row(vm: ManagedVM, ours: bool, quiet: bool) -> TrimRow:

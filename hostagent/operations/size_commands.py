@@ -159,14 +159,18 @@ class SizeCommands:
 
     async def _reclaim(self, operation: Operation, command: ReclaimCommand, request: Request) -> Operation:
         until, need = now() + command.deadline_s, command.need.vector()
-        async with self._host.claimed(command.deadline_s * WAIT_SHARE) as claim:
-            split = split_need([vm.row() for vm in claim.vms if vm.name not in command.exclude], need)
+
+        def gives_nothing(vm: ManagedVM) -> bool:
+            return vm.is_fixed or vm.name in command.exclude
+
+        async with self._host.claimed(command.deadline_s * WAIT_SHARE, gives_nothing) as claim:
+            split = split_need([vm.row() for vm in claim.vms], need)
             self._host.note(
                 None, DecisionKind.DEFLATE, split_told(command.request_id, need, split), {"need": sizes(need)}
             )
             members = plan_all(self._host, split.targets, request)
             # One that is busy for so long was not asked: that is no lack of room either.
-            busy = [vm for vm in self._host.resizable() if vm not in claim.vms and vm.name not in command.exclude]
+            busy = [vm for vm in self._host.resizable() if vm not in claim.vms and not gives_nothing(vm)]
             claim.keep(members)
             await self._persist(members, request)
             outcomes = await self._host.resize(members, left(until), command.mode)

@@ -15,7 +15,7 @@ from typing import Final
 import psutil
 import structlog
 
-from ebbtide.deflation.allocations import Allocation, Priority, deflatable_capacity, free_capacity, undeclared
+from ebbtide.deflation.allocations import Allocation, deflatable_capacity, free_capacity, undeclared
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.overcommitment import overcommitment
@@ -212,17 +212,19 @@ class Host:
             )
 
     @contextlib.asynccontextmanager
-    async def claimed(self, wait_s: float, priority: Priority | None = None) -> AsyncIterator[Claim]:
+    async def claimed(
+        self, wait_s: float, besides: Callable[[ManagedVM], bool] = lambda vm: False
+    ) -> AsyncIterator[Claim]:
         """Hold the locks of all VMs that may be resized; one that is busy for longer than ``wait_s`` is left out.
 
-        :param priority: only those of this one.
+        :param besides: those that are neither waited for nor held.
 
         Nothing is waited for while something is held, so that two who claim never wait for each other.
         """
         claim = Claim([])
 
         def wanted() -> list[ManagedVM]:
-            return [vm for vm in self.resizable() if priority in (None, vm.intent.spec.priority)]
+            return [vm for vm in self.resizable() if not besides(vm)]
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):

@@ -137,6 +137,11 @@ class ManagedVM:
         return self.running and self.intent.phase in (Phase.SETTLED, Phase.DEFLATING, Phase.REINFLATING)
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether it never gives anything: then nobody who takes from others waits for it."""
+        return self.intent.spec.priority is Priority.FIXED
+
+    @property
     def _gives_nothing(self) -> bool:
         """A VM under pressure gives nothing (rule 6), nor does one that is paused, moves, comes up or goes."""
         return not self.resizable or bool(self.pressure.sentence or self.resizer.terminating)
@@ -276,7 +281,7 @@ class ManagedVM:
         """
         committed, nominal = self.intent.committed.vector(), self.intent.spec.nominal.vector()
         sizes = self.host.hypervisor.sizes
-        low = self.intent.spec.priority is not Priority.FIXED and self.intent.adopted is None
+        low = not self.is_fixed and self.intent.adopted is None
         if boots_small := low and committed.memory_mib > self.intent.boot_mib + SLACK.memory_mib:
             # What it needs to boot; the rest is plugged when its agent has said hello.
             await sizes.hold_back(self.domain)

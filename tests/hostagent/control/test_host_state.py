@@ -47,6 +47,19 @@ async def test_a_host_whose_capacity_shrank_is_overcommitted_and_deflated_toward
     assert (await report(client)).overcommitted.vector().is_zero()
 
 
+async def test_an_overcommitted_host_does_not_wait_for_a_busy_vm_that_is_fixed(
+    command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overcommitment, "WAIT_S", 600.0)
+    host.slice = replace(host.slice, capacity=host.slice.capacity + ResourceVector(memory_mib=1000.0, cpu_cores=1.0))
+    spec = low_vm("high", priority="fixed", nominal={"cpu_cores": 0.5, "memory_mib": 300.0}, minimum={})
+    assert (await command("POST", "/v1/vms", {"request_id": "c-high", "vm": spec})).state == "done"
+    host.slice = replace(host.slice, capacity=ResourceVector(cpu_cores=5.5, memory_mib=4000.0))
+    async with host.vms["high"].lock, asyncio.timeout(60.0):
+        await Overcommitment(host).look()
+    assert [vm.intent.committed.cpu_cores for vm in host.vms.values()] == [2.5, 2.5, 0.5]
+
+
 async def test_minimums_stand_and_what_they_leave_too_little_is_told_and_kept_to_no_vm_is_stopped(
     two_vms: list[Domain], host: Host
 ) -> None:

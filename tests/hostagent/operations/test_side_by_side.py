@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hostagent.state.intents import Phase
@@ -43,6 +45,26 @@ async def test_a_reclaim_leaves_out_a_vm_that_stays_busy(
         operation = await command("POST", "/v1/reclaims", body)
     assert operation.state == "done", operation.sentence
     assert [outcome.name for outcome in operation.vms] == ["low-2"]
+
+
+@pytest.mark.parametrize("excluded", [False, True])
+async def test_a_busy_vm_that_gives_nothing_is_neither_waited_for_nor_named(
+    command: Command, two_vms: list[Domain], host: Host, excluded: bool
+) -> None:
+    body = {
+        "request_id": "r",
+        "need": {"cpu_cores": 6.0},
+        "deadline_s": 600.0,
+        "exclude": ["low-1"] if excluded else [],
+    }
+    if not excluded:
+        host.slice = replace(host.slice, capacity=host.slice.capacity * 2.0)
+        spec = low_vm("high", priority="fixed", nominal={"cpu_cores": 0.5, "memory_mib": 300.0}, minimum={})
+        assert (await command("POST", "/v1/vms", {"request_id": "c-high", "vm": spec})).state == "done"
+    async with host.vms["low-1" if excluded else "high"].lock:
+        operation = await command("POST", "/v1/reclaims", body)
+    assert operation.state == "partial", operation.sentence
+    assert [outcome.name for outcome in operation.vms] == (["low-2"] if excluded else ["low-1", "low-2"])
 
 
 async def test_reclaims_that_wait_for_the_same_vm_all_get_it_in_time(
