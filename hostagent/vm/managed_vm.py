@@ -26,7 +26,7 @@ from hostagent.vm.guest_link import UNKNOWN_METHOD, GuestLink
 from hostagent.vm.guest_pressure import GuestPressure
 from hostagent.vm.intent_record import IntentRecord
 from hostagent.vm.notice import RunningNotice
-from hostagent.vm.resizer import WANTED, HostSide, Resizer
+from hostagent.vm.resizer import HostSide, Resizer
 from hostagent.vm.yielding_lock import YieldingLock
 
 #: What the API calls a running VM in each phase.
@@ -64,7 +64,7 @@ class ManagedVM:
         self.paused = False
         self.host = host
         #: Held by the task that changes the VM's size or its intent.
-        self.lock = YieldingLock(self._give_way)
+        self.lock = YieldingLock(lambda: self.resizer.give_way())
         self.record = IntentRecord(domain, intent, host.hypervisor, host.overhead_mib)
         self.link = GuestLink(
             self.name, lambda: host.hypervisor.guest_channel(domain), self._on_hello, on_notice=self._on_notice
@@ -347,11 +347,6 @@ class ManagedVM:
         """The outcome of an operation that could not be carried out; the VM counts as before."""
         return self.summary().model_copy(update={"sentence": f"could not be resized: {why}", "errors": (why,)})
 
-    def _give_way(self) -> None:
-        """Stop a step of steady mode that is under way: an operation waits for the VM."""
-        if self.intent.gently:
-            self.resizer.interrupt_taking(WANTED)
-
     async def give_up(self) -> None:
         """Have nothing more of an operation carried out that is answered as failed; its owner decides what comes next.
 
@@ -428,6 +423,7 @@ class ManagedVM:
         """The guest agent has connected (again): after a reset all CPUs are on line, so its size is checked."""
         # One that was started again has forgotten what it still had to tell its applications.
         self.resizer.untold = self.resizer.untold or self._hello.is_set()
+        self.resizer.tell_pace.held()
         self._hello.set()
         boot_s = self._readiness.heard(_now(), hello.boot_id)
         self.resizer.late.heard(_now())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from ebbtide.deflation.cascade.instructions import Mode, Outcome
 from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
 from ebbtide.deflation.cascade.ordinary import OrdinaryGuest
 from ebbtide.deflation.cascade.readiness import BootTimes
-from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, lacks_memory, quota_of
+from ebbtide.deflation.cascade.reconcile import SLACK, RepairPace, cap_of, lacks_memory, quota_of
 from ebbtide.deflation.cascade.reinflation import Reinflation, TellApplication
 from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -115,6 +116,9 @@ class Resizer:
         #: guest is still to be told its VM's size: it could not be, may have forgotten it, or was asked for less.
         #: What an earlier agent could not tell went with it.
         self._gave, self.untold = self._unsure, record.intent.phase is not Phase.CREATING
+        #: How often that is tried, and the limit of the attempt that is under way.
+        self.tell_pace = RepairPace()
+        self._telling: asyncio.Timeout | None = None
         #: Until when an application may be giving what it has promised (monotonic seconds).
         self._gives_until = -math.inf
         #: Why the VM will have no more resizes; empty as long as it may.
@@ -182,12 +186,18 @@ class Resizer:
         self.host.note(self.record.intent.spec.name, DecisionKind.REINFLATE, f"{what}: {outcome.sentence}", inputs)
 
     async def tell(self) -> None:
-        """Tell the guest of the VM's size, where it has not heard of it. Under the VM's lock."""
-        giving = asyncio.get_running_loop().time() < self._gives_until
-        if self.untold and not giving and self.link.connected and self.bound is not None:
+        """Tell the guest of the VM's size, where it has not heard of it. Under the VM's lock, which nobody waits for:
+        one that is late is told ever more rarely, and no more once an operation wants the VM."""
+        now = asyncio.get_running_loop().time()
+        waits = now < self._gives_until or self._is_wanted() or not self.tell_pace.due(now)
+        if self.untold and not waits and self.link.connected and self.bound is not None:
+            self.tell_pace.tried(now)
             executor = self._executor(self._attempt(), asks_cpus=False)
             size = self.record.intent.committed.vector()
-            await executor.carry_out(TellApplication(0, TELL_LIMIT_S, size, self.bound.memory_mib))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TELL_LIMIT_S) as self._telling:
+                    await executor.carry_out(TellApplication(0, TELL_LIMIT_S, size, self.bound.memory_mib))
+            self._telling = None
             self._heard(size, executor)
 
     async def undone(self) -> ResourceVector:
@@ -320,6 +330,8 @@ class Resizer:
     def _heard(self, size: ResourceVector, executor: Executor) -> None:
         """Take note of whether the guest was told of a size."""
         self.untold = not executor.told
+        if executor.told:
+            self.tell_pace.held()
         if executor.told and self.record.upper.fits_in(size):
             self._gave = False
 
@@ -351,6 +363,14 @@ class Resizer:
         """Stop the resize that is under way if it takes something."""
         if self._taking:
             self._interrupt.ask(why)
+
+    def give_way(self) -> None:
+        """An operation waits for the VM: stop what is in nobody's way otherwise, a step of steady mode or a word."""
+        if self.record.intent.gently:
+            self.interrupt_taking(WANTED)
+        telling, self._telling = self._telling, None
+        if telling is not None:
+            telling.reschedule(asyncio.get_running_loop().time())
 
     def mark_terminating(self, why: str) -> None:
         """Stop the resize that is under way, and each one that follows."""

@@ -79,6 +79,7 @@ reactions = (
     | st.tuples(st.just("notices"), st.lists(wishes, min_size=1, max_size=3))
     | st.tuples(st.just("notices"), st.lists(notices, max_size=30))
     | st.tuples(st.just("line"), st.binary(max_size=200) | st.just(b"[" * 20_000) | st.just(b"x" * 70_000))
+    | st.tuples(st.just("late"), st.floats(0.5, 12.0))
     | st.tuples(st.just("silence"), st.none())
     | st.tuples(st.just("hang up"), st.none())
 )
@@ -102,6 +103,8 @@ class Rogue(Conversation):
                 self._say({"id": message["id"], **honest})
             case "changed":
                 self._say({"id": message["id"], "result": _changed(honest.get("result"), what)})
+            case "late":
+                asyncio.get_running_loop().call_later(what, self._say, {"id": message["id"], **honest})
             case "cpus":
                 self._say({"id": message["id"], "result": _changed(honest.get("result"), {"online": what})})
             case "starving":

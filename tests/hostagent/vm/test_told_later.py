@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.deflation.cascade.reconcile import FIRST_PAUSE_S
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
+from hostagent.vm import resizer
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, succeeding
 from tests.hostagent.doing import reclaim
@@ -156,14 +158,52 @@ async def test_an_application_of_a_vm_that_was_made_just_now_is_told_nothing(
 async def test_an_application_that_is_still_giving_is_not_told_of_an_earlier_growth(
     command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resizer = host.vms["low-1"].resizer
+    of = host.vms["low-1"].resizer
     now = asyncio.get_running_loop().time()
-    resizer.untold, resizer._gives_until = True, now + 3600.0
+    of.untold, of._gives_until = True, now + 3600.0
     await host.vms["low-1"].drift_repair.check("")
     assert times_told(world) == 0
-    resizer._gives_until = now
-    await resizer.tell()
+    of._gives_until = now
+    await of.tell()
     assert times_told(world) == 1
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_guest_that_cannot_be_told_leaves_its_vm_to_an_operation_at_once_and_is_told_ever_more_rarely(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(resizer, "TELL_LIMIT_S", 600.0)
+    answer, told = world._guest_call, 0
+
+    async def fails(d: Domain, method: str, params: Reply) -> Reply:
+        nonlocal told
+        if method != "application.reinflate":
+            return await answer(d, method, params)
+        told += 1
+        return {"error": {"code": -32000, "message": "no"}} if answers else await asyncio.Future()
+
+    monkeypatch.setattr(world, "_guest_call", fails)
+    vm = host.vms["low-1"]
+    await vm.lock.acquire()
+    vm.resizer.untold = True
+    telling = asyncio.ensure_future(vm.resizer.tell())
+    await until(lambda: told == 1)
+    operation = asyncio.ensure_future(vm.lock.acquire())
+    await until(lambda: vm.lock.is_wanted)
+    async with asyncio.timeout(10.0):
+        await telling
+    # Nor is it told while one waits.
+    vm.resizer.tell_pace.not_before = 0.0
+    await vm.resizer.tell()
+    vm.lock.release()
+    await operation
+    monkeypatch.setattr(vm.resizer, "_is_wanted", lambda: False)  # the reconciler waits, too
+    assert (told, vm.resizer.untold, vm.resizer.tell_pace.pause_s) == (1, True, 2 * FIRST_PAUSE_S)
+    if answers:
+        for _ in range(3):
+            await vm.resizer.tell()
+        assert (told, vm.resizer.tell_pace.pause_s) == (2, 4 * FIRST_PAUSE_S)
+    vm.lock.release()
 
 
 async def test_a_guest_agent_that_may_have_forgotten_a_growth_is_told_once_more_at_its_next_hello(
