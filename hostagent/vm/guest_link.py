@@ -270,7 +270,8 @@ class GuestLink:
 
     async def _read_lines(self, reader: asyncio.StreamReader) -> None:
         """Hand answers to those who wait. Ends when the guest hangs up, floods or sends a line that is too long."""
-        arrivals: deque[float] = deque(maxlen=MESSAGES_PER_S)
+        #: When the unasked messages of the last second came, and their bytes.
+        arrivals: deque[tuple[float, int]] = deque()
         while True:
             try:
                 line = await reader.readuntil(b"\n")
@@ -285,11 +286,13 @@ class GuestLink:
             if self._answers(message):
                 continue
             now = time.monotonic()
-            if len(arrivals) == MESSAGES_PER_S and now - arrivals[0] < 1.0:
-                self._ended, self._rules_broken = "it sent more than 20 unasked messages in a second", True
-                self._log.warning("the guest sends more than 20 unasked messages a second; start again")
+            arrivals.append((now, len(line)))
+            while now - arrivals[0][0] >= 1.0:
+                arrivals.popleft()
+            if len(arrivals) > MESSAGES_PER_S or sum(size for _, size in arrivals) > MAX_LINE:
+                self._ended, self._rules_broken = "it sent more than 20 unasked messages, or 64 KiB, in a second", True
+                self._log.warning("the guest sends more than 20 unasked messages, or 64 KiB, a second; start again")
                 return
-            arrivals.append(now)
             if not self._notice(message):
                 self.dropped += 1
 
@@ -299,7 +302,7 @@ class GuestLink:
         if not isinstance(number, str):
             return False
         future = self._waiting.get(number)
-        if future is None or future.done():
+        if future is None or future.done() or not (message := _cleaned(message)):
             return False
         if (take := self._traced.pop(number, None)) is not None and "trace" in message:
             take(message["trace"])
@@ -322,7 +325,7 @@ class GuestLink:
         if kind is None or not self.connected:
             return False
         try:
-            notice = kind.model_validate(message.get("params"))
+            notice = kind.model_validate(_cleaned(message.get("params")))
         except ValidationError as error:
             self._log.debug("a notification of the guest does not fit", method=method, why=error.errors()[0]["msg"])
             return False
@@ -350,12 +353,20 @@ class GuestLink:
 
 
 def _parsed(line: bytes) -> Mapping[str, Any]:
-    """The message in a line, its texts cleaned; empty where there is none."""
+    """The message in a line, its texts as they came; empty where there is none."""
     try:
-        message = cleaned(json.loads(line))
+        message = json.loads(line)
     except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}
+
+
+def _cleaned(said: Any) -> Any:
+    """What was said with its texts cleaned, which takes time; empty where it is nested too deeply."""
+    try:
+        return cleaned(said)
+    except RecursionError:
+        return {}
 
 
 def _checked(answer: type[Answer], result: Any) -> Answer:

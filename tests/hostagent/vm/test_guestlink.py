@@ -224,10 +224,12 @@ async def test_a_call_that_breaks_nothing_leaves_the_conversation_as_it_is(guest
 FLOODS: list[Callable[[], list[bytes]]] = [
     lambda: [b"x" * 70_000 + b"\n"],
     lambda: [b'{"jsonrpc": "2.0", "method": "pressure"}\n'] * 40,
+    lambda: [b"[" + b"[]," * 12_000 + b"[]]\n"] * 2,
 ]
+KINDS_OF_FLOOD = ["a line of 70 kB", "40 messages at once", "72 kB at once"]
 
 
-@pytest.mark.parametrize("flood", FLOODS, ids=["a line of 70 kB", "40 messages at once"])
+@pytest.mark.parametrize("flood", FLOODS, ids=KINDS_OF_FLOOD)
 async def test_a_guest_that_breaks_the_limits_starts_anew(
     guest: Guest, link: GuestLink, flood: Callable[[], list[bytes]]
 ) -> None:
@@ -296,6 +298,19 @@ async def test_what_is_no_notification_is_dropped_and_counted(guest: Guest, link
     assert [getattr(notice, "memory_mib", None) for notice in guest.notices] == [2]
     assert link.dropped == 5
     assert link.connected
+
+
+async def test_no_time_is_spent_on_the_texts_of_what_nobody_asked_for(
+    guest: Guest, link: GuestLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await until(lambda: link.connected)
+    texts: list[Any] = []
+    monkeypatch.setattr(guest_link, "cleaned", lambda said: texts.append(said) or said)
+    guest.say("reboot", [["\x1b"]])
+    guest.say("status", [["\x1b"]], id="no call of ours")
+    guest.say("request", {"memory_mib": 2})
+    await until(lambda: bool(guest.notices))
+    assert (link.dropped, texts) == (2, [{"memory_mib": 2}])
 
 
 async def test_a_notification_before_hello_belongs_to_an_earlier_conversation(guest: Guest, link: GuestLink) -> None:
@@ -393,7 +408,7 @@ async def test_a_status_of_another_boot_than_the_hellos_is_none_and_begins_anew(
     await until(lambda: guest.hellos >= 2 and link.connected)
 
 
-@pytest.mark.parametrize("flood", FLOODS, ids=["a line of 70 kB", "40 messages at once"])
+@pytest.mark.parametrize("flood", FLOODS, ids=KINDS_OF_FLOOD)
 async def test_a_guest_that_breaks_the_limits_after_each_hello_is_greeted_ever_more_rarely(
     guest: Guest, link: GuestLink, flood: Callable[[], list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
