@@ -376,6 +376,7 @@ class Agent:
                 target=target,
                 bound_mib=_bound_mib(params, target),
                 full_cores=_full_cores(params),
+                full=flag_param(params, "full"),
             )
         )
 

@@ -53,6 +53,8 @@ WORDS_LENGTH = 4000
 AGAIN_S = (1.0, 30.0)
 #: The same of those that did not hear of a preemption.
 NOTICE_AGAIN_S = (1.0, 5.0)
+#: Without so much, MiB, a guest still has all of its memory.
+FULL_BUT_MIB = 2.0
 #: What applications give, and can be owed.
 GIVEN = ("memory_mib", "cpu_cores")
 
@@ -115,8 +117,9 @@ class Applications:
         #: What an earlier reinflation owes of it is not told any more.
         self._count = 0
         self._newest: dict[str, tuple[int, float]] = {}
-        #: The guest's target memory by the last request that named it, and the number and id of the last deflation.
-        self._guest_mib = 0.0
+        #: The guest's target memory by the last request that named it, whether that is all of it, and the number and
+        #: id of the last deflation.
+        self._guest_mib, self._is_full = 0.0, False
         self._deflation = (0, "")
 
     def close(self) -> None:
@@ -241,6 +244,7 @@ class Applications:
                 self._newest.update({name: (number, size) for name, size in params.target.items()})
                 if "memory_mib" in params.target:
                     self._guest_mib = guest_target_mib(total_mib, params.bound_mib, params.target["memory_mib"])
+                    self._is_full = isinstance(params, ReinflateParams) and params.full
                 if direction == "deflate":
                     self._deflation = number, request_id
                 guest_mib = self._guest_mib
@@ -282,7 +286,7 @@ class Applications:
                 return
             pause_s = min(2 * pause_s, AGAIN_S[1])
             with self._lock:
-                seen, guest_mib = self._count, self._guest_mib
+                seen, guest_mib, is_full = self._count, self._guest_mib, self._is_full
                 newest = {name: self._newest[name] for name in params.target if name in GIVEN}
             components = [name for name, (at, _) in newest.items() if at == number]
             if not components:
@@ -290,9 +294,10 @@ class Applications:
             if "memory_mib" in newest:
                 # Some may have been taken since, without a word to applications.
                 now_mib = guest_target_mib(self._memory.total_mib(), params.bound_mib, newest["memory_mib"][1])
+                is_full = is_full and now_mib > guest_mib - FULL_BUT_MIB
                 guest_mib = min(guest_mib, now_mib)
             # With the sizes of later requests: what is told without a component may be taken to have all of it.
-            now = replace(params, target={name: size for name, (_, size) in newest.items()})
+            now = replace(params, target={name: size for name, (_, size) in newest.items()}, full=is_full)
             try:
                 states = self._progress(at_work)
                 failed = {name for name, state in states.items() if state == "failed"}
@@ -425,6 +430,9 @@ class Applications:
             resident_mib = sum(range_.current for range_ in ranges.values())
             budget_mib = application_budget_mib(self._memory.status(), resident_mib, guest_mib)
             sizes = split(budget_mib, [Share(r.current, r.minimum, max(r.minimum, r.maximum)) for r in ranges.values()])
+            if isinstance(params, ReinflateParams) and params.full:
+                # As each was set up; by what they hold now those that have shrunk most would stay so.
+                sizes = [range_.maximum for range_ in ranges.values()]
             targets.update({name: {"memory_mib": round(size_mib, 3)} for name, size_mib in zip(ranges, sizes)})
         if "cpu_cores" in params.target:
             full_cores = params.full_cores or len(self._cpus_possible())

@@ -225,13 +225,15 @@ class ApplicationStatusResult:
 
 @dataclass
 class ReinflateParams:
-    """`application.reinflate`: as `application.deflate`, in the other direction."""
+    """`application.reinflate`: as `application.deflate`, in the other direction. `full`: the target has all of the
+    VM's memory."""
 
     request_id: str
     deadline_s: float
     target: dict[str, float]
     bound_mib: float
     full_cores: float
+    full: bool = False
 
 
 @dataclass

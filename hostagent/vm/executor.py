@@ -36,7 +36,7 @@ from ebbtide.deflation.cascade.instructions import (
 )
 from ebbtide.deflation.cascade.memory_lane import SLACK_MIB
 from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S, OrdinaryGuest
-from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
+from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, quota_of
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, CpusSet, GuestAmounts, GuestStatus
@@ -78,8 +78,8 @@ class Executor:
     """Acts on one VM: through the hypervisor from outside, through the guest agent inside.
 
     :param request_id: goes to the application, so that a repeated question is recognised.
-    :param declared: what the VM was sold: its disk and network count only where they are declared. Its cores are those
-        at full size, for the application; 0: not known.
+    :param declared: what the VM was sold: its disk and network count only where they are declared. Its cores and memory
+        are those at full size, for the application; 0: not known.
     :param on_status: told of everything that the guest says of itself.
     :param ordinary: what is known of a guest that runs nothing of ours; None: it has our agent.
     :param asks_cpus: whether the qemu-guest-agent of such a guest is asked, which may take it seconds.
@@ -282,6 +282,7 @@ class Executor:
 
     async def _tell(self, instruction: TellApplication) -> Event:
         params = self._application_params(instruction.target.as_dict(), instruction.bound_mib, instruction.limit_s)
+        params["full"] = 0.0 < self._declared.memory_mib <= instruction.target.memory_mib + SLACK.memory_mib
         try:
             answer = await self._link.call(
                 "application.reinflate", params, ApplicationPromise, min(instruction.limit_s, 15.0), breaks=False

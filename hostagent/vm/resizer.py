@@ -347,7 +347,8 @@ class Resizer:
         return f"{cause.request_id if cause is not None else 'repair'}{self.host.attempt()}"
 
     def _executor(self, request_id: str, asks_cpus: bool) -> Executor:
-        sold = self.record.intent.spec.nominal.vector().with_component("cpu_cores", self.record.upper.cpu_cores)
+        upper, sold = self.record.upper, self.record.intent.spec.nominal.vector()
+        sold = replace(sold, cpu_cores=upper.cpu_cores, memory_mib=upper.memory_mib)
         ordinary = None if self.link.has_channel else self.ordinary
         sizes = self.host.hypervisor.sizes
         observe = self.pressure.observe

@@ -286,6 +286,21 @@ def test_a_reinflation_gives_the_application_its_part_again(host: Host, serve: S
     assert finished(host, "back")["released"] == {"memory_mib": 0.0}
 
 
+@pytest.mark.parametrize("full", [True, False, None])
+def test_at_full_size_each_application_has_its_own_maximum_again_where_the_host_says_that_it_is(
+    host: Host, serve: Serve, full: bool | None
+) -> None:
+    # Beside what is not theirs there is no room for both maximums, nor would the smaller one grow by its share.
+    large, small = Elastic(290, maximum_mib=500), Elastic(10, maximum_mib=400)
+    serve("large", large)
+    serve("small", small)
+    said = {} if full is None else {"full": full}
+    target = {"memory_mib": 1024}
+    host.result("application.reinflate", request_id="back", deadline_s=5, target=target, bound_mib=1024, **said)
+    found = [app.targets[-1][1] for app in (large, small)]
+    assert (found == [500.0, 400.0]) == bool(full), found
+
+
 def test_an_application_that_cannot_take_a_reinflation_now_is_told_again(
     host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,9 +363,10 @@ def test_an_application_that_refuses_a_reinflation_for_good_is_not_told_again(ho
     assert "reinflation owed" not in begun
 
 
+@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize(("total_mib", "less"), [(2048, False), (1200, True)])
 def test_what_a_reinflation_owes_is_no_more_for_being_told_later(
-    guest: Bench, host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch, total_mib: int, less: bool
+    guest: Bench, host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch, total_mib: int, less: bool, full: bool
 ) -> None:
     monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
 
@@ -367,9 +383,11 @@ def test_what_a_reinflation_owes_is_no_more_for_being_told_later(
     guest.tree.meminfo(1500, 900)
     app = Late(300, maximum_mib=5000)
     serve("app", app)
-    host.result("application.reinflate", request_id="back", deadline_s=10, target={"memory_mib": 2048}, bound_mib=1500)
+    back = {"deadline_s": 10, "target": {"memory_mib": 2048}, "bound_mib": 1500, "full": full}
+    host.result("application.reinflate", request_id="back", **back)
     while len(app.targets) < 2:
         time.sleep(0.01)
+    assert app.targets[0][1] == 5000.0 or not full
     assert app.targets[1][1] <= app.targets[0][1]
     assert not less or app.targets[1][1] < app.targets[0][1]
 

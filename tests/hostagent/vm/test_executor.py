@@ -289,6 +289,15 @@ async def test_a_guest_is_told_the_cores_that_its_vm_has_at_full_size() -> None:
     assert [params["full_cores"] for params in link.params] == [1.5]
 
 
+@pytest.mark.parametrize(("memory_mib", "is_full"), [(1022.0, True), (1000.0, False)])
+async def test_a_guest_is_told_whether_its_vm_has_all_of_its_memory(memory_mib: float, is_full: bool) -> None:
+    link, sold = Telling(), ResourceVector(1.5, 1024.0)
+    executor = Executor("domain", Statistics((500, 1)), link, "request", sold)  # type: ignore[arg-type]
+    size = sold.with_component("memory_mib", memory_mib)
+    await executor.carry_out(TellApplication(1, 5.0, size, memory_mib))
+    assert [params["full"] for params in link.params] == [is_full]
+
+
 @pytest.mark.parametrize("state", ["promised", "refused", "none", "silent", "called off"])
 async def test_an_application_that_was_asked_may_be_giving_whatever_the_host_hears(state: str) -> None:
     class Asking:
