@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from guestagent.messages import PreemptionParams, PreemptionResult, WithdrawalParams, WithdrawalResult
 from guestagent.notices import make_run_dir, replace
@@ -26,11 +26,14 @@ FILE_NAME = "preemption.json"
 PROGRAMS = 16
 #: Between two looks whether programs have ended, in seconds.
 LOOK_S = 0.1
+#: At the deadline all processes are looked through so often at the most: some start others meanwhile.
+KILL_ROUNDS = 10
 #: The kind that programs and applications are told when a notice is over, and how long programs then have, in seconds.
 WITHDRAWN = "withdrawn"
 WITHDRAWN_S = 30.0
 #: Becomes the program in its arguments, which the kernel is to kill no later than others: it inherits the agent's -900.
-START = ("/bin/sh", "-c", 'echo 0 >/proc/self/oom_score_adj; exec "$0" "$@"')
+#: What it writes is for others, too, whatever the agent's mask.
+START = ("/bin/sh", "-c", 'umask 022; echo 0 >/proc/self/oom_score_adj; exec "$0" "$@"')
 #: What becomes of the VM, for people.
 SAID = {"stop": "it powers off", "suspend": "it is suspended", "delete": "it is deleted"}
 
@@ -61,8 +64,7 @@ class _Program:
         """
         late = not self.has_ended()
         if late or self.child is not None:
-            with contextlib.suppress(OSError):  # none of them is left
-                os.killpg(self.pid, signal.SIGKILL)
+            _kill_session(self.pid)
         if self.child is None:
             return "was killed at the deadline" if late else "ended"
         self.child.wait()
@@ -138,17 +140,19 @@ class Preemption:
         """
         with self._lock:
             if params.request_id != self._request_id:
-                # An agent that was started again has run the programs of this one already.
+                # An agent that was started again has run programs of this one already, and may have ended on the way.
                 written = self._written() or {}
-                if written.get("request_id") == params.request_id:
-                    programs = _programs_of(written)
-                    self._write(params, programs)
+                is_known = written.get("request_id") == params.request_id
+                programs = _programs_of(written) if is_known else []
+                is_spread = is_known and written.get("spread") is not False
+                self._write(params, programs, is_spread)
+                if is_spread:
                     self._follow(programs, params.seconds_left)
                 else:
-                    self._write(params, [])
-                    self._start(params.kind, params.seconds_left, params.reason)
+                    note = partial(self._write, params)
+                    self._start(params.kind, params.seconds_left, params.reason, programs, note)
                     self._spread(params.request_id, params.kind, params.seconds_left, params.reason)
-                    self._write(params, self._running)
+                    self._write(params, self._running, True)
                 self._request_id = params.request_id
                 self._log(f"this VM is preempted ({params.reason}): {params.kind} in {params.seconds_left:g} s")
             self._until = time.monotonic() + params.seconds_left
@@ -192,7 +196,7 @@ class Preemption:
             return None
         return found if isinstance(found, dict) else None
 
-    def _write(self, params: PreemptionParams, programs: list[_Program]) -> None:
+    def _write(self, params: PreemptionParams, programs: Sequence[_Program], is_spread: bool = False) -> None:
         told: dict[str, Any] = {
             "request_id": params.request_id,
             "kind": params.kind,
@@ -200,6 +204,7 @@ class Preemption:
             "seconds_left": params.seconds_left,
             "until": round(time.time() + params.seconds_left, 3),
             "programs": [[program.path, program.pid, program.start] for program in programs],
+            "spread": is_spread,
         }
         try:
             make_run_dir(self._run_dir)
@@ -221,16 +226,26 @@ class Preemption:
         for_s = WITHDRAWN_S if seconds_left is None else seconds_left
         tell_hooks = partial(self._tell_applications, body, for_s, lambda: self._spread_last is body)
         for name, tell in (("hooks", tell_hooks), ("wall", partial(self._tell_people, sentence))):
-            threading.Thread(target=carried(tell), name=f"preemption-{name}", daemon=True).start()
+            self._in_thread(carried(tell), f"preemption-{name}")
 
-    def _start(self, kind: str, seconds: float, reason: str) -> None:
+    def _start(
+        self,
+        kind: str,
+        seconds: float,
+        reason: str,
+        before: Sequence[_Program] = (),
+        note: Callable[[list[_Program]], None] = lambda programs: None,
+    ) -> None:
+        """Start all programs but those that were before; `note` is told of each, with all that run."""
         import subprocess  # seldom needed
 
         paths, problems = read_programs(self._directory, self._owner_uid)
         for problem in problems:
             self._log(problem)
-        started = []
+        started = list(before)
         for path in paths:
+            if any(program.path == path for program in before):
+                continue
             try:
                 program = subprocess.Popen(
                     [*START, path, kind, f"{seconds:g}", reason],
@@ -245,13 +260,21 @@ class Preemption:
                 self._log(f"{path}: could not be started: {error.strerror}")
                 continue
             started.append(_Program(path, program.pid, _start_of(program.pid), program))
+            note(started)
         self._follow(started, seconds)
 
     def _follow(self, programs: list[_Program], seconds: float) -> None:
         self._programs, self._running = len(programs), programs
         if programs:
             until = time.monotonic() + seconds
-            threading.Thread(target=self._watch, args=(list(programs), until), name="preemption", daemon=True).start()
+            self._in_thread(partial(self._watch, list(programs), until), "preemption-programs")
+
+    def _in_thread(self, work: Callable[[], None], name: str) -> None:
+        """The rest of a notice is carried out where the guest has no room for one."""
+        try:
+            threading.Thread(target=work, name=name, daemon=True).start()
+        except RuntimeError as error:
+            self._log(f"{name}: {error}")
 
     def _watch(self, programs: list[_Program], until: float) -> None:
         """End what runs at the deadline, with all that it has started."""
@@ -274,10 +297,28 @@ def _programs_of(written: dict[str, Any]) -> list[_Program]:
 
 
 def _start_of(pid: int) -> int | None:
-    """When a process began, in ticks since boot; None: it has ended (proc(5): /proc/PID/stat)."""
+    """When a process began, in ticks since boot; None: it has ended."""
+    return _field(pid, 19)
+
+
+def _field(pid: int, number: int) -> int | None:
+    """A field after a process's name in /proc/PID/stat (proc(5)); None: it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return int(fields[19]) if fields[0] not in (b"Z", b"X") else None
+    return int(fields[number]) if fields[0] not in (b"Z", b"X") else None
+
+
+def _kill_session(session: int) -> None:
+    """Kill all processes of a session: `timeout` and job control put some into groups of their own."""
+    for _ in range(KILL_ROUNDS):
+        found = False
+        for name in os.listdir("/proc"):
+            if name.isdigit() and _field(int(name), 3) == session:
+                found = True
+                with contextlib.suppress(OSError):
+                    os.kill(int(name), signal.SIGKILL)
+        if not found:
+            return

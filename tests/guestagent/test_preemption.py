@@ -49,6 +49,19 @@ def test_a_program_is_told_kind_seconds_and_reason_and_runs_once(guest: Bench, h
     assert record.read_text() == "stop 20 shortfall\n"
 
 
+def test_what_a_program_saves_can_be_read_by_others_whatever_the_agents_mask(
+    guest: Bench, host: Host, tmp_path: Path
+) -> None:
+    record = tmp_path / "record"
+    program(guest, "10-save", f"umask > {record}")
+    before = os.umask(0o077)
+    try:
+        assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
+    finally:
+        os.umask(before)
+    assert record.read_text() == "0022\n"
+
+
 @pytest.mark.parametrize("may_write", [True, False])
 def test_a_program_is_no_more_spared_by_the_kernel_than_what_it_is_to_save(
     guest: Bench, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_write: bool
@@ -77,9 +90,12 @@ def test_programs_that_poll_find_the_notice_in_a_file(guest: Bench, host: Host) 
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_runs_at_the_deadline_is_killed_with_what_it_started(guest: Bench, host: Host, tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts", ["", "timeout 300 "], ids=["in its group", "in another group"])
+def test_what_runs_at_the_deadline_is_killed_with_what_it_started(
+    guest: Bench, host: Host, tmp_path: Path, starts: str
+) -> None:
     pids = tmp_path / "pids"
-    program(guest, "slow", f"sleep 300 & echo $$ $! > {pids}; wait")
+    program(guest, "slow", f"{starts}sleep 300 & echo $$ $! > {pids}; wait")
     assert until_ended(host, **{**NOTICE, "seconds_left": 1.0}) == {"programs": 1, "running": 0}
     for pid in map(int, pids.read_text().split()):
         for _ in range(100):
@@ -132,6 +148,53 @@ def test_an_agent_that_was_started_again_does_not_run_the_programs_again(tmp_pat
             host.hello()
             until_ended(host, **NOTICE)
     assert record.read_text() == "told\n"
+
+
+def test_an_agent_that_ended_while_it_started_programs_goes_on_with_the_rest_once_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    seen, record = tmp_path / "seen", tmp_path / "record"
+    (tmp_path / "second" / "run").mkdir(parents=True)
+    with bench(tmp_path) as guest:
+        program(guest, "1", f"echo 1 >> {record}")
+        program(guest, "2", f"cat {guest.run_dir}/preemption.json > {seen}")
+        host = guest.host()
+        host.hello()
+        until_ended(host, **NOTICE)
+        _until(lambda: len(guest.told_people) == 1)
+    # As the second program found it, or earlier; the whole file is there at any time.
+    on_the_way = json.loads(seen.read_text())
+    rows = [row for row in on_the_way["programs"] if row[0].endswith("/1")]
+    assert len(rows) == 1, "written after each"
+    with bench(tmp_path / "second") as again:
+        program(again, "1", f"echo 1 again >> {record}")
+        program(again, "2", f"echo 2 >> {record}")
+        rows[0][0] = str(again.preempt_dir / "1")
+        earlier = {**on_the_way, "programs": rows, "spread": False}
+        (again.run_dir / "preemption.json").write_text(json.dumps(earlier))
+        host = again.host()
+        host.hello()
+        assert until_ended(host, **NOTICE) == {"programs": 2, "running": 0}
+        _until(lambda: len(again.told_people) == 1)
+        assert json.loads((again.run_dir / "preemption.json").read_text())["spread"] is True
+    assert record.read_text() == "1\n2\n"
+
+
+def test_a_notice_is_taken_where_no_thread_can_be_started(
+    guest: Bench, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, start = tmp_path / "record", threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name in ("preemption-programs", "preemption-hooks"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    program(guest, "save", f"echo told >> {record}")
+    assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
+    assert record.read_text() == "told\n"
+    _until(lambda: len(guest.told_people) == 1)
 
 
 def test_a_notice_that_cannot_be_written_down_is_carried_out_all_the_same(tmp_path: Path) -> None:
