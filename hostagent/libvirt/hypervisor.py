@@ -418,7 +418,10 @@ class Hypervisor(Protocol):
         """Store the intent in the domain's metadata, durably."""
 
     async def guest_channel(self, domain: str) -> Path | None:
-        """The socket of the guest agent's channel; None while the domain does not run."""
+        """The socket of the guest agent's channel; None: it has none.
+
+        :raises HypervisorError: the domain is off, or is not known.
+        """
 
     def on_lifecycle(self, callback: Callable[[str, bool], None]) -> None:
         """Call back on the event loop with a domain's name whenever it starts, stops or reboots, and whether it did

@@ -322,7 +322,10 @@ class LibvirtHypervisor:
 
     async def guest_channel(self, domain: str) -> Path | None:
         def find(connection: Any) -> Path | None:
-            root = ElementTree.fromstring(connection.lookupByName(domain).XMLDesc())
+            found = connection.lookupByName(domain)
+            if not found.isActive():
+                raise HypervisorError("its domain is off")  # only one that runs has the paths of its sockets
+            root = ElementTree.fromstring(found.XMLDesc())
             for channel in root.findall("./devices/channel[@type='unix']"):
                 target, source = channel.find("target"), channel.find("source")
                 if target is not None and target.get("name") == GUEST_CHANNEL and source is not None:

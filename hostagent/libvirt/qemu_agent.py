@@ -81,7 +81,7 @@ class QemuAgents:
         try:
             answer = await self._connection.change(domain, ask, CALL_LIMIT_S)
         except DomainGone:
-            del self._paces[domain]
+            self._paces.pop(domain, None)  # another call may have found so
             self._connection.forget(domain)
             raise
         except HypervisorError as error:

@@ -244,6 +244,8 @@ class FakeHypervisor:
         return {}
 
     async def guest_channel(self, domain: str) -> Path | None:
+        if any(found.name == domain and found.state == "stopped" for found in await self.domains()):
+            raise HypervisorError("its domain is off")
         return self._socket.parent / f"{domain}.sock"
 
     def on_lifecycle(self, callback: Callable[[str, bool], None]) -> None:

@@ -329,7 +329,9 @@ class LocalHypervisor:
     async def guest_channel(self, domain: str) -> Path | None:
         await self._ask("guest_channel")
         found = self._world.domains.get(domain)
-        return Path("/guests") / domain if found is not None and found.state == "running" else None
+        if found is None or found.state != "running":
+            raise HypervisorError("its domain is off")
+        return Path("/guests") / domain
 
     def on_lifecycle(self, callback: Callable[[str, bool], None]) -> None:
         self._world.listeners[:] = [callback]

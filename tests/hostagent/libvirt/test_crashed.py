@@ -7,6 +7,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
+from hostagent.errors import HypervisorError
 from hostagent.libvirt import disks
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
@@ -27,6 +28,9 @@ async def test_a_domain_that_is_kept_after_its_guests_panic_is_not_off_and_is_st
     assert (await hypervisor.survey())[VM].state == "paused"
     assert await hypervisor.shut_down(VM, 60.0) == "its power was cut: it was paused"
     assert not domain.isActive()
+    with pytest.raises(HypervisorError, match="its domain is off"):
+        await hypervisor.guest_channel(VM)
     await hypervisor.start(VM, INTENT)
     assert domain.isActive()
+    assert await hypervisor.guest_channel(VM) is not None
     await hypervisor.close()

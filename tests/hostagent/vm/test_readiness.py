@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.deflation.allocations import Allocation, Priority
+from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.readiness import PRIOR_S, BootTimes
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.vms import NotYetDeflatable, VMStatus
@@ -87,6 +88,21 @@ async def test_without_a_channel_no_agent_is_expected(two_vms: list[Domain], hos
     link.hang_up()
     link.has_channel = False
     assert status(host).not_yet is None
+
+
+async def test_a_vm_that_is_off_keeps_its_channel_and_boots_when_somebody_else_starts_it(
+    two_vms: list[Domain], host: Host, world: World
+) -> None:
+    vm = host.vms["low-1"]
+    vm.link.hang_up()
+    two_vms[0].state = "stopped"
+    await until(lambda: not vm.running and vm.link.why == "its domain is off")
+    assert (vm.link.has_channel, status(host).guest_kind) == (True, GuestKind.AGENT)
+    world.guests_answer = False
+    two_vms[0].state = "running"
+    await until(lambda: vm.running)
+    assert soon(host).why == "booting"
+    assert vm._readiness._seen, "from its beginning, so that it is learned"
 
 
 async def test_one_that_is_off_is_no_guest_that_boots(two_vms: list[Domain], command: Command, host: Host) -> None:
