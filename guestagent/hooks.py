@@ -28,6 +28,8 @@ VERSION_LENGTH = 100
 AMOUNT_LIMIT = 1e9
 #: The host takes no answer with more than these: a day, and cores of all applications together.
 SECONDS_LIMIT, CORES_LIMIT = 86_400.0, 4096.0
+#: So many adapters are asked: the host takes no answer that tells of more.
+DROP_INS = 64
 TOKEN_FILE = "token"
 TOKEN_COPIES = "tokens"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -120,6 +122,8 @@ def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], lis
             continue
         if drop_in.name in found:
             problems.append(f"{os.path.join(directory, name)}: name: {drop_in.name} is taken by another file")
+        elif len(found) == DROP_INS:
+            problems.append(f"{os.path.join(directory, name)}: {DROP_INS} adapters are the most")
         else:
             found[drop_in.name] = drop_in
     return list(found.values()), problems

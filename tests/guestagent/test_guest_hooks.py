@@ -15,6 +15,7 @@ import pytest
 
 from app_adapters.aio import AsyncHookServer
 from app_adapters.server import HookServer
+from ebbtide.messages.guest import GuestStatus
 from guestagent.errors import DropInError, HookError, HookTimeout
 from guestagent.hooks import DropIn, Hook, in_parallel, read_drop_in, read_drop_ins
 from tests.guestagent.elastic import Elastic
@@ -215,6 +216,16 @@ def test_a_bad_file_does_not_hide_the_good_ones_and_a_name_counts_once(tmp_path:
     found, problems = read_drop_ins(str(tmp_path), UID)
     assert found == [DropIn("good", "127.0.0.1", 1)]
     assert [Path(problem.split(":")[0]).name for problem in problems] == ["b.json", "c.json"]
+
+
+def test_no_more_adapters_are_asked_than_the_host_takes_an_answer_of(tmp_path: Path) -> None:
+    for number in range(66):
+        drop_in(tmp_path / f"{number:02}.json", {"name": f"a-{number:02}", "url": "http://127.0.0.1:1"})
+    found, problems = read_drop_ins(str(tmp_path), UID)
+    assert [one.name for one in found] == [f"a-{number:02}" for number in range(64)]
+    assert problems == [f"{tmp_path}/{number}.json: 64 adapters are the most" for number in (64, 65)]
+    status = GuestStatus.model_json_schema()
+    assert status["properties"]["applications"]["maxItems"] == 64
 
 
 def test_a_directory_that_others_may_write_is_left_out_as_a_whole(tmp_path: Path) -> None:
