@@ -59,7 +59,7 @@ class Hello(GuestBody):
     nonce: Text
     agent: Text
     boot_id: Text
-    capabilities: Annotated[list[Text], Field(max_length=16)]
+    capabilities: Annotated[list[Text], Field(max_length=16)] = []
 
 
 class Cpus(GuestBody):

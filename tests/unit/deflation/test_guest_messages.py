@@ -170,6 +170,11 @@ def test_a_request_that_no_honest_guest_makes_is_refused(field: str, value: Any)
         RequestNotice.model_validate({"memory_mib": 1.0, field: value})
 
 
+def test_an_agent_that_names_no_capabilities_is_greeted() -> None:
+    said = {"protocol": PROTOCOL, "nonce": "f00d", "agent": "1.0", "boot_id": "4b1d"}
+    assert Hello.model_validate(said).capabilities == []
+
+
 MODELS = [Hello, GuestStatus, PressureNotice, RequestNotice, CpusSet, ApplicationPromise, ApplicationRelease]
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=20)),
