@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -108,10 +109,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _amount(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise ValueError(text)
-    return value
+    """Raises: argparse.ArgumentTypeError."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"this must be a number from 0 on, but is {text[:40]}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

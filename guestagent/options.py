@@ -134,8 +134,8 @@ def _checked(action: argparse.Action, value: Any, from_file: bool) -> Any:
     if callable(action.type):
         try:
             return action.type(str(value))
-        except (ValueError, argparse.ArgumentTypeError):
-            raise ValueError(f"this must be a number from 0 on, but is {str(value)[:40]}") from None
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(str(error)) from None
     if action.choices is not None and value not in action.choices:
         raise ValueError(f"this must be one of {', '.join(action.choices)}, but is {str(value)[:40]!r}")
     return value

@@ -85,6 +85,15 @@ def test_the_environment_is_named_where_it_is_wrong_and_all_is_said_at_once(file
         read_options(build_parser(), ["--config", "/none.toml"], {})
 
 
+@pytest.mark.parametrize("amount", ["-5", "nan", "many"])
+def test_an_amount_that_cannot_be_is_told_on_the_command_line_as_in_the_file(
+    capsys: pytest.CaptureFixture[str], amount: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["request", "--memory-mib", amount])
+    assert f"argument --memory-mib: this must be a number from 0 on, but is {amount}\n" in capsys.readouterr().err
+
+
 def test_options_that_can_be_are_said_so_without_a_start(file: Path) -> None:
     file.write_text("reserve_mib = 96\n")
     command = [sys.executable, "-m", "guestagent", "--config", str(file), "--check-config"]
