@@ -69,6 +69,7 @@ from cluster_manager.plans.report_queries import (
     allocations_of,
     asked_of_hosts,
     closed,
+    could_give,
     deflatable_beside,
     demand_of,
     missing_on,
@@ -335,7 +336,7 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         state = state.having(**{"failed_layer": state.failed_layer or "none: the deadline has passed"})
     elif (others := _ask_others(state, event, missing)) is not None:
         return others
-    elif verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, need, event.elapsed_s)):
+    elif verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, event, missing, need)):
         if event.elsewhere is not None and not state.victims and not state.looked_again:
             return _look_again(state, event.elsewhere, event.elapsed_s)
         if (move := move_away(state, event, missing, time_left(state, event.elapsed_s))) is not None:
@@ -366,14 +367,14 @@ def _look_again(state: PlacementPlan, host: str, elapsed_s: float) -> Step:
     return _next_host(state.having(**{"host": None, "progress": (*state.progress, said)}), elapsed_s)
 
 
-def _may_preempt(state: PlacementPlan, need: ResourceVector, elapsed_s: float) -> bool:
+def _may_preempt(state: PlacementPlan, event: HostRead, missing: ResourceVector, need: ResourceVector) -> bool:
     """Whether what is known of this host is a reason to stop a VM on it."""
     known = evidence(
         minimums_in_the_way=state.reason is PreemptionReason.MINIMUM,
         rounds=state.rounds,
         ended=state.reclaimed,
-        calls_failed=bool(state.errors),
-        nothing_to_take=need.is_zero() and time_left(state, elapsed_s) >= least_s(state.deadline_s),
+        calls_failed=could_give(event.report, state.left_out, missing),
+        nothing_to_take=need.is_zero() and time_left(state, event.elapsed_s) >= least_s(state.deadline_s),
     )
     return REASONS[known] is not None
 

@@ -56,16 +56,17 @@ def evidence(
 
     :param rounds: deflations there that have come to an end.
     :param ended: how the last one did.
-    :param calls_failed: whether VMs are left out because calls failed.
+    :param calls_failed: whether VMs that are left out, since calls failed, could give something of what is missing.
     :param nothing_to_take: whether the host's agent says, while there is time, that nothing can be deflated now.
     """
     if ended is OperationState.FAILED:
         return Evidence.RECLAIM_FAILED
     if not (rounds or nothing_to_take):
         return Evidence.UNTRIED
-    if minimums_in_the_way:
-        return Evidence.MINIMUMS
-    return Evidence.CALLS_FAILED if calls_failed else Evidence.MEASURED
+    if calls_failed:
+        # Also where the minimums are in the way: others would go in the place of what those VMs could give.
+        return Evidence.CALLS_FAILED
+    return Evidence.MINIMUMS if minimums_in_the_way else Evidence.MEASURED
 
 
 def is_deleted(sold: VMSpec | None, adopted: bool) -> bool:

@@ -96,6 +96,7 @@ def test_no_error_is_evidence_whatever_it_comes_with(
         assert rounds or nothing
     elif found is PreemptionReason.MINIMUM:
         assert minimums
+        assert not failed
         assert rounds or nothing, "what can be deflated is, so that no more have to go than need be"
 
 
@@ -286,6 +287,36 @@ def test_a_vm_whose_size_cannot_be_changed_gives_nothing_and_no_vm_is_preempted_
     state = after(state, ended("reclaim"), shrunk, ended("reinflate"))
     assert isinstance(state.instruction, Finish)
     assert f"low-2 could not be deflated (it {why})" in state.instruction.sentence
+
+
+def at_minimum(name: str) -> VMSpec:
+    return spec_of(name, "deflatable", 1.0, 300.0).with_minimum(ResourceVector(1.0, 300.0))
+
+
+@pytest.mark.parametrize("failing", [VMState.PAUSED, VMState.RUNNING], ids=["paused", "its calls fail"])
+def test_the_minimums_of_others_are_no_reason_while_one_that_cannot_be_deflated_has_what_is_missing(
+    failing: VMState,
+) -> None:
+    """13 cores: five VMs at their minimum, and one of 4 cores that could give all but half of one."""
+    large, small = spec_of("large", "deflatable", 4.0, 400.0), [at_minimum(f"low-{at}") for at in range(5)]
+    vms = (status_of(large, "a", state=failing), *(status_of(spec, "a") for spec in small))
+    there = read("a", *vms, cpu_cores=13.0, memory_mib=4000.0)
+    state = after(placement(spec_of("high-1", cpu_cores=9.0)), chosen(), chosen("a"), there)
+    if isinstance(state.instruction, Reclaim):
+        state = after(state, ended("reclaim", PARTIAL, vms=(outcome("large", BROKEN),)), there)
+    while not isinstance(state.instruction, Finish):
+        state = after(state, ended("reinflate"))
+    assert state.victims == ()
+    assert "large could not be deflated" in state.instruction.sentence
+    assert "for an error no VM is preempted" in state.instruction.sentence
+
+
+def test_one_that_cannot_be_deflated_and_is_at_its_minimum_keeps_no_other_from_its_end() -> None:
+    vms = (status_of(at_minimum("low-1"), "a"), status_of(at_minimum("low-2"), "a", state=VMState.PAUSED))
+    there = read("a", *vms, cpu_cores=3.0)
+    state = after(placement(spec_of("high-1", cpu_cores=2.0)), chosen(), chosen("a"), there)
+    assert isinstance(state.instruction, Preempt)
+    assert (state.instruction.vm, state.instruction.reason) == ("low-1", PreemptionReason.MINIMUM)
 
 
 def test_one_that_was_stopped_on_command_holds_nothing_and_is_no_error() -> None:
