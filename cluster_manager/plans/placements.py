@@ -324,9 +324,10 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         return wait
     if preempting and not state.victims:
         targets, reason, layer = reason_to_preempt(report, missing, state.left_out)
-        # The sizes are those before anything changes, as long as that is for the same reason.
+        # The sizes are those before anything changes, as long as that is for the same reason; who came since has none.
         if state.reclaims == 0 or reason is not state.reason:
             state = state.having(reason=reason, targets=targets, failed_layer=state.failed_layer or layer)
+        state = state.having(targets={**targets, **state.targets})
     if verdict == placement_step.RECLAIM:
         left = time_to_reclaim(state, event)
         if left > 0 and not (preempting and left < least_s(state.deadline_s)):

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 
 from cluster_manager.execution import operations
-from cluster_manager.plans.plans import VMPhase
+from cluster_manager.plans.placements import PlacementPlan
+from cluster_manager.plans.plans import PreemptTogether, VMPhase
 from cluster_manager.plans.returns import Returns
+from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.return_queue import ReturnPace
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import QUICK, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.manager.outcomes import outcome_of
+from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -37,6 +41,23 @@ async def test_nobody_is_preempted_for_a_minimum_while_minimums_allow_elsewhere(
         assert (operation.state, operation.host) == (OperationState.DONE, "host-b"), operation
         (event,) = await cluster.events("preempted")
         assert "reason shortfall" in event["sentence"]
+
+
+def test_who_came_to_the_host_while_a_placement_waited_is_not_farthest_from_a_target_it_never_had() -> None:
+    lows = [spec_of(f"low-{at}", "deflatable", 2.0, 300.0) for at in (1, 2, 3)]
+    came = spec_of("came", "deflatable", 1.4, 300.0).with_minimum(ResourceVector(1.4, 300.0))
+    least, stuck = Vector(cpu_cores=0.5, memory_mib=300.0), ResourceVector(2.0, 300.0)
+    before = read("a", *(status_of(low, "a") for low in lows), cpu_cores=10.0, memory_mib=9000.0)
+    gave = outcome_of("low-2", 2, stuck, least.vector(), least.vector())
+    short = [outcome_of(name, 2, stuck, stuck, ResourceVector(1.0, 300.0)) for name in ("low-1", "low-3")]
+    there = (status_of(lows[0], "a"), status_of(lows[1], "a", least), status_of(lows[2], "a"), status_of(came, "a"))
+    state: Any = placement(spec_of("high-1", cpu_cores=7.0))
+    reclaimed = ended("reclaim", OperationState.PARTIAL, vms=(gave, *short))
+    for event in (chosen(), chosen("a"), before, reclaimed, read("a", *there, cpu_cores=10.0, memory_mib=9000.0)):
+        state = state.next_step(event).state
+    assert isinstance(state, PlacementPlan)
+    assert isinstance(state.instruction, PreemptTogether), state.progress
+    assert {victim.vm for victim in state.instruction.victims} == {"low-1", "low-3"}
 
 
 class Pressed(FakeAgent):
