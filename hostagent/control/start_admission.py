@@ -8,7 +8,6 @@ balloon, which only a running guest can fill) must fit into what is free, or the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
@@ -20,6 +19,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.harvest import without_harvest
 from ebbtide.deflation.sharing.pressure_response import room_besides_pressure
 from ebbtide.deflation.sharing.proportional import share_room
+from ebbtide.deflation.sharing.suspension import RESTORE_MIB_S
 from ebbtide.messages.commands import CreateCommand, ReinflateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
@@ -31,7 +31,7 @@ from hostagent.state.intents import Cause, Intent, Phase
 from hostagent.vm.host import RESIZING, Host
 from hostagent.vm.managed_vm import ManagedVM
 
-#: For saving again what could not go on where it was saved, seconds.
+#: For saving again what could not go on where it was saved, seconds, and longer for each MiB (`RESTORE_MIB_S`).
 SAVE_AGAIN_S: Final = 300.0
 #: Phases in which a domain that is paused was paused by us.
 PAUSED_BY_US: Final = (Phase.ADMITTING, Phase.STOPPED, Phase.STARTING)
@@ -145,15 +145,19 @@ async def _charge_all(host: Host, vm: ManagedVM) -> dict[str, float]:
 async def turn_off_again(host: Host, vm: ManagedVM) -> None:
     """Have a VM off whose start failed. Under its lock; until it is off it is STOPPING, and charged.
 
-    One that was suspended and could not go on is saved again.
+    One that was suspended and could not go on is saved again; as long as that fails it stays paused.
 
     :raises DomainGone: there is nothing to turn off.
     :raises HypervisorError: it may still be on; the reconciler tries again.
     """
     saved_mib = vm.intent.saved_mib
     if saved_mib is not None:
-        with contextlib.suppress(HostAgentError):
-            await host.hypervisor.save(vm.domain, SAVE_AGAIN_S)
+        try:
+            await host.hypervisor.save(vm.domain, SAVE_AGAIN_S + saved_mib / RESTORE_MIB_S)
+        except HostAgentError:
+            # Its memory is nowhere but in it.
+            if (await host.domain_states()).get(vm.domain, "stopped") != "stopped":
+                raise
     await host.hypervisor.shut_down(vm.domain, 0.0)
     if saved_mib is not None:
         saved_mib = await host.hypervisor.saved_mib(vm.domain)

@@ -22,6 +22,7 @@ import structlog
 from ebbtide.deflation.allocations import cpu_shares
 from ebbtide.deflation.cascade.reconcile import cap_of, quota_of
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.sharing.suspension import RESTORE_MIB_S
 from ebbtide.messages.hosts import TemplateInfo
 from ebbtide.messages.vms import VMSpec
 from ebbtide.rest.metrics.totals import Calls
@@ -50,8 +51,8 @@ _UNDEFINE: Final = (
     | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
 )
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
-#: A start may take so long, and longer for each MiB of saved memory that is read: seconds, MiB/s.
-START_S, RESTORE_MIB_S = 60.0, 16.0
+#: A start may take so long, and longer for each MiB of saved memory that is read (`RESTORE_MIB_S`), seconds.
+START_S: Final = 60.0
 #: How often it is checked whether the guest has powered off, in seconds.
 LOOK_S: Final = 0.5
 #: How much of its time a guest has for the power button, before its agent is asked.

@@ -11,6 +11,8 @@ BESIDES_MIB: Final = 64.0
 MARGIN_MIB: Final = 256.0
 #: How fast a disk takes memory where that was never seen, MiB/s: slow ones do better.
 PRIOR_MIB_S: Final = kernels.SAVING_MIB_S
+#: A start may take longer by what reading saved memory takes at this rate, MiB/s.
+RESTORE_MIB_S: Final = 16.0
 #: A save may take so much longer than the disk has taken so far.
 CARE: Final = 1.5
 #: Of a notice, what saving may take at the most, and what a power-off gets; the rest is for the guest's programs.

@@ -148,6 +148,32 @@ async def test_a_start_that_fails_saves_it_again(
     assert (await start(command, "again")).state == "done"
 
 
+async def test_a_start_that_fails_and_cannot_be_saved_again_keeps_its_memory_until_it_can(
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await suspend(command)
+    domain, vm = world.domains[LOW], host.vms["low-1"]
+    saved_mib, limits = domain.saved_mib, []
+    assert saved_mib is not None
+    save = host.hypervisor.save
+
+    async def watched(name: str, limit_s: float) -> Saved:
+        limits.append(limit_s)
+        return await save(name, limit_s)
+
+    host.hypervisor.save = watched  # type: ignore[method-assign]
+    world.failures |= {"resume": "busy", "save": "no space left on device"}
+    assert (await start(command)).state == "failed"
+    assert (domain.state, vm.intent.phase) == ("paused", Phase.STOPPING)
+    assert limits[0] == 300.0 + saved_mib / 16.0, "as long as its memory may take"
+    assert not vm.allocation().charge.is_zero()
+    world.failures.clear()
+    vm.request_check()
+    await until(lambda: vm.intent.phase is Phase.STOPPED)
+    assert vm.intent.saved_mib == domain.saved_mib is not None
+    assert (await start(command, "again")).state == "done"
+
+
 async def test_its_sizes_stay_while_its_memory_is_saved_and_its_rule_may_change(
     client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:
