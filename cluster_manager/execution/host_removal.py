@@ -43,8 +43,9 @@ class HostRemoval:
     async def forget(self, host: str, lost_vms: bool) -> ForgottenHost:
         """Drop a silent host: its VMs are gone with it, their names free.
 
-        What only cleared up after a VM there ends as well, and so does a live migration from there that waits for the
-        host's word, if its VM is given up: what was kept for it elsewhere is given back. Core changes and events stay.
+        What only cleared up after a VM there ends as well, and so does a live migration that waits for the host's word,
+        if its VM is given up: from there, and what was kept for it elsewhere is given back; or to there, and the VM is
+        off on its old host, which has said so. Core changes and events stay.
 
         :param lost_vms: whether the host may have VMs.
         :raises RequestError: 404 there is none, 409 it reports, has VMs, or a plan is at work on it.
@@ -59,8 +60,8 @@ class HostRemoval:
             self._check(host)
             plans = self.operations.plans_at(host)
             stranded = [state for state in plans if lost_vms and is_stranded(state, host)]
-            # One that has come up there is not removed: its plan sees it at its next look.
-            stranded = [state for state in stranded if not self._has_come_up(state)]
+            # One that has come up elsewhere is not removed there: its plan sees it at its next look.
+            stranded = [state for state in stranded if state.host == host or not self._has_come_up(state)]
             working = [state.request_id for state in plans if not clears(state) and state not in stranded]
             if working:
                 raise RequestError(
@@ -78,8 +79,12 @@ class HostRemoval:
             lost = f" with {', '.join(names)}" if names else ""
             sentence = f"{host} is forgotten{lost}: it was said not to come back"
             done, failed = OperationState.DONE, OperationState.FAILED
-            ends = [finish(state, failed if state in stranded else done, sentence).state for state in plans]
-            rests = [state.left_there() for state in stranded]
+            rests = [state.left_there() for state in stranded if state.host != host]
+            ends = [state.lost_there(sentence) for state in stranded if state.host == host]
+            ended = {step.state.id for step in ends}
+            ends += [
+                finish(state, failed if state in stranded else done, sentence) for state in plans if state.id not in ended
+            ]
             # First: a host that is still there without its invitation is as any other.
             await self.enrolments.forget(host)
             # Before the record: none of them may write its own next step behind it.

@@ -355,6 +355,7 @@ class Operations:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._growth.forget(host)
+        self._returns.forget(host)
         self._retry_at.pop(host, None)
         self._share_at.pop(host, None)
 

@@ -98,8 +98,10 @@ def clears(state: Plan) -> bool:
 
 
 def is_stranded(state: Plan, host: str) -> TypeGuard[LiveMigrationPlan]:
-    """Whether a plan waits for a host to say what became of a VM that it was to send."""
-    return isinstance(state, LiveMigrationPlan) and state.home == host and state.stage in ("moving", "doubt")
+    """Whether a plan waits for a host to say what became of a VM that it was to send, or that has left for it."""
+    if not isinstance(state, LiveMigrationPlan) or state.stage not in ("moving", "doubt"):
+        return False
+    return state.home == host or (state.host == host and state.off_at_home)
 
 
 def is_at(state: Plan, host: str, held: str | None) -> bool:

@@ -106,6 +106,12 @@ class LiveMigrationPlan(MovePlan):
         assert self.host is not None, "at a host"
         return self.continuation(self.host, "left", CLEARING).having(reclaims=0, off_at_home=True)
 
+    def lost_there(self, why: str) -> Step:
+        """Its end when its new host is gone for good, after its old one has said that the VM is off: its owner's."""
+        sentence = f"{self.vm} is off on {self.home}, where it can be started: {why}"
+        row = SetVM(self.vm, VMPhase.STOPPED, self.home, sentence, unless_preempted=True)
+        return finish(self, FAILED, sentence).also(row, Note("failed", self.vm, self.home, sentence))
+
     def next_step(self, event: Event) -> Step:
         return advance_live_migration(self, event)
 

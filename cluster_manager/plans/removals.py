@@ -125,7 +125,8 @@ _NOT_CALLED_OFF: Final = {
     "cancel": "it calls off another one itself",
     "target": "its host is at work on it; a target of its own takes its place",
     "resize": "its host is at work on it; another resize takes its place",
-    "live-migrate": "it ends by itself at its deadline, and the VM then stays where it is",
+    "live-migrate": "at its deadline the VM stays where it is, unless it has left by then: then it ends when its hosts "
+    "have said where it is, or one of them is forgotten",
 }
 
 

@@ -193,6 +193,10 @@ class Returns:
         self._pace = pace
         self._queues: dict[str, ReturnQueue] = {}
 
+    def forget(self, host: str) -> None:
+        """Drop the queue of a host that does not come back."""
+        self._queues.pop(host, None)
+
     def observe(
         self,
         report: HostReport,

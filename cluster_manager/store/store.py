@@ -24,6 +24,7 @@ from cluster_manager.plans.plans import (
     SetSpec,
     SetVM,
     SpawnFollowUp,
+    Step,
     VMPhase,
 )
 from cluster_manager.plans.reading import UnreadPlan
@@ -295,7 +296,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         self,
         host: str,
         vms: Sequence[str],
-        ends: Sequence[Plan],
+        ends: Sequence[Step],
         sentence: str,
         rests: Sequence[Plan] = (),
         *,
@@ -317,8 +318,11 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
             lost = await _lost_cores(connection, host, vms, seen_at)
             if lost:
                 await connection.execute(insert(schema.core_changes), lost)
-            for state in ends:
-                await connection.execute(update(plans).where(plans.c.id == state.id).values(**plan_columns(state, now)))
+            for step in ends:
+                mine = plans.c.id == step.state.id
+                await connection.execute(update(plans).where(mine).values(**plan_columns(step.state, now)))
+                for effect in step.effects:
+                    await self._apply(connection, step.state, effect, now)
             for rest in rests:
                 await connection.execute(_new_plan(rest, rest.id, now))
             for vm in vms:
@@ -329,7 +333,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
             return [] if new is None else _changes((await connection.execute(new)).all())
 
         changes = await self._write(work)
-        self._changed(vms)
+        self._changed((*vms, *(step.state.vm for step in ends)))
         return changes
 
     async def prune(self, statement: Delete) -> int:

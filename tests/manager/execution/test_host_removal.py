@@ -14,6 +14,7 @@ import pytest
 from cluster_manager.errors import RequestError
 from cluster_manager.plans import live_migrations
 from cluster_manager.store.store import Line
+from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import MOST_SEQUENCE, HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMState
@@ -202,6 +203,24 @@ async def test_vms_are_given_up_only_where_that_is_said(cluster: Cluster) -> Non
     assert (made.state, made.host) == (OperationState.DONE, "host-b"), made.sentence
 
 
+async def test_who_waited_for_room_on_a_host_that_is_forgotten_waits_there_no_longer(cluster: Cluster) -> None:
+    first, second = cluster.agents
+    await lose(cluster, second)
+    placed = await cluster.create(vm("high-1", "fixed", 6.0, 2000.0))
+    assert placed.state is OperationState.DONE, placed.sentence
+    assert cluster.manager is not None
+    returns = cluster.manager.operations._returns
+    await first.send_report()
+
+    async def queued() -> bool:
+        return "host-a" in returns._queues
+
+    await cluster.until(queued)
+    await lose(cluster, first)
+    assert (await forget(cluster, "host-a", "?lost_vms=true"))[0] == 200
+    assert returns._queues == {}
+
+
 async def test_what_was_to_be_removed_there_is_waited_for_no_longer(cluster: Cluster) -> None:
     """A migration whose new host went away, when its VM is its owner's again."""
     first, _ = cluster.agents
@@ -299,6 +318,51 @@ async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room
     await cluster.until(cleared)
     made = await cluster.create(vm("low-1"), request_id="create-again")
     assert (made.state, made.host) == (OperationState.DONE, "host-b"), made.sentence
+
+
+@pytest.mark.parametrize("last", [VMState.MIGRATING, VMState.RUNNING], ids=["was expected there", "had come up there"])
+async def test_a_new_host_that_is_lost_when_the_vm_has_left_its_old_one_is_forgotten_and_the_vm_is_off_at_home(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, last: VMState
+) -> None:
+    monkeypatch.setattr(live_migrations, "LOOK_S", 0.1)
+    first, second = cluster.agents
+    first.peers, second.peers = {"host-b": second}, {"host-a": first}
+    await cluster.ready()
+    carried = first._carried
+
+    async def leaves(command: Any, kind: str, name: str, work: Any, *more: Any) -> Any:
+        if kind != "depart":
+            return await carried(command, kind, name, work, *more)
+        second.vms[name] = second.vms[name].model_copy(update={"state": last})
+        await second.send_report()
+        await second.die()
+        off = {"state": VMState.STOPPED, "start_size": first.vms[name].current, "current": Vector()}
+        first.vms[name] = first.vms[name].model_copy(update=off)
+        said = {"state": OperationState.FAILED, "sentence": f"what became of {name} is not known"}
+        return await carried(command, kind, name, lambda: said)
+
+    monkeypatch.setattr(first, "_carried", leaves)
+    request = {"request_id": "m", "live": True, "copy_storage": True, "deadline_s": 1.0}
+    assert (await cluster.call("POST", "/v1/vms/low-1/migrate", json=request))[0] == 202
+    await is_silent(cluster, second)
+
+    async def waits() -> bool:
+        return "waiting for host-b" in (await cluster.get("/v1/operations/m"))["sentence"]
+
+    await cluster.until(waits)
+    status, problem = await cluster.call("POST", "/v1/operations/m/cancel", json={"request_id": "off"})
+    assert status == 409
+    assert "one of them is forgotten" in problem["detail"]
+    assert (await forget(cluster, "host-b"))[0] == 409
+    status, answer = await forget(cluster, "host-b", "?lost_vms=true")
+    assert (status, answer["vms"]) == (200, []), answer
+    ended = await cluster.ended("m")
+    assert ended.state is OperationState.FAILED
+    assert "low-1 is off on host-a, where it can be started" in ended.sentence
+    there = await cluster.get("/v1/vms/low-1")
+    assert (there["state"], there["host"]) == ("stopped", "host-a")
+    assert (await cluster.call("POST", "/v1/vms/low-1/start", json={"request_id": "s"}))[0] == 202
+    assert (await cluster.ended("s")).state is OperationState.DONE
 
 
 #: What a VM may be by now that came up on its new host.
