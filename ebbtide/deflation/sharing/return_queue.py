@@ -1,8 +1,8 @@
 """Queue of the preempted VMs of one host: whom room that appears brings back, oldest first, without flapping.
 
 A VM comes back where it can at least start: in what is free and what the others can be deflated by. One whose disk
-other hosts see comes back on another one where there is room for all of it, and here there is not enough. Room counts
-once it has been there for a while; a VM rests after its preemption, and one that could not be started, or was soon
+other hosts see comes back on another one where there is room for all of it, and here there is not enough, or it was
+tried in vain or soon preempted again. Room counts once it has been there for a while; a VM rests after its preemption, and one that could not be started, or was soon
 preempted again, waits ever longer.
 """
 
@@ -95,27 +95,29 @@ class ReturnQueue:
     def due(self, now: float) -> str | None:
         """Who is to be started now: the oldest of those that fit and have rested; None: none is."""
         room = self._room.smaller(self._watch.steady(now))
-        return next(
-            (one.name for one in self._waiting if one.least.fits_in(room) and self._rested(now, one.name)), None
-        )
+        return next((one.name for one in self._waiting if one.least.fits_in(room) and self._here(now, one)), None)
 
     def due_elsewhere(self, now: float) -> str | None:
-        """Who is to be started on another host now: the oldest that has rested and does not fit here."""
+        """Who is to be started on another host now: the oldest that has rested and does not fit here, or was tried."""
         return next(
-            (
-                one.name
-                for one in self._waiting
-                if now - self._elsewhere.get(one.name, now) >= self.pace.hold_s
-                and not one.least.fits_in(self._room)
-                and self._rested(now, one.name)
-            ),
+            (one.name for one in self._waiting if self._goes(now, one) and self._rested(now, one.name)),
             None,
         )
 
     def kept(self, now: float) -> ResourceVector:
         """What growth of others is to leave free meanwhile: the least of who comes back next, once room is steady."""
-        fits = (one.least for one in self._waiting if one.least.fits_in(self._room) and self._rested(now, one.name))
+        fits = (one.least for one in self._waiting if one.least.fits_in(self._room) and self._here(now, one))
         return next(fits, ZERO)
+
+    def _here(self, now: float, one: Waiting) -> bool:
+        return self._rested(now, one.name) and not self._goes(now, one)
+
+    def _goes(self, now: float, one: Waiting) -> bool:
+        """Whether it comes back elsewhere: there has been room for long enough, and here it does not fit, or did not
+        come up, or was soon preempted again.
+        """
+        lasts = now - self._elsewhere.get(one.name, now) >= self.pace.hold_s
+        return lasts and (one.name in self._tries or not one.least.fits_in(self._room))
 
     def tried(self, now: float, name: str) -> None:
         """It is started now."""
