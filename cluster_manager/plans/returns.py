@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 from cluster_manager.plans.lifecycle import StartPlan, sold_as, start_start
 from cluster_manager.plans.plans import (
@@ -56,6 +56,8 @@ from ebbtide.messages.vms import OnPreemption, VMSpec, VMState, VMStatus
 
 #: For the deflations that make room for one return, seconds.
 RETURN_DEADLINE_S = 60.0
+#: Of one that is only on its way it is not known whether it comes up.
+_NOT_UP: Final = (VMState.STOPPED, VMState.STOPPING, VMState.STARTING)
 
 
 class ReturnPlan(LifecyclePlan):
@@ -225,7 +227,7 @@ class Returns:
             if (status := found.get(spec.name)) is not None:
                 try:
                     # One that runs all the same needs no more than that this is written down.
-                    off = status.state in (VMState.STOPPED, VMState.STOPPING) or not is_known(status.state)
+                    off = status.state in _NOT_UP or not is_known(status.state)
                     least = least_to_return(spec, status, report) if off else ZERO
                     elsewhere = off and seen_elsewhere(report, spec, status) and fits_elsewhere(spec)
                     rows.append(Waiting(spec.name, least, elsewhere))

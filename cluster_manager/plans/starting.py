@@ -48,8 +48,9 @@ def advance_starting(
             found = status_in(report, vm)
             if found is None:
                 return stays_off(state, off, f"{report.id} has no VM {vm} any more")
-            if found.state is VMState.STOPPING:
-                return stays_off(state, off, f"it is still being stopped on {report.id}")
+            if found.state in (VMState.STOPPING, VMState.STARTING):
+                doing = "stopped" if found.state is VMState.STOPPING else "started"
+                return stays_off(state, off, f"it is still being {doing} on {report.id}")
             if not is_known(found.state):
                 return stays_off(state, off, f"it is {found.state} on {report.id}, a state that is not known here")
             if found.state is not VMState.STOPPED:

@@ -103,12 +103,13 @@ def test_where_there_is_less_the_others_and_it_share_and_none_is_preempted() -> 
         (HostFailed(0.0, "a does not answer", uncertain=True),),
         (read("a"),),
         (read("a", off(VMState.STOPPING)),),
+        (read("a", off(VMState.STARTING)),),
         (read("a", off(), status_of(spec_of("high-1", cpu_cores=5.8), "a")),),
         (read("a", off()), ended("start", OperationState.FAILED)),
         (read("a", off()), HostFailed(0.0, "refused", uncertain=False)),
         (read("a", off()), HostFailed(0.0, "no answer", uncertain=True)),
     ],
-    ids=["silent", "gone", "stopping", "full", "failed", "refused", "lost"],
+    ids=["silent", "gone", "stopping", "starting", "full", "failed", "refused", "lost"],
 )
 def test_whatever_is_in_its_way_it_keeps_its_place(events: tuple[Event, ...]) -> None:
     state, effects = run(*events)
@@ -132,6 +133,19 @@ def test_one_that_runs_all_the_same_is_written_down_without_any_room() -> None:
     assert queue.due(38.0) == LOW.name
     _, effects = run(read("a", status_of(LOW, "a")))
     assert rows(effects) == [(VMPhase.RUNNING, "a")]
+
+
+def test_one_that_is_only_being_started_is_not_written_down_as_running() -> None:
+    full = report_of("a", off(VMState.STARTING), status_of(OTHER, "a"), cpu_cores=3.2)
+    queues = Returns()
+    for now in range(0, 40, 2):
+        queue = queues.observe(full.model_copy(update={"deflatable": Vector()}), ZERO, [LOW], float(now))
+    assert queue is not None
+    assert queue.due(38.0) is None
+    state, effects = run(read("a", off(VMState.STARTING)))
+    assert rows(effects) == [(VMPhase.PREEMPTED, "a")]
+    assert isinstance(state.instruction, Finish)
+    assert "is still being started on a" in state.instruction.sentence
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["it stays", "it moves"])
