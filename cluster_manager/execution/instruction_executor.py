@@ -560,7 +560,7 @@ class InstructionExecutor:
                     mode=mode,
                 )
                 return lambda: agents.command(host, "PUT", f"/v1/vms/{vm}/target", resize), deadline_s + grace_s
-        lifecycle = lifecycle_command(instruction, request_id, epoch, order, self._limits)
+        lifecycle = lifecycle_command(instruction, request_id, epoch, order, self._limits, self._hosts.vm)
         return lambda: agents.command(host, lifecycle.method, lifecycle.path, lifecycle.body), lifecycle.limit_s
 
     async def _ended(self, state: Plan, instruction: Commanding, event: OperationEnded) -> OperationEnded:

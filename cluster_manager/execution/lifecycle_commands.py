@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster_manager.plans.plans import Adopt, Arrive, Commanding, Depart, Preempt, Release, Respec, Start, Stop
 from cluster_manager.settings import AgentLimits
+from ebbtide.deflation.sharing.suspension import RESTORE_MIB_S
 from ebbtide.messages.commands import (
     AdoptCommand,
     Command,
@@ -15,6 +17,7 @@ from ebbtide.messages.commands import (
     StopCommand,
 )
 from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand
+from ebbtide.messages.vms import VMStatus
 
 #: For giving an adopted domain back what was taken, seconds.
 RELEASE_DEADLINE_S = 60.0
@@ -30,10 +33,18 @@ class Sending:
     limit_s: float
 
 
-def lifecycle_command(instruction: Commanding, request_id: str, epoch: int, order: int, limits: AgentLimits) -> Sending:
+def lifecycle_command(
+    instruction: Commanding,
+    request_id: str,
+    epoch: int,
+    order: int,
+    limits: AgentLimits,
+    reported: Callable[[str, str], VMStatus | None] = lambda host, name: None,
+) -> Sending:
     """How an instruction is sent.
 
     :param order: of the commands of this manager to its hosts (`deflation.fencing`).
+    :param reported: a VM by its host's last report.
     :raises TypeError: it is none of a VM's lifecycle.
     """
     match instruction:
@@ -53,7 +64,10 @@ def lifecycle_command(instruction: Commanding, request_id: str, epoch: int, orde
             return Sending("POST", f"/v1/vms/{vm}/stop", preempt, notice_s + limits.start_stop_s)
         case Start(vm=vm, start_size=start_size):
             start = StartCommand(request_id=request_id, epoch=epoch, order=order, start_size=start_size)
-            return Sending("POST", f"/v1/vms/{vm}/start", start, limits.start_stop_s)
+            found = reported(instruction.host, vm)
+            # Its host gives it as much longer to read what was saved.
+            saved_s = (found.saved_mib or 0.0) / RESTORE_MIB_S if found is not None else 0.0
+            return Sending("POST", f"/v1/vms/{vm}/start", start, limits.start_stop_s + saved_s)
         case Respec(vm=vm, spec=spec, deadline_s=deadline_s):
             # XML was for making it; its host keeps what came of it.
             sold = spec.model_copy(update={"xml": None})

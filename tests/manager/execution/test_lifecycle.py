@@ -11,16 +11,17 @@ import pytest
 
 from cluster_manager.api.vms import check_admin
 from cluster_manager.errors import LostLeadership
+from cluster_manager.inventory.agents import Agents
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.hosts import HostTemplate
-from ebbtide.messages.operations import OperationState
+from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.requests import VMRequest
 from ebbtide.messages.vms import VMState
 from ebbtide.rest.access import PRINCIPAL
 from ebbtide.rest.errors import Refused
 from ebbtide.rest.roles import Role
 from ebbtide.rest.tokens import principal
-from tests.manager.cluster import Cluster, cluster_of, vm
+from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, seen, send
@@ -47,6 +48,25 @@ def agents(cluster: Cluster) -> tuple[FakeAgent, FakeAgent]:
 
 
 # --- stop and start --------------------------------------------------------------------------------------------------
+
+
+@each_store
+async def test_a_start_has_as_much_longer_as_its_host_takes_to_read_what_was_saved(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = agents(cluster)
+    await ask(cluster, "low-1", "stop", limit_s=1.0)
+    first.vms["low-1"] = first.vms["low-1"].model_copy(update={"saved_mib": 4800.0})
+    await first.send_report()
+    follow, limits = Agents.follow, {}
+
+    async def watched(self: Agents, host: str, operation: Operation, limit_s: float, *more: Any) -> Any:
+        limits[operation.kind] = limit_s
+        return await follow(self, host, operation, limit_s, *more)
+
+    monkeypatch.setattr(Agents, "follow", watched)
+    assert (await ask(cluster, "low-1", "start")).state is OperationState.DONE
+    assert limits["start"] == QUICK.start_stop_s + 4800.0 / 16.0
 
 
 @each_store
