@@ -273,7 +273,7 @@ def _in_doubt(state: MovePlan, event: Event) -> Step:
 
 def _found(state: MovePlan, present: VMStatus, elapsed_s: float) -> Step:
     """The VM is on the new host: it has come up there, or goes."""
-    if not is_known(present.state):
+    if not is_known(present.state) or present.state is VMState.STARTING:
         return wait(state, stands(present), "unsure", present.host, elapsed_s)
     if present.state in (*UP, VMState.PAUSED):
         return arrived(state, stands(present))

@@ -182,6 +182,15 @@ def test_a_vm_that_has_come_up_elsewhere_and_is_paused_there_has_moved() -> None
     assert isinstance(off.instruction, Remove), "it did not come up, and its disk is at home"
 
 
+def test_one_that_is_still_being_started_elsewhere_is_waited_for_and_not_removed_there() -> None:
+    starting = unrecorded("away", status_of(SPEC, "away", state=VMState.STARTING))
+    lost = heard(creating(), HostFailed(1.0, "away is silent", uncertain=True), HostBack(2.0), starting)
+    assert lost.instruction == AwaitHost(host="away", until_s=61.0)
+    assert "low is starting on away: waiting for away" in lost.progress
+    up = lost.next_step(HostBack(3.0)).state.next_step(unrecorded("away", status_of(SPEC, "away")))
+    assert (row_of(up).phase, row_of(up).host) == (VMPhase.RUNNING, "away")
+
+
 def test_a_place_that_is_given_up_after_a_start_was_commanded_is_cleaned_first() -> None:
     forgotten = creating().having(instruction=ReadHost(host="away"))
     step = forgotten.next_step(HostFailed(1.0, "away is silent", uncertain=True))
