@@ -79,12 +79,11 @@ class HostRemoval:
             lost = f" with {', '.join(names)}" if names else ""
             sentence = f"{host} is forgotten{lost}: it was said not to come back"
             done, failed = OperationState.DONE, OperationState.FAILED
-            rests = [state.left_there() for state in stranded if state.host != host]
-            ends = [state.lost_there(sentence) for state in stranded if state.host == host]
-            ended = {step.state.id for step in ends}
-            ends += [
-                finish(state, failed if state in stranded else done, sentence) for state in plans if state.id not in ended
-            ]
+            there = [state for state in stranded if state.host == host]
+            rests = [state.left_there() for state in stranded if state not in there]
+            ends = [state.lost_there(sentence) for state in there]
+            others = [state for state in plans if state not in there]
+            ends += [finish(state, failed if state in stranded else done, sentence) for state in others]
             # First: a host that is still there without its invitation is as any other.
             await self.enrolments.forget(host)
             # Before the record: none of them may write its own next step behind it.

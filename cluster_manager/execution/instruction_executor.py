@@ -14,13 +14,14 @@ import structlog
 
 from cluster_manager.defaults import MoveFirst
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable, RequestError
+from cluster_manager.execution.in_place_of_hosts import gone, spared
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
-from cluster_manager.execution.running_plans import arrival_of, looks, may_be_on
+from cluster_manager.execution.running_plans import arrival_of, looks, may_be_on, wanted
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.host_wait import MovePlan
-from cluster_manager.plans.live_migrations import LiveMigrationPlan, cannot_take
+from cluster_manager.plans.live_migrations import cannot_take
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     Arrival,
@@ -47,7 +48,6 @@ from cluster_manager.plans.plans import (
     PlanEnded,
     Preempt,
     PreemptTogether,
-    Purpose,
     ReadHost,
     Reclaim,
     Reinflate,
@@ -72,7 +72,6 @@ from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.fitness import HostView
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.placement.rebalancing import Rooms
-from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.commands import (
     Budget,
     Command,
@@ -84,7 +83,7 @@ from ebbtide.messages.commands import (
 )
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.operations import Operation, OperationState
-from ebbtide.messages.vms import VMSpec
+from ebbtide.messages.vms import VMSpec, VMState
 
 log = structlog.get_logger()
 
@@ -336,7 +335,7 @@ class InstructionExecutor:
     def choices(self, state: Plan, instruction: ChooseHosts) -> tuple[HostsChosen, list[tuple[HostView, float]]]:
         """The hosts that a placement would try now, and each as it is seen, with its fitness."""
         assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"
-        chosen, demand = self._choose(state, instruction, 0.0), _demand(state, instruction.purpose)
+        chosen, demand = self._choose(state, instruction, 0.0), wanted(state, instruction.purpose)
         seen = self._hosts.availability
         return chosen, [seen.view(host, instruction.purpose, demand) for host in chosen.hosts]
 
@@ -353,7 +352,7 @@ class InstructionExecutor:
     def _choose(self, state: Plan, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
         assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"
         began = time.perf_counter()
-        demand, purpose = _demand(state, instruction.purpose), instruction.purpose
+        demand, purpose = wanted(state, instruction.purpose), instruction.purpose
         open_hosts = self._hosts.availability
         spec, offered = state.spec, self._with_template(state.spec)
         chosen: list[str] = []
@@ -419,6 +418,8 @@ class InstructionExecutor:
             perhaps = operation is not None
             if resumed and operation is None and not harmless:
                 return Forgotten(elapsed_s(), lapse=False)
+            if resumed and operation is None and isinstance(instruction, Preempt | Remove):
+                operation = await self._spared(state, instruction, request_id, sides)
             for _ in range(REPEATS):
                 if operation is None and isinstance(instruction, SetTarget):
                     try:
@@ -436,8 +437,8 @@ class InstructionExecutor:
                     return Forgotten(elapsed_s(), lapse=True)
         except AgentRefused as error:
             if isinstance(instruction, Remove | Release) and error.status == 404:
-                gone = OperationEnded(elapsed_s(), _gone(request_id, instruction))
-                return await self._ended(state, instruction, gone)
+                ended = OperationEnded(elapsed_s(), gone(request_id, instruction))
+                return await self._ended(state, instruction, ended)
             return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before or perhaps)
         except AgentFailed as error:
             return HostFailed(elapsed_s(), str(error), uncertain=True)
@@ -484,6 +485,18 @@ class InstructionExecutor:
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
+
+    async def _spared(self, state: Plan, victim: Preempt | Remove, request_id: str, sides: _Sides) -> Operation | None:
+        """What is said of a VM that was not told yet and need not go any more; None: it has to. Raises `AgentError`."""
+        if not preempted_by(victim):
+            return None
+        await self._hosts.take(await self._agents.host(victim.host))
+        found, why = self._hosts.vm(victim.host, victim.vm), self._not_needed(state, victim.host)
+        if not why or found is None or found.state in (VMState.STOPPING, VMState.STOPPED):
+            return None
+        # This fences the command, should it still come from before.
+        await self._call_off(victim, request_id, why, sides)
+        return await self._agents.operation(victim.host, request_id) or spared(request_id, victim, why)
 
     def _not_needed(self, state: Plan, host: str) -> str:
         """Why nobody has to go: the arrival is called off, or its host reports room for it; empty if somebody has."""
@@ -580,21 +593,3 @@ class InstructionExecutor:
             await self._hosts.take(await self._agents.host(host, retry=False))
         except AgentError as error:
             log.info("host not read after a command", host=host, why=str(error))
-
-
-def _demand(state: PlacementPlan | MovePlan, purpose: Purpose) -> ResourceVector:
-    """The size that a host must be able to hold to be tried: a VM that runs keeps its own."""
-    return state.size.vector() if isinstance(state, LiveMigrationPlan) else asked_of_hosts(state.spec, purpose)
-
-
-def _gone(request_id: str, instruction: Remove | Release) -> Operation:
-    """What an agent would say of a VM that is not there."""
-    return Operation(
-        request_id=request_id,
-        kind="delete" if isinstance(instruction, Remove) else "release",
-        state=OperationState.DONE,
-        sentence=f"{instruction.vm} was not on {instruction.host}",
-        vm=instruction.vm,
-        host=instruction.host,
-        started_at=0.0,
-    )

@@ -23,6 +23,7 @@ from cluster_manager.plans.plans import (
     Note,
     Plan,
     PlanKind,
+    Purpose,
     ReadHost,
     Reclaim,
     Reinflate,
@@ -37,11 +38,12 @@ from cluster_manager.plans.plans import (
 from cluster_manager.plans.reading import UnreadPlan
 from cluster_manager.plans.reclaim_steps import LifecyclePlan
 from cluster_manager.plans.removals import RemovalPlan
+from cluster_manager.plans.report_queries import asked_of_hosts
 from cluster_manager.plans.returns import ReturnPlan
 from cluster_manager.plans.victims import notices_of
 from cluster_manager.store.rows import StoredPlan, StoredVM
 from ebbtide.deflation.allocations import Priority
-from ebbtide.deflation.resources import ZERO
+from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import MOST_VMS, Vector
 from ebbtide.messages.operations import Operation, OperationState, Reason
 from ebbtide.messages.problem_codes import ProblemCode, ReasonCode
@@ -133,6 +135,11 @@ def arrival_of(state: Plan, started_at: float) -> Arrival | None:
     fixed = state.spec.priority is Priority.FIXED
     keeps = size if fixed else state.spec.allocation(ZERO).minimum.smaller(size)
     return Arrival(state.vm, size, keeps, started_at + state.clock_from_s + state.deadline_s)
+
+
+def wanted(state: PlacementPlan | MovePlan, purpose: Purpose) -> ResourceVector:
+    """The size that a host must be able to hold to be tried: a VM that runs keeps its own."""
+    return state.size.vector() if isinstance(state, LiveMigrationPlan) else asked_of_hosts(state.spec, purpose)
 
 
 def may_be_on(state: Plan) -> str | None:

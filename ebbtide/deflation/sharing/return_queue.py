@@ -2,8 +2,8 @@
 
 A VM comes back where it can at least start: in what is free and what the others can be deflated by. One whose disk
 other hosts see comes back on another one where there is room for all of it, and here there is not enough, or it was
-tried in vain or soon preempted again. Room counts once it has been there for a while; a VM rests after its preemption, and one that could not be started, or was soon
-preempted again, waits ever longer.
+tried in vain or soon preempted again. Room counts once it has been there for a while; a VM rests after its preemption,
+and one that could not be started, or was soon preempted again, waits ever longer.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ async def test_a_start_that_fails_saves_it_again(
 
 
 async def test_a_start_that_fails_and_cannot_be_saved_again_keeps_its_memory_until_it_can(
-    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain]
+    command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await suspend(command)
     domain, vm = world.domains[LOW], host.vms["low-1"]
@@ -161,7 +161,7 @@ async def test_a_start_that_fails_and_cannot_be_saved_again_keeps_its_memory_unt
         limits.append(limit_s)
         return await save(name, limit_s)
 
-    host.hypervisor.save = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(host.hypervisor, "save", watched)
     world.failures |= {"resume": "busy", "save": "no space left on device"}
     assert (await start(command)).state == "failed"
     assert (domain.state, vm.intent.phase) == ("paused", Phase.STOPPING)

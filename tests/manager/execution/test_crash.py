@@ -16,7 +16,7 @@ import pytest
 
 from cluster_manager.store.database import PostgreSQL
 from ebbtide.deflation.fencing import Fence
-from ebbtide.deflation.resources import ZERO
+from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import share_room
 from ebbtide.lab.state import write_private
 from ebbtide.messages.operations import Operation, OperationState
@@ -143,6 +143,31 @@ async def test_a_reclaim_that_is_under_way_at_a_restart_is_waited_for_and_not_re
         operation = await ended_well(scenario, cluster)
         assert agent.arrived.count("reclaim") == 1
         assert [row.name for row in operation.vms] == ["low-1", "low-2"]
+
+
+@pytest.mark.parametrize("name", ["preempt", "preempt-stateless"])
+async def test_one_who_was_to_be_preempted_and_was_not_told_before_a_restart_stays_where_room_has_come_meanwhile(
+    tmp_path: Path, name: str
+) -> None:
+    async with prepared(tmp_path, name) as (scenario, cluster):
+        agent = scenario.first
+        agent.trouble.hangs_at, agent.trouble.carries_out = len(agent.arrived) + 2, False
+        await scenario.begin(cluster)
+        async with asyncio.timeout(10):
+            await agent.hanging.wait()
+        told = agent.arrived[-1]
+        assert told in ("stop", "delete")
+        await cluster.kill_manager()
+        agent.trouble.hangs_at = None
+        agent.capacity = ResourceVector(20.0, 9000.0)
+        await cluster.start_manager()
+        operation = await cluster.ended(scenario.request_id)
+        assert operation.state is OperationState.DONE, operation
+        assert agent.arrived.count(told) == 1
+        assert {"low-1", "low-2", "high-1"} == set(agent.running)
+        assert "host-a has room for high-1" in (await cluster.events("preemption-withdrawn"))[0]["sentence"]
+        assert await cluster.events("preempted") == []
+        await agree(cluster)
 
 
 @pytest.mark.parametrize("name", ["place", "delete"])
