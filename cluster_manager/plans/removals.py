@@ -186,7 +186,7 @@ def advance_removal(state: RemovalPlan, event: Event) -> Step:
 
 def _not_removed(state: RemovalPlan, sentence: str, phase: VMPhase, owed: bool = False) -> Step:
     return finish(state, OperationState.FAILED, sentence).also(
-        SetVM(state.vm, phase, state.host, sentence, owed=owed),
+        SetVM(state.vm, phase, state.host, sentence, owed=owed, unless_preempted=phase is VMPhase.RUNNING),
         Note("failed", state.vm, state.host, sentence),
     )
 

@@ -61,6 +61,8 @@ _BY_OWNER: Final = tuple(phase.value for phase in (VMPhase.STOPPING, VMPhase.STO
 _CLAIMED: Final = tuple(
     phase.value for phase in (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
 )
+#: Of these it may come to nothing, and then one that was preempted meanwhile waits for room.
+_MAY_STAY: Final = (VMPhase.MIGRATING.value, VMPhase.DELETING.value)
 #: It is off, or may be, and waits for room as before.
 _WAITS: Final = frozenset({VMPhase.PREEMPTED, VMPhase.STARTING, VMPhase.STOPPING, VMPhase.DELETING, VMPhase.MIGRATING})
 #: By how much hosts' clocks may differ, seconds.
@@ -145,7 +147,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 waits["preemption_unsure"] = int(unsure)
                 free = row.where(schema.vms.c.phase.not_in(_CLAIMED))
                 await connection.execute(free.values(phase=VMPhase.PREEMPTED.value, **waits))
-                await connection.execute(row.where(schema.vms.c.phase == VMPhase.MIGRATING.value).values(**waits))
+                await connection.execute(row.where(schema.vms.c.phase.in_(_MAY_STAY)).values(**waits))
             case SetSpec(name, spec):
                 row = _living(name).where(schema.vms.c.request_id == state.request_id)
                 await connection.execute(row.values(**_sold(spec)))

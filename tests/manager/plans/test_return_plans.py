@@ -26,6 +26,7 @@ from cluster_manager.plans.plans import (
 )
 from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.reading import read_plan
+from cluster_manager.plans.removals import start_removal
 from cluster_manager.plans.returns import Returns, start_return
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
@@ -206,6 +207,27 @@ async def test_a_vm_that_is_preempted_before_its_move_has_its_host_waits_for_roo
     assert plan.finished
     (row,) = await store.preempted()
     assert (row.name, row.host, row.preempted_at) == ("low-1", "a", 5.0)
+    await store.close()
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["it is deleted", "its host refuses"])
+async def test_a_vm_that_is_preempted_before_its_deletion_has_its_host_waits_for_room_where_it_is_not_deleted(
+    database: Database, refused: bool
+) -> None:
+    store = Store(database, lambda: 5.0)
+    await store.open()
+    await record(store, "low-1", "a")
+    plan = start_removal("delete", "request", "low-1", "a")
+    await store.add_plan(plan, "")
+    other = start_return("return-x", spec_of("x", "deflatable"), "a")
+    await store.save_step(other, [SetPreempted("low-1", "a", PreemptionReason.MINIMUM, "preempted low-1")])
+    (row,) = await store.vms("low-1")
+    assert row.phase is VMPhase.DELETING, "it is its deletion's"
+    answer = HostFailed(1.0, "a is paused", uncertain=False) if refused else ended("delete")
+    step = plan.next_step(answer)
+    await store.save_step(step.state, step.effects)
+    waiting = [(row.name, row.host, row.preempted_at, row.sentence) for row in await store.preempted()]
+    assert waiting == ([("low-1", "a", 5.0, "preempted low-1")] if refused else [])
     await store.close()
 
 
