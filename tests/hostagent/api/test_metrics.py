@@ -52,7 +52,9 @@ async def test_an_agent_without_vms_has_metrics_of_its_host(client: Client, host
     assert not [name for name in found if "_vm_" in name]
 
 
-async def test_the_metrics_say_when_the_hosts_certificate_began_and_ends(client: Client, agent: Agent, tmp_path: Path) -> None:
+async def test_the_metrics_say_when_the_hosts_certificate_began_and_ends(
+    client: Client, agent: Agent, tmp_path: Path
+) -> None:
     assert not {EXPIRY, START} & (await values_of(client)).keys(), "there is none"
     own = Pki(tmp_path / "tls").pair("host-a").certificate
     agent.certificate = lambda: (own.read_bytes(),)

@@ -1,0 +1,68 @@
+"""A restore in the place of a store that is damaged: what is lost by that is said."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import structlog
+
+from cluster_manager.store.engines import lock_path, mark_file
+from cluster_manager.store.enrolled import Enrolled
+from tests.manager.test_backup import command
+
+UNREAD = "the store of before cannot be read: revoke again who was revoked since the backup\n"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """The command configures the process's logs, which other tests share."""
+    yield
+    structlog.reset_defaults()
+
+
+def without_enrolment(store: Path) -> None:
+    with closing(sqlite3.connect(store)) as connection, connection:
+        connection.execute("INSERT OR REPLACE INTO knowledge VALUES ('enrolment', 0, 'junk')")
+
+
+def cut(store: Path) -> None:
+    """To nothing; that it has held a store is noted beside it."""
+    lock_path(store).touch()
+    mark_file(store)
+    os.truncate(store, 0)
+
+
+@pytest.mark.parametrize("damage", [lambda store: store.write_bytes(b"junk"), without_enrolment, cut])
+def test_that_revocations_of_a_damaged_store_are_lost_is_said(
+    stored: Path, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(stored)
+    assert command(stored, stored.parent / "backup") == 0
+    assert UNREAD in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("before", ["whole", "none"])
+def test_nothing_is_said_to_be_lost_where_no_store_was_damaged(
+    stored: Path, before: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if before == "none":
+        stored.unlink()
+    assert command(stored, stored.parent / "backup") == 0
+    assert UNREAD not in capsys.readouterr().out
+
+
+def test_who_was_revoked_stays_so_also_where_the_epoch_of_the_store_of_before_cannot_be_read(
+    stored: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = Enrolled(revoked={"host-b": (1.0, "lost")}).model_dump_json()
+    with closing(sqlite3.connect(stored)) as connection, connection:
+        connection.execute("DROP TABLE counters")
+        connection.execute("INSERT OR REPLACE INTO knowledge VALUES ('enrolment', 0, ?)", (body,))
+    assert command(stored, stored.parent / "backup") == 0
+    said = capsys.readouterr().out
+    assert ("revoked hosts: host-b;" in said, UNREAD in said) == (True, False)
