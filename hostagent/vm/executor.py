@@ -41,7 +41,7 @@ from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, CpusSet, GuestAmounts, GuestStatus
 from hostagent.errors import DomainGone, GuestRefused, GuestUnreachable, HypervisorError, HypervisorTimeout
-from hostagent.libvirt.hypervisor import DomainSizes, HostSideReading
+from hostagent.libvirt.hypervisor import DomainSizes, GuestCpus, HostSideReading
 from hostagent.libvirt.settling import load_factor
 from hostagent.vm.guest_link import GuestLink
 
@@ -104,6 +104,9 @@ class Executor:
         self._on_status = on_status
         self._ordinary = ordinary
         self._asks_cpus = asks_cpus
+        #: What it has said since CPUs were last moved, None: nothing, and whether it was asked: memory moves meanwhile.
+        self._cpus_said: GuestCpus | None = None
+        self._cpus_asked = False
         #: Whether memory was moved since the guest was read, and whether it is being moved now.
         self._memory_moved = self._memory_moves = False
         #: vCPUs that were plugged at the latest reading; 0: some may have been plugged since.
@@ -177,7 +180,7 @@ class Executor:
                 self._memory_moved = False
             reading, guest = await self._by_the_balloon(self._ordinary, reading, waits)
             if self._asks_cpus and reading.qemu_agent:
-                guest = await self._with_cpus(guest)
+                guest = await self._with_cpus(guest, cpus)
             online = len(guest.online) if guest is not None else None
             return reading.bound(online, self._declared), guest
         return reading.bound(len(guest.online) if guest is not None else None, self._declared), guest
@@ -217,9 +220,14 @@ class Executor:
             await asyncio.sleep(KERNEL_LOOK_S)
             reading = await self._sizes.read(self._domain)
 
-    async def _with_cpus(self, guest: GuestReading | None) -> GuestReading | None:
-        """The reading with what qemu-guest-agent says of the CPUs, where it answers."""
-        said = await self._sizes.guest_cpus(self._domain)
+    async def _with_cpus(self, guest: GuestReading | None, again: bool) -> GuestReading | None:
+        """The reading with what qemu-guest-agent says of the CPUs. One that does not answer is asked once.
+
+        :param again: whether to ask one that has answered before.
+        """
+        if not self._cpus_asked or (again and self._cpus_said is not None):
+            self._cpus_asked, self._cpus_said = True, await self._sizes.guest_cpus(self._domain)
+        said = self._cpus_said
         if said is None:
             return guest
         self._link.online = frozenset(said.online)
@@ -312,6 +320,7 @@ class Executor:
             online = await self._present(online)
         if online is not None and self._ordinary is not None:
             reasons.append(await self._sizes.set_guest_cpus(self._domain, online))
+            self._cpus_asked = False
         elif online is not None:
             limit_s = min(instruction.limit_s, 20.0)
             self._cpus_until = _now() + limit_s

@@ -19,11 +19,12 @@ from ebbtide.deflation.cascade.instructions import (
     ReclaimCold,
     Unplug,
 )
+from ebbtide.deflation.cascade.ordinary import OrdinaryGuest
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, Cpus, CpusSet, GuestStatus, Memory
 from hostagent.errors import GuestUnreachable, HypervisorError
-from hostagent.libvirt.hypervisor import HostSideReading
+from hostagent.libvirt.hypervisor import GuestCpus, HostSideReading
 from hostagent.vm import executor as module
 from hostagent.vm.executor import Executor
 
@@ -117,6 +118,37 @@ async def test_a_quota_is_never_spread_over_vcpus_as_they_were_before_more_were_
     await executor.enforce_cpu(2.0, 4)
     assert sizes.quota is not None
     assert sizes.quota == pytest.approx((0.5, 2.06))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_qemu_guest_agent_is_asked_once_and_again_only_for_cpus_where_it_answers(answers: bool) -> None:
+    class Asked(Statistics):
+        times = 0
+
+        async def read(self, domain: str) -> HostSideReading:
+            return replace(await super().read(domain), vcpus=2, qemu_agent=True)
+
+        async def guest_cpus(self, domain: str) -> GuestCpus | None:
+            self.times += 1
+            return GuestCpus((0, 1), (1,)) if answers else None
+
+        async def set_guest_cpus(self, domain: str, online: tuple[int, ...]) -> str:
+            return ""
+
+    class Silent(Link):
+        async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool = True) -> Any:
+            raise GuestUnreachable("its domain has no channel for one")
+
+    sizes, link = Asked((500, 1)), Silent(500)
+    executor = Executor("domain", sizes, link, "request", ordinary=OrdinaryGuest(), asks_cpus=True)  # type: ignore[arg-type]
+    asked = []
+    for cpus in (False, False, True, False):
+        _, guest = await executor.measure(cpus)
+        assert (guest.online if guest is not None else None) == ((0, 1) if answers else None)
+        asked.append(sizes.times)
+    assert asked == ([1, 1, 2, 2] if answers else [1, 1, 1, 1])
+    await executor.carry_out(Unplug(1, 5.0, (0,), None))
+    assert sizes.times == asked[-1] + 1, "what has come of it is read"
 
 
 async def test_no_guest_can_have_a_vcpu_plugged_by_a_step_that_unplugs() -> None:
