@@ -168,7 +168,8 @@ class Host:
     def start(self, name, body):
         vm = self.vm(name)
         if vm["state"] == "stopped":
-            size = vector(body.get("start_size") or vm["start_size"], "start_size")
+            size = vector(vm["start_size"] | (body.get("start_size") or {}), "start_size")
+            size = {part: min(max(size[part], vm["minimum"][part]), vm["nominal"][part]) for part in PARTS}
             self.require_room(name, size, "start_size")
             vm |= {"state": "running", "current": size, "start_size": None, "held": False}
         return {"vm": name}

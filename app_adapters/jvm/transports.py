@@ -128,6 +128,7 @@ class Jattach(Transport):
         except subprocess.TimeoutExpired:
             raise ApplicationError(f"{self._program} did not answer within {limit_s:g} s") from None
         except (OSError, AttachError) as error:
+            self._wakes.over()  # nothing was sent
             raise ApplicationError(f"{self._program}: {error}") from None
         text = done.stdout.decode("utf-8", "replace")
         if done.returncode:

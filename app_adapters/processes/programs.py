@@ -50,7 +50,8 @@ def run(words: list[str], limit_s: float = CALL_LIMIT_S) -> str:
         except subprocess.TimeoutExpired:
             raise ApplicationError(f"{words[0]} took longer than {limit_s:g} s") from None
         finally:
-            if process.returncode is None:  # not reaped, so the group is still its own
+            # Not reaped, so the group is still its own. What outlives the command may be the service that it started.
+            if process.poll() is None:
                 _signal(process, signal.SIGKILL)
             _running.discard(process)
     text = output.decode("utf-8", "replace")

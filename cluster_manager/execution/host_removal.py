@@ -22,6 +22,7 @@ from cluster_manager.store.store import Store
 from ebbtide.messages.hosts import ForgottenHost
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.problem_codes import ProblemCode
+from ebbtide.messages.vms import VMState
 
 log = structlog.get_logger()
 
@@ -60,8 +61,8 @@ class HostRemoval:
             self._check(host)
             plans = self.operations.plans_at(host)
             stranded = [state for state in plans if lost_vms and is_stranded(state, host)]
-            # One that has come up elsewhere is not removed there: its plan sees it at its next look.
-            stranded = [state for state in stranded if state.host == host or not self._has_come_up(state)]
+            # One that has come up elsewhere, or is not off on its old host any more: its plan sees it at its next look.
+            stranded = [state for state in stranded if self._stays(state, host)]
             working = [state.request_id for state in plans if not clears(state) and state not in stranded]
             if working:
                 raise RequestError(
@@ -99,8 +100,12 @@ class HostRemoval:
         log.info("host forgotten", host=host, vms=names)
         return ForgottenHost(id=host, vms=tuple(names), sentence=sentence)
 
-    def _has_come_up(self, state: LiveMigrationPlan) -> bool:
-        return has_arrived(self.hosts.vm(state.host, state.vm))
+    def _stays(self, state: LiveMigrationPlan, host: str) -> bool:
+        """Whether what a live migration waits for will not come from anywhere but a host that is to be forgotten."""
+        if state.host != host:
+            return not has_arrived(self.hosts.vm(state.host, state.vm))
+        at_home = self.hosts.vm(state.home, state.vm)
+        return at_home is not None and at_home.state is VMState.STOPPED
 
     def _check(self, host: str) -> None:
         if self.hosts.get(host) is None:

@@ -380,7 +380,7 @@ class Operations:
                 queue.tried(now, name)
                 await self._bring_back(name, host)
             elif queue is not None and (name := queue.due_elsewhere(now)) is not None:
-                queue.tried(now, name)
+                queue.tried(now, name, elsewhere=True)
                 await self._bring_back(name, host, elsewhere=True)
             else:
                 await self._share(host, known, due)

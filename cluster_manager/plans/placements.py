@@ -50,7 +50,6 @@ from cluster_manager.plans.plans import (
 from cluster_manager.plans.preemption import (
     REASONS,
     PreemptionReason,
-    costs,
     evidence,
     least_s,
     why_preempted,
@@ -66,10 +65,8 @@ from cluster_manager.plans.reclaim_steps import (
     without_paused,
 )
 from cluster_manager.plans.report_queries import (
-    allocations_of,
     asked_of_hosts,
     closed,
-    could_give,
     deflatable_beside,
     demand_of,
     missing_on,
@@ -79,14 +76,14 @@ from cluster_manager.plans.report_queries import (
     room_for_start,
     size_to_join,
 )
-from cluster_manager.plans.victims import Victim, going, outcome
+from cluster_manager.plans.victims import Victim, go_for_an_error, going, outcome, victims_for
 from cluster_manager.plans.waits import WaitingPlan, move_away, moved_away, time_left, time_to_reclaim, wait_for_guests
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.deflation.sharing.proportional import CODES, choose_victims
+from ebbtide.deflation.sharing.proportional import CODES
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
@@ -370,11 +367,12 @@ def _look_again(state: PlacementPlan, host: str, elapsed_s: float) -> Step:
 
 def _may_preempt(state: PlacementPlan, event: HostRead, missing: ResourceVector, need: ResourceVector) -> bool:
     """Whether what is known of this host is a reason to stop a VM on it."""
+    minimums = state.reason is PreemptionReason.MINIMUM
     known = evidence(
-        minimums_in_the_way=state.reason is PreemptionReason.MINIMUM,
+        minimums_in_the_way=minimums,
         rounds=state.rounds,
         ended=state.reclaimed,
-        calls_failed=could_give(event.report, state.left_out, missing),
+        calls_failed=go_for_an_error(event, missing, state.targets, state.left_out, minimums),
         nothing_to_take=need.is_zero() and time_left(state, event.elapsed_s) >= least_s(state.deadline_s),
     )
     return REASONS[known] is not None
@@ -486,16 +484,9 @@ def _placed(state: PlacementPlan, said: str) -> Step:
 
 
 def _preempt(state: PlacementPlan, event: HostRead, missing: ResourceVector) -> Step:
-    """Have those go that are farthest from their targets, side by side, and read again.
-
-    A victim is one that the record has there.
-    """
+    """Have the victims go, side by side, and read again."""
     report, elapsed_s = event.report, event.elapsed_s
-    # Those whose calls failed could not be relied on to go either.
-    rows = [row for row in allocations_of(report) if row.name in event.recorded.difference(state.left_out)]
-    targets = {name: target.vector() for name, target in state.targets.items()}
-    names = choose_victims(rows, missing, targets, costs(report.vms, event.sold, event.at))
-    if not names:
+    if not (names := victims_for(event, missing, state.targets, state.left_out)):
         return _leave(state, f"{report.id}: preempting every low-priority VM would not free {missing}", elapsed_s)
     if again := [name for name in names if name in state.victims]:
         return _give_up(state, f"{report.id} still shows {again[0]}, which it has stopped", reachable=True)

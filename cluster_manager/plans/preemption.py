@@ -56,7 +56,7 @@ def evidence(
 
     :param rounds: deflations there that have come to an end.
     :param ended: how the last one did.
-    :param calls_failed: whether VMs that are left out, since calls failed, could give something of what is missing.
+    :param calls_failed: whether others would go for what VMs could give that are left out, since calls failed.
     :param nothing_to_take: whether the host's agent says, while there is time, that nothing can be deflated now.
     """
     if ended is OperationState.FAILED:
@@ -64,7 +64,6 @@ def evidence(
     if not (rounds or nothing_to_take):
         return Evidence.UNTRIED
     if calls_failed:
-        # Also where the minimums are in the way: others would go in the place of what those VMs could give.
         return Evidence.CALLS_FAILED
     return Evidence.MINIMUMS if minimums_in_the_way else Evidence.MEASURED
 

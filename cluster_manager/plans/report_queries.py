@@ -252,10 +252,9 @@ def deflatable_beside(report: HostReport, left_out: Collection[str]) -> Resource
     return report.deflatable.vector().less(sum((row_now(vm).deflatable for vm in counted), ZERO))
 
 
-def could_give(report: HostReport, left_out: Collection[str], missing: ResourceVector) -> bool:
-    """Whether VMs that are left out have something of what is missing above their minimums."""
-    above = sum((row.deflatable for row in allocations_of(report) if row.name in left_out), ZERO)
-    return not above.smaller(missing).is_zero()
+def withheld_by(report: HostReport, left_out: Collection[str]) -> ResourceVector:
+    """What VMs that are left out have above their minimums."""
+    return sum((row.deflatable for row in allocations_of(report) if row.name in left_out), ZERO)
 
 
 def room_by_deflation(report: HostReport) -> ResourceVector:

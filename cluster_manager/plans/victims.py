@@ -1,8 +1,8 @@
-"""Victims of a preemption: how each of them goes, and what became of that."""
+"""Victims of a preemption: who they are, how each of them goes, and what became of that."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from cluster_manager.plans.plans import (
     Effect,
     Event,
     HostFailed,
+    HostRead,
     Instruction,
     Note,
     OperationEnded,
@@ -21,14 +22,50 @@ from cluster_manager.plans.plans import (
     VMPhase,
     preempted_by,
 )
-from cluster_manager.plans.preemption import PreemptionReason, is_deleted, notice
+from cluster_manager.plans.preemption import PreemptionReason, costs, is_deleted, notice
+from cluster_manager.plans.report_queries import allocations_of, withheld_by
 from ebbtide.deflation.errors import ProtocolViolation
+from ebbtide.deflation.resources import ResourceVector
+from ebbtide.deflation.sharing.proportional import choose_victims
 from ebbtide.deflation.sharing.suspension import POWER_OFF_SHARE, SAVING_SHARE
+from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import OnPreemption, VMSpec
 
 Victim = Preempt | Remove
+
+
+def victims_for(
+    event: HostRead, missing: ResourceVector, targets: Mapping[str, Vector], left_out: Collection[str]
+) -> list[str] | None:
+    """Those farthest from their targets, of the VMs that the record has there; None: all of them would not do.
+
+    :param left_out: VMs whose calls failed: they could not be relied on to go either.
+    """
+    rows = [row for row in allocations_of(event.report) if row.name in event.recorded.difference(left_out)]
+    sizes = {name: target.vector() for name, target in targets.items()}
+    return choose_victims(rows, missing, sizes, costs(event.report.vms, event.sold, event.at))
+
+
+def go_for_an_error(
+    event: HostRead,
+    missing: ResourceVector,
+    targets: Mapping[str, Vector],
+    left_out: Collection[str],
+    minimums_in_the_way: bool,
+) -> bool:
+    """Whether victims would go in the place of what VMs that are left out could give.
+
+    Where the minimums are in the way the same ones may have to go whatever those gave.
+    """
+    withheld = withheld_by(event.report, left_out)
+    if withheld.smaller(missing).is_zero():
+        return False
+    rest = missing.less(withheld)
+    return not minimums_in_the_way or victims_for(event, missing, targets, left_out) != victims_for(
+        event, rest, targets, left_out
+    )
 
 
 def going(

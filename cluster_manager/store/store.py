@@ -132,14 +132,14 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                     # A preempted VM whose deletion waits: its name is free when that plan has ended, not before. And
                     # what was found on this host by that name may be none of ours: ours is where its row says.
                     row = row.where(schema.vms.c.phase != VMPhase.DELETING.value, schema.vms.c.host == host)
+                values = {**_phase(phase, now), "host": host, "sentence": sentence, "owes_removal": int(owed)}
+                if name == state.vm and state.kind == "delete" and not owed and phase is not VMPhase.ENDED:
+                    # Its owner's deletion came to nothing: what takes its cores later is not that.
+                    row = row.values(deleted_by_owner=0)
                 if unless_preempted:
                     preempted = row.where(schema.vms.c.preempted_at.is_not(None))
                     await connection.execute(preempted.values(phase=VMPhase.PREEMPTED.value))
                     row = row.where(schema.vms.c.preempted_at.is_(None))
-                values = {**_phase(phase, now), "host": host, "sentence": sentence, "owes_removal": int(owed)}
-                if name == state.vm and state.kind == "delete" and not owed and phase is not VMPhase.ENDED:
-                    # Its owner's deletion came to nothing: what takes its cores later is not that.
-                    values["deleted_by_owner"] = 0
                 await connection.execute(row.values(**values))
             case SetPreempted(name, host, reason, sentence, unsure):
                 row = _living(name).where(schema.vms.c.host == host)

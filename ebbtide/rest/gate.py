@@ -80,7 +80,7 @@ class Gate:
         """Read tokens, certificates, keys and CAs.
 
         :returns: puts them into force, on the event loop's thread; connections that are there go on, but for
-            those with certificates that were let in by a CA that is trusted no more.
+            those between manager and hosts that were let in when a CA counted that counts no more.
         :raises AccessError: a file cannot be used, or a CA is another one than that of the start, and signs.
         """
         cas = self._authorities()

@@ -327,14 +327,14 @@ class Reconciler:
         running = state == "running"
         if vm.intent.phase is Phase.STOPPED and state == "paused":
             running = self._host.modes.does(HostEvent.FOREIGN_START)  # paused by us until there is room
+        was_off = vm.intent.phase in (Phase.STOPPED, Phase.ADMITTING)
         if running != vm.running:
-            was_off = vm.intent.phase is Phase.STOPPED
             vm.running = await self._take_state(vm, running)
-            if was_off and vm.running:
-                vm.guest_boots()
             self._host.changed.set()
         elif vm.intent.phase is Phase.ADMITTING:
             vm.running = await admit(self._host, vm)
+        if was_off and vm.running and not vm.link.connected:
+            vm.guest_boots()
         return vm.running
 
     async def _take_state(self, vm: ManagedVM, running: bool) -> bool:

@@ -120,6 +120,8 @@ async def let_run(host: Host, vm: ManagedVM) -> None:
     inputs = await _charge_all(host, vm)
     await host.hypervisor.resume(vm.domain)
     vm.running, vm.paused = True, False
+    if not vm.link.connected:
+        vm.guest_boots()
     await vm.record.store(phase=Phase.SETTLED, started_at=time.time())
     size = vm.intent.committed.vector()
     sentence = f"started from outside, and runs with {size} whether that fits or not: {host.modes.sentence}"

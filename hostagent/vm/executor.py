@@ -78,8 +78,8 @@ class Executor:
     """Acts on one VM: through the hypervisor from outside, through the guest agent inside.
 
     :param request_id: goes to the application, so that a repeated question is recognised.
-    :param declared: what the VM was sold: its disk and network count only where they are declared. Its cores and memory
-        are those at full size, for the application; 0: not known.
+    :param declared: of what the VM was sold its disk and network, which count only where they are declared; its cores
+        and memory are those at full size, for the application; 0: not known.
     :param on_status: told of everything that the guest says of itself.
     :param ordinary: what is known of a guest that runs nothing of ours; None: it has our agent.
     :param asks_cpus: whether the qemu-guest-agent of such a guest is asked, which may take it seconds.

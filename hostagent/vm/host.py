@@ -229,7 +229,7 @@ class Host:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 # Nothing is held while one is waited for: others, above all a response to pressure, work on the rest.
-                while busy := next((vm for vm in wanted() if not vm.lock.is_free), None):
+                while wait_s > 0 and (busy := next((vm for vm in wanted() if not vm.lock.is_free), None)):
                     await busy.lock.wait_until_free()
         try:
             for vm in wanted():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -194,10 +193,13 @@ class Resizer:
             self.tell_pace.tried(now)
             executor = self._executor(self._attempt(), asks_cpus=False)
             size = self.record.intent.committed.vector()
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(TELL_LIMIT_S) as self._telling:
                     await executor.carry_out(TellApplication(0, TELL_LIMIT_S, size, self.bound.memory_mib))
-            self._telling = None
+            except TimeoutError:
+                pass  # it has not heard
+            finally:
+                self._telling = None
             self._heard(size, executor)
 
     async def undone(self) -> ResourceVector:
@@ -370,7 +372,7 @@ class Resizer:
         if self.record.intent.gently:
             self.interrupt_taking(WANTED)
         telling, self._telling = self._telling, None
-        if telling is not None:
+        if telling is not None and not telling.expired():
             telling.reschedule(asyncio.get_running_loop().time())
 
     def mark_terminating(self, why: str) -> None:

@@ -170,6 +170,29 @@ async def test_the_example_refuses_what_is_no_number() -> None:
                 assert (answer.status, (await answer.json())["field"]) == (400, "need.cpu_cores")
 
 
+async def test_the_example_starts_a_vm_with_no_less_than_its_minimum_and_no_more_than_it_was_sold() -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    spec = {"name": "web", "nominal": {"cpu_cores": 2.0, "memory_mib": 512.0}}
+    spec |= {"minimum": {"cpu_cores": 0.5, "memory_mib": 256.0}, "priority": "deflatable"}
+    commands: list[tuple[str, str, dict[str, object]]] = [
+        ("POST", "/v1/vms", {"vm": spec}),
+        ("POST", "/v1/vms/web/stop", {}),
+        ("POST", "/v1/vms/web/start", {"start_size": {"cpu_cores": 9.0, "memory_mib": 1.0}}),
+    ]
+    async with agent_of(EXAMPLE) as url, aiohttp.ClientSession(headers=headers) as session:
+        for number, (method, path, body) in enumerate(commands):
+            command = {"request_id": f"r{number}", "epoch": 1, "order": number, **body}
+            async with session.request(method, f"{url}{path}", json=command) as answer:
+                assert answer.status == 202, await answer.text()
+        async with session.get(f"{url}/v1/vms/web") as answer:
+            assert (await answer.json())["current"] == {
+                "cpu_cores": 2.0,
+                "memory_mib": 256.0,
+                "disk_mib_s": 0.0,
+                "network_mib_s": 0.0,
+            }
+
+
 async def test_the_example_serves_a_placement_with_deflation(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, silent_after_s=60.0) as cluster:
         assert cluster.server is not None

@@ -103,10 +103,13 @@ class Joining:
 
     def play(self, **given: Any) -> tuple[bool, list[str], str]:
         """Whether it went well, the calls, and what Ansible said."""
-        said = json.dumps(of_role("tasks")).replace("/var/lib/ebbtide/enrolment", str(self.folder))
-        tasks = [task for task in json.loads(said) if task["name"].endswith(("has joined", "the cluster"))]
+        tasks = [task for task in of_role("tasks") if task["name"].endswith(("has joined", "the cluster"))]
         assert len(tasks) == 2
         known = {"ebbtide_manager": "localhost", "ebbtide_host_id": "host-a", "ebbtide_manager_environment": {}}
+        known["ebbtide_manager_url"] = "http://127.0.0.1:7100"
+        known["ebbtide_joined"] = of_role("defaults")["ebbtide_joined"].replace(
+            "/var/lib/ebbtide/enrolment", str(self.folder)
+        )
         defaults = {name: value for name, value in of_role("defaults").items() if "{{" not in str(value)}
         python = {"ansible_python_interpreter": sys.executable}
         play = {"hosts": "localhost", "gather_facts": False, "vars": defaults | known | python | given, "tasks": tasks}
@@ -130,6 +133,14 @@ LINE = "ebb-hostagent join http://127.0.0.1:7100 - --id host-a"
 def test_a_host_that_has_joined_over_plain_http_joins_once_and_keeps_the_capacity_that_it_has(joining: Joining) -> None:
     assert joining.play()[:2] == (True, ["ebb host invite", LINE])
     assert joining.play()[:2] == (True, [])
+
+
+def test_a_host_whose_join_ended_before_its_certificate_was_written_joins_again(joining: Joining) -> None:
+    over_tls = {"ebbtide_manager_url": "https://10.0.0.1:7100"}
+    for _ in range(2):
+        assert joining.play(**over_tls)[:2] == (True, ["ebb host invite", LINE])
+    (joining.folder / "host.pem").touch()
+    assert joining.play(**over_tls)[:2] == (True, [])
 
 
 def test_a_host_that_was_made_anew_is_invited_by_its_name_where_that_is_said(joining: Joining) -> None:

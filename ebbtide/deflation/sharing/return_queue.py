@@ -1,9 +1,9 @@
 """Queue of the preempted VMs of one host: whom room that appears brings back, oldest first, without flapping.
 
 A VM comes back where it can at least start: in what is free and what the others can be deflated by. One whose disk
-other hosts see comes back on another one where there is room for all of it, and here there is not enough, or it was
-tried in vain or soon preempted again. Room counts once it has been there for a while; a VM rests after its preemption,
-and one that could not be started, or was soon preempted again, waits ever longer.
+other hosts see comes back on another one where there is room for all of it, and here there is not enough, or the last
+try was here: the two take turns. Room counts once it has been there for a while; a VM rests after its preemption, and
+one that could not be started, or was soon preempted again, waits ever longer.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ DEFAULT_PACE: Final = ReturnPace()
 class _Try:
     at: float
     pause_s: float
+    elsewhere: bool
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ class ReturnQueue:
         return next((one.name for one in self._waiting if one.least.fits_in(room) and self._here(now, one)), None)
 
     def due_elsewhere(self, now: float) -> str | None:
-        """Who is to be started on another host now: the oldest that has rested and does not fit here, or was tried."""
+        """Who is to be started on another host now: the oldest that has rested and does not fit, or was tried, here."""
         return next(
             (one.name for one in self._waiting if self._goes(now, one) and self._rested(now, one.name)),
             None,
@@ -113,17 +114,18 @@ class ReturnQueue:
         return self._rested(now, one.name) and not self._goes(now, one)
 
     def _goes(self, now: float, one: Waiting) -> bool:
-        """Whether it comes back elsewhere: there has been room for long enough, and here it does not fit, or did not
-        come up, or was soon preempted again.
+        """Whether it comes back elsewhere: there has been room for long enough, and here it does not fit, or the last
+        try was here.
         """
-        lasts = now - self._elsewhere.get(one.name, now) >= self.pace.hold_s
-        return lasts and (one.name in self._tries or not one.least.fits_in(self._room))
+        lasts, last = now - self._elsewhere.get(one.name, now) >= self.pace.hold_s, self._tries.get(one.name)
+        tried_here = last is not None and not last.elsewhere
+        return lasts and (tried_here or not one.least.fits_in(self._room))
 
-    def tried(self, now: float, name: str) -> None:
-        """It is started now."""
+    def tried(self, now: float, name: str, elsewhere: bool = False) -> None:
+        """It is started now, here or on another host."""
         earlier = self._tries.get(name)
         pause_s = self.pace.pause_s if earlier is None else min(earlier.pause_s * 2, self.pace.longest_s)
-        self._tries[name] = _Try(now, pause_s)
+        self._tries[name] = _Try(now, pause_s, elsewhere)
 
     def _rested(self, now: float, name: str) -> bool:
         last = self._tries.get(name)

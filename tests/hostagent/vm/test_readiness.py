@@ -11,10 +11,12 @@ from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.readiness import PRIOR_S, BootTimes
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.vms import NotYetDeflatable, VMStatus
+from hostagent.control import start_admission
 from hostagent.errors import JournalError
 from hostagent.state import journal
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host
+from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent.conftest import Command, low_vm
 from tests.hostagent.doing import reclaim
 from tests.hostagent.fake_hypervisor import FakeHypervisor
@@ -103,6 +105,27 @@ async def test_a_vm_that_is_off_keeps_its_channel_and_boots_when_somebody_else_s
     await until(lambda: vm.running)
     assert soon(host).why == "booting"
     assert vm._readiness._seen, "from its beginning, so that it is learned"
+
+
+async def test_one_that_somebody_else_started_boots_from_when_there_is_room_for_it(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm, charged, asked = host.vms["low-1"], start_admission.charge_memory, 0
+
+    async def no_room_at_first(host: Host, vm: ManagedVM) -> tuple[bool, dict[str, float]]:
+        nonlocal asked
+        asked += 1
+        return (False, {}) if asked == 1 else await charged(host, vm)
+
+    monkeypatch.setattr(start_admission, "charge_memory", no_room_at_first)
+    vm.link.hang_up()
+    two_vms[0].state = "stopped"
+    await until(lambda: not vm.running and vm.link.why == "its domain is off")
+    world.guests_answer = False
+    two_vms[0].state = "running"
+    await until(lambda: vm.running)
+    assert asked > 1
+    assert soon(host).why == "booting"
 
 
 async def test_one_that_is_off_is_no_guest_that_boots(two_vms: list[Domain], command: Command, host: Host) -> None:

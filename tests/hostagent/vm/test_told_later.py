@@ -206,6 +206,54 @@ async def test_a_guest_that_cannot_be_told_leaves_its_vm_to_an_operation_at_once
     vm.lock.release()
 
 
+async def test_an_operation_that_comes_as_the_time_to_tell_a_guest_runs_out_is_no_error(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resizer, "TELL_LIMIT_S", 0.05)
+    answer, loop, vm = world._guest_call, asyncio.get_running_loop(), host.vms["low-1"]
+    came: list[RuntimeError | None] = []
+
+    def comes() -> None:
+        try:
+            vm.resizer.give_way()
+        except RuntimeError as error:
+            came.append(error)
+        else:
+            came.append(None)
+
+    async def silent(d: Domain, method: str, params: Reply) -> Reply:
+        if method != "application.reinflate":
+            return await answer(d, method, params)
+        limit = vm.resizer._telling
+        assert limit is not None
+        # Right behind the limit, before what it ends has unwound.
+        loop.call_at((limit.when() or 0.0) + 1e-9, comes)
+        return await asyncio.Future()
+
+    monkeypatch.setattr(world, "_guest_call", silent)
+    async with vm.lock:
+        vm.resizer.untold = True
+        await vm.resizer.tell()
+        await until(lambda: bool(came))
+    assert came == [None]
+
+
+async def test_who_waits_for_nothing_does_not_break_off_what_a_guest_is_told(
+    two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm, gave_way = host.vms["low-1"], 0
+
+    def gives_way() -> None:
+        nonlocal gave_way
+        gave_way += 1
+
+    async with vm.lock:
+        monkeypatch.setattr(vm.lock, "_tell", gives_way)
+        async with host.claimed(0.0) as claim:
+            assert vm not in claim.vms
+        assert gave_way == 0
+
+
 async def test_a_guest_agent_that_may_have_forgotten_a_growth_is_told_once_more_at_its_next_hello(
     command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:

@@ -354,6 +354,12 @@ async def test_a_new_host_that_is_lost_when_the_vm_has_left_its_old_one_is_forgo
     assert status == 409
     assert "one of them is forgotten" in problem["detail"]
     assert (await forget(cluster, "host-b"))[0] == 409
+    off = first.vms["low-1"]
+    first.vms["low-1"] = off.model_copy(update={"state": VMState.RUNNING, "current": off.nominal})
+    await first.send_report()
+    assert (await forget(cluster, "host-b", "?lost_vms=true"))[0] == 409, "its old host says otherwise"
+    first.vms["low-1"] = off
+    await first.send_report()
     status, answer = await forget(cluster, "host-b", "?lost_vms=true")
     assert (status, answer["vms"]) == (200, []), answer
     ended = await cluster.ended("m")

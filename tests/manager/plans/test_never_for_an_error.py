@@ -311,6 +311,24 @@ def test_the_minimums_of_others_are_no_reason_while_one_that_cannot_be_deflated_
     assert "for an error no VM is preempted" in state.instruction.sentence
 
 
+@pytest.mark.parametrize(
+    "standing", [VMState.STARTING, VMState.STOPPING, VMState.MIGRATING, VMState.PAUSED, VMState.RUNNING]
+)
+def test_a_little_that_cannot_be_taken_is_no_error_where_the_same_ones_have_to_go_without_it(standing: VMState) -> None:
+    """9 cores: eight VMs at their minimum, and one that could give a tenth of a core."""
+    tiny = spec_of("tiny", "deflatable", 1.0, 300.0).with_minimum(ResourceVector(0.9, 300.0))
+    small = [at_minimum(f"low-{at}") for at in range(8)]
+    vms = (status_of(tiny, "a", state=standing), *(status_of(spec, "a") for spec in small))
+    there = read("a", *vms, cpu_cores=9.0, memory_mib=4000.0)
+    state = after(placement(spec_of("high-1", cpu_cores=5.0)), chosen(), chosen("a"), there)
+    if isinstance(state.instruction, Reclaim):
+        state = after(state, ended("reclaim", PARTIAL, vms=(outcome("tiny", BROKEN),)), there)
+    assert isinstance(state.instruction, PreemptTogether)
+    assert state.reason is PreemptionReason.MINIMUM
+    assert len(state.victims) == 5
+    assert "tiny" not in state.victims
+
+
 def test_one_that_cannot_be_deflated_and_is_at_its_minimum_keeps_no_other_from_its_end() -> None:
     vms = (status_of(at_minimum("low-1"), "a"), status_of(at_minimum("low-2"), "a", state=VMState.PAUSED))
     there = read("a", *vms, cpu_cores=3.0)

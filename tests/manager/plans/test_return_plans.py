@@ -28,6 +28,7 @@ from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.reading import read_plan
 from cluster_manager.plans.removals import start_removal
 from cluster_manager.plans.returns import Returns, start_return
+from cluster_manager.store import queries
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
@@ -228,6 +229,9 @@ async def test_a_vm_that_is_preempted_before_its_deletion_has_its_host_waits_for
     await store.save_step(step.state, step.effects)
     waiting = [(row.name, row.host, row.preempted_at, row.sentence) for row in await store.preempted()]
     assert waiting == ([("low-1", "a", 5.0, "preempted low-1")] if refused else [])
+    if refused:
+        (row,) = await store.rows(queries.vms(1, None, host=None, phases=None, prefix=None))
+        assert not row.deleted_by_owner, "what takes its cores next is not its deletion"
     await store.close()
 
 

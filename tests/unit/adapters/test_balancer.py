@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import select
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -203,6 +204,17 @@ def test_what_a_command_that_hangs_has_started_ends_with_it(tmp_path: Path, monk
     poll.register(reader, select.POLLIN)
     assert poll.poll(60_000) == [(reader, select.POLLHUP)]  # nobody holds its other end
     os.close(reader)
+
+
+def test_a_service_that_a_command_has_started_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app_adapters.web.balancer.run.__defaults__", (0.5,))
+    with pytest.raises(ApplicationError, match=r"took longer than 0\.5 s"):
+        # It has ended, and what it started holds its output.
+        WeightCommand("a", ["sh", "-c", f"sleep 600 & echo $! >{tmp_path}/pid"]).tell(9)
+    pid = int((tmp_path / "pid").read_text())
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    os.kill(pid, signal.SIGKILL)
+    assert state == "S"
 
 
 @pytest.mark.parametrize("status", [204, 500])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 import pytest
 
+from app_adapters.errors import ApplicationError
+from app_adapters.jvm import transports
 from app_adapters.jvm.adapter import JVMAdapter
 from app_adapters.main import build_parser
 from app_adapters.registry import ready
@@ -47,3 +50,12 @@ def test_bad_options_are_told_by_name(words: list[str], named: str, capsys: pyte
     with pytest.raises(SystemExit):
         options(*words)
     assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_where_the_program_that_wakes_a_jvm_is_missing_none_was_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "catches_quit", lambda pid: True)
+    monkeypatch.setattr(transports, "refuses_attach", lambda pid: False)
+    transport = transports.Jattach("/nowhere/jattach")
+    for _ in range(2):
+        with pytest.raises(ApplicationError, match="No such file"):
+            transport.command(os.getpid(), "VM.version", 1.0)

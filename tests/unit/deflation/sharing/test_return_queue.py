@@ -127,14 +127,16 @@ def test_one_that_sees_room_elsewhere_for_long_enough_goes_there_unless_it_fits_
     assert due(140, 160, SMALL, sees, YOUNG) == [], "nothing was heard of for long"
 
 
-def test_one_that_was_tried_here_goes_elsewhere_as_soon_as_there_is_room_and_is_not_tried_here_before() -> None:
-    queue, sees, went = ReturnQueue(), replace(OLD, elsewhere=True), []
+def test_one_that_was_tried_here_goes_elsewhere_and_the_two_take_turns() -> None:
+    queue, sees, went, came = ReturnQueue(), replace(OLD, elsewhere=True), [], []
     assert fed(queue, 0, 32, LARGE, OLD) == [(30, "old")]
-    for now in range(32, 200, 2):
+    for now in range(32, 500, 2):
         queue.observe(now, (sees,), LARGE)
-        assert queue.due(now) is None or now < 52, "there has been room elsewhere for long enough"
+        if (name := queue.due(now)) is not None:
+            queue.tried(now, name)
+            came.append(now)
         if (name := queue.due_elsewhere(now)) is not None:
             assert queue.kept(now) == ZERO, "nothing is kept free here for it"
-            queue.tried(now, name)
+            queue.tried(now, name, elsewhere=True)
             went.append(now)
-    assert went == [60, 120], "the pauses after a try"
+    assert (went, came) == ([60, 240], [120, 480]), "the pauses after a try"
