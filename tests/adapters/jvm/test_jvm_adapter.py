@@ -84,7 +84,8 @@ def test_a_deflated_jvm_gives_memory_back_answers_all_the_time_and_grows_again(
         assert before_mib > LIVE_MIB + CACHE_MIB
         status, answer = rest.target("down", "deflate", TARGET_MIB)
         assert status == 202, answer
-        assert answer["promised"]["memory_mib"] == pytest.approx(before_mib - TARGET_MIB, abs=40)
+        # Requests go on meanwhile, and the young generation may grow with them until it is collected.
+        assert -40 <= answer["promised"]["memory_mib"] - (before_mib - TARGET_MIB) <= 90
         done = rest.finished("down")
         after_mib = service.pss_mib()
         assert done["state"] == "released", done
