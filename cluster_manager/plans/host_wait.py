@@ -108,17 +108,18 @@ class MovePlan(LifecyclePlan):
         )
 
 
-def wait(state: MovePlan, why: str, stage: Stage, host: str, elapsed_s: float) -> Step:
+def wait(state: MovePlan, why: str, stage: Stage, host: str, elapsed_s: float, rest: Stage = "clean") -> Step:
     """Wait until a host reports, or hand over what is left.
 
     :param stage: what is gone on with then.
+    :param rest: and with what after it was handed over.
     """
     until_s = state.waits_until_s
     if until_s is None and not (state.continues and stage in UNLIMITED):
         until_s = elapsed_s + (state.gone_s if state.continues else state.deadline_s)
     state = state.having(stage=stage, waits_until_s=until_s)
     if until_s is not None and elapsed_s >= until_s:
-        return hand_over(state, why)
+        return hand_over(state, why, rest)
     progress = once(state.progress, f"{why}: waiting for {host}")
     return instruct(state, AwaitHost(host=host, until_s=until_s), progress=progress)
 
@@ -128,7 +129,7 @@ def once(said: tuple[str, ...], more: str) -> tuple[str, ...]:
     return (*(sentence for sentence in said if sentence != more), more)
 
 
-def hand_over(state: MovePlan, why: str) -> Step:
+def hand_over(state: MovePlan, why: str, rest: Stage = "clean") -> Step:
     """The end of a plan that has waited for too long, with one that does the rest when the host is back."""
     vm, home = state.vm, state.home
     assert state.host is not None, "at a host"
@@ -141,11 +142,13 @@ def hand_over(state: MovePlan, why: str) -> Step:
         f"{vm} did not move, and may have been started on {state.host}, which does not say ({why}): it stays off on "
         f"{home}, and can be started there once {state.host} has answered and it is removed there"
     )
+    if rest == "unsure":
+        sentence = f"{vm} has not moved yet ({why}): what becomes of it there is seen to when it is known"
     phase = VMPhase.STARTING if state.kind == "start" else VMPhase.MIGRATING
     return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.HOST_UNAVAILABLE).also(
         SetVM(vm, phase, home, sentence),
         Note("failed", vm, state.host, sentence),
-        SpawnFollowUp(state.continuation(state.host, "clean")),
+        SpawnFollowUp(state.continuation(state.host, rest)),
     )
 
 

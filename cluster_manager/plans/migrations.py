@@ -274,7 +274,8 @@ def _in_doubt(state: MovePlan, event: Event) -> Step:
 def _found(state: MovePlan, present: VMStatus, elapsed_s: float) -> Step:
     """The VM is on the new host: it has come up there, or goes."""
     if not is_known(present.state) or present.state is VMState.STARTING:
-        return wait(state, stands(present), "unsure", present.host, elapsed_s)
+        # Whatever it is, it may have come up when it is looked at next.
+        return wait(state, stands(present), "unsure", present.host, elapsed_s, rest="unsure")
     if present.state in (*UP, VMState.PAUSED):
         return arrived(state, stands(present))
     return _clean(state, f"{present.host}: {present.name} did not come up")

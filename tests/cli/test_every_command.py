@@ -95,7 +95,8 @@ CALLS: Final[dict[str, Call]] = {
     "host config": Call("host-a"),
     "host undeflate": Call("host-a", ("host resume host-a",)),
     "host forget": Call("host-NEW --yes"),
-    "host revoke": Call("host-NEW --yes"),
+    # Any id can be revoked, known or not.
+    "host revoke": Call("host-NEW --yes", (), f"not-there {NO_MANAGER} --yes", 1),
     "host templates": Call("host-a"),
     "host epoch": local("--state-dir DIR", "--state-dir DIR/none"),
     "host tokens": local("host-b --key-file DIR/key-NEW --directory DIR", "host-b --key-file DIR/none/key"),

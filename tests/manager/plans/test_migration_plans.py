@@ -191,6 +191,21 @@ def test_one_that_is_still_being_started_elsewhere_is_waited_for_and_not_removed
     assert (row_of(up).phase, row_of(up).host) == (VMPhase.RUNNING, "away")
 
 
+def test_one_that_is_still_being_started_when_the_time_is_over_is_looked_at_again_and_not_removed_unseen() -> None:
+    starting = unrecorded("away", status_of(SPEC, "away", state=VMState.STARTING), at=61.0)
+    lost = heard(creating(), HostFailed(1.0, "away is silent", uncertain=True), HostBack(61.0))
+    step = lost.next_step(starting)
+    assert isinstance(step.state.instruction, Finish)
+    assert "low has not moved yet (low is starting on away)" in step.state.instruction.sentence
+    (rest,) = [effect.state for effect in step.effects if isinstance(effect, SpawnFollowUp)]
+    looking = rest.next_step(HostBack(1.0)).state
+    assert looking.instruction == ReadHost(host="away")
+    up = looking.next_step(unrecorded("away", status_of(SPEC, "away")))
+    assert (row_of(up).phase, row_of(up).host) == (VMPhase.RUNNING, "away")
+    off = looking.next_step(unrecorded("away", status_of(SPEC, "away", state=VMState.STOPPED)))
+    assert isinstance(off.state.instruction, Remove)
+
+
 def test_a_place_that_is_given_up_after_a_start_was_commanded_is_cleaned_first() -> None:
     forgotten = creating().having(instruction=ReadHost(host="away"))
     step = forgotten.next_step(HostFailed(1.0, "away is silent", uncertain=True))
