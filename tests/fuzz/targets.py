@@ -34,7 +34,7 @@ from guestagent.hooks import read_drop_in
 from guestagent.rpc import InvalidRequest, cleaned, parse_json, parse_request
 from hostagent.domain_xml.xml_allow_list import Rights, XMLRefused, check, parse
 from hostagent.errors import GuestUnreachable
-from hostagent.vm.guest_link import _checked, _parsed
+from hostagent.vm.guest_link import _checked, _cleaned, _parsed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def _text(data: bytes) -> str:
 
 
 def _guest_line(data: bytes) -> None:
-    message = _parsed(data)
+    message = _cleaned(_parsed(data))
     json.dumps(message, ensure_ascii=False).encode()
     for kind in (Hello, GuestStatus, CpusSet):
         try:

@@ -263,32 +263,28 @@ def test_a_service_that_does_not_start_again_is_said_and_does_not_fail_the_insta
     assert (code, f"see systemctl status {units}\n" in said) == (0, True)
 
 
+def dry_run(*words: str) -> str:
+    """What make would do, called by nobody else: the tests may be run by make."""
+    environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    make = ["make", "--dry-run", *words]
+    return subprocess.run(make, cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize("target", ["demo", "lab", "test", "check", "docs", "packages"])
 def test_what_may_be_the_first_command_installs_what_is_missing_first(target: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["make", "--dry-run", target, f"VENV={tmp_path}"],
-        cwd=ROOT,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("scripts/install-deps.sh demo\n")
+    assert dry_run(target, f"VENV={tmp_path}").startswith("scripts/install-deps.sh demo\n")
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTPS_PROXY", "no_proxy", "EBB_STATE_DIR"])
 def test_what_runs_as_root_sees_the_proxies_and_folders_of_its_caller(name: str, tmp_path: Path) -> None:
-    make = ["make", "--dry-run", "lab-down", f"VENV={tmp_path}", "SUDO=sudo"]
-    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
-    kept = re.search(r"^sudo --preserve-env=(\S+) ", done.stdout)
-    assert kept is not None, done.stdout
+    said = dry_run("lab-down", f"VENV={tmp_path}", "SUDO=sudo")
+    kept = re.search(r"^sudo --preserve-env=(\S+) ", said)
+    assert kept is not None, said
     assert name in kept[1].split(",")
 
 
 def test_the_folder_of_what_is_built_belongs_to_who_calls_make() -> None:
-    make = ["make", "--dry-run", "box", "SUDO=sudo"]
-    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["mkdir", "sudo"]
+    assert [line.split()[0] for line in dry_run("box", "SUDO=sudo").splitlines()] == ["mkdir", "sudo"]
 
 
 def test_packages_are_fetched_by_the_proxy_of_who_calls_sudo(machine: Machine) -> None:
