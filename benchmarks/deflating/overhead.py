@@ -65,8 +65,6 @@ class Turns:
     phases: list[Mapping[str, float]] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
     stalls_ms: list[float] = field(default_factory=list)
-    #: The calls of libvirt in one deflation, by name: the last turn's.
-    by_name: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     outcomes: list[VMOutcome] = field(default_factory=list)
     #: Turns that do not count: whether the agent fell short in each.
     dropped: list[bool] = field(default_factory=list)
@@ -126,7 +124,6 @@ async def _turn(ground: BenchHost, how: Pass, turns: Turns, calls: CallCounter, 
     turns.phases.append(spent(down, agent_s))
     turns.calls.append(sum(count for count, _ in by_name.values()) + guest_calls)
     turns.stalls_ms.append(1000 * monitor.longest_s)
-    turns.by_name = by_name
     turns.outcomes.append(outcome)
     for line in _account(down, by_name):
         how.report(line)

@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.caches.memcached_client import HOST
 from benchmarks.figures import BenchmarkFailed
 from benchmarks.passes import Killed
+from hostagent.limits.cgroups import write
 
 MIB = 2**20
 CGROUPS = Path("/sys/fs/cgroup")
@@ -73,7 +74,7 @@ class Group:
         """
         path = self._memory / "memory.limit_in_bytes"
         if limit_mib is None:
-            _write(path, "-1")
+            write(str(path), "-1")
             return
         end_s = time.monotonic() + CLOSE_LIMIT_S
         at_mib = max(self.usage_mib, limit_mib)
@@ -81,16 +82,16 @@ class Group:
             at_mib = max(at_mib - STEP_MIB, limit_mib)
             while True:
                 try:
-                    _write(path, str(int(at_mib * MIB)))
+                    write(str(path), str(int(at_mib * MIB)))
                     break
                 except OSError as error:  # EBUSY: not enough could be written to swap in one go
                     if time.monotonic() > end_s:
                         raise BenchmarkFailed(f"the memory limit stays above {at_mib:.0f} MiB: {error}") from error
-        _write(path, str(int(limit_mib * MIB)))
+        write(str(path), str(int(limit_mib * MIB)))
 
     def limit_cpu(self, cores: float | None) -> None:
         """A quota of CPU time; None: none."""
-        _write(self._cpu / "cpu.cfs_quota_us", str(-1 if cores is None else int(cores * PERIOD_US)))
+        write(str(self._cpu / "cpu.cfs_quota_us"), str(-1 if cores is None else int(cores * PERIOD_US)))
 
     def cap_reads(self, per_s: int | None) -> None:
         """Let the group read so often a second from the swap's disk; None lifts the cap."""
@@ -191,7 +192,7 @@ def reads_capped(pid: int, place: Path, per_s: int | None) -> Iterator[None]:
 
 def _cap_reads(group_dir: Path, device: str, per_s: int | None) -> None:
     """Let a blkio group read so often a second from a disk; None lifts the cap."""
-    _write(group_dir / "blkio.throttle.read_iops_device", f"{device} {per_s or 0}")
+    write(str(group_dir / "blkio.throttle.read_iops_device"), f"{device} {per_s or 0}")
 
 
 def _end(made: Group) -> None:
@@ -216,12 +217,3 @@ def _whole_disk(device: int) -> str:
     if (place / "partition").exists():
         return (place.resolve().parent / "dev").read_text().strip()
     return number
-
-
-def _write(path: Path, text: str) -> None:
-    """Unbuffered: the kernel's refusal must be seen."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)

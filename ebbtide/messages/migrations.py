@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -12,9 +12,6 @@ from ebbtide.messages.common import LARGEST, MOST, Body, LibvirtUri, Name, Secon
 from ebbtide.messages.vms import VMSpec
 
 _Directory = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]{0,300}$")]
-
-#: As much as the network gives, and as long as it takes within the deadline.
-BANDWIDTH_MIB_S: Final = 0.0
 
 
 class MigrationAddress(Body):

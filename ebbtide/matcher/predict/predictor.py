@@ -22,7 +22,7 @@ from ebbtide.matcher.predict import knowledge as knowing
 from ebbtide.matcher.predict import landmarks as marks
 from ebbtide.matcher.predict import period as periods
 from ebbtide.matcher.predict import rolling as counting
-from ebbtide.matcher.predict.ages import BINS, Floats, Value, edge
+from ebbtide.matcher.predict.ages import Floats, Value
 from ebbtide.matcher.predict.changes import WINDOW_S, Change, Direction, LastChange, check_duration, whole_cores
 from ebbtide.matcher.predict.knowledge import Lines
 from ebbtide.matcher.predict.rolling import GROWTH, NONE, SHRINK, Integers
@@ -315,26 +315,6 @@ class Predictor:
             values = self.probability(self.state.direction[rows], elapsed_s, duration_s, np.zeros(len(rows)), cores)
             for index, value in zip(here.tolist(), values.tolist(), strict=True):
                 found[index] = None if math.isnan(value) else min(max(value, 0.0), 1.0)
-        return found
-
-    def steady_for_s(self, duration_s: Floats, confidence: float) -> Floats:
-        """How long a machine must have been steady for a task of a duration (Fig. 13): P(X > e + d | X > e) reached.
-
-        :returns: seconds, by bins of the grid; infinite where no age known is enough. Shape as ``duration_s``.
-        :raises InvalidField: a confidence outside (0, 1).
-        """
-        if not 0.0 < confidence < 1.0:
-            raise InvalidField("confidence", f"must lie between 0 and 1, but is {confidence!r}")
-        knowledge = self.known()
-        ages: Floats = np.array([edge(index) for index in range(BINS)])
-        found = np.full(len(duration_s), np.inf)
-        for index, seconds in enumerate(np.asarray(duration_s, np.float64)):
-            machines, known = completion.aged(knowledge.lines, ages)
-            lives = completion.survival_and_loss(knowledge.lines, machines, float(seconds))[0] + known
-            # Beyond the grid nothing can be said.
-            enough = np.flatnonzero((lives >= confidence) & (ages + seconds < ages[-1]))
-            if len(enough):
-                found[index] = ages[enough[0]]
         return found
 
     def directions(self) -> Integers:

@@ -147,7 +147,6 @@ class Offered:
     peak_cores: float
     mean_cores: float
     peak_memory_mib: float
-    mean_memory_mib: float
     #: The mean of each day of the window, or of what is left of one; cores.
     daily_mean_cores: tuple[float, ...]
 
@@ -168,7 +167,6 @@ def offered(sample: Sample, window_s: tuple[float, float]) -> Offered:
         peak_cores=_peak(steps_s, core_levels, begin_s, end_s),
         mean_cores=_mean(steps_s, core_levels, begin_s, end_s),
         peak_memory_mib=_peak(steps_s, mib_levels, begin_s, end_s),
-        mean_memory_mib=_mean(steps_s, mib_levels, begin_s, end_s),
         daily_mean_cores=tuple(days),
     )
 

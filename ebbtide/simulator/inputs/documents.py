@@ -11,7 +11,7 @@ from typing import Any, Final
 from ebbtide.simulator.errors import TraceError
 from ebbtide.simulator.inputs import sources
 from ebbtide.simulator.inputs.report import Report
-from ebbtide.simulator.inputs.tables import BUFFER, Options, Rows, checked_options
+from ebbtide.simulator.inputs.tables import BUFFER, Options, Rows
 
 #: Above this a document is refused: it would have to be held as a whole.
 MOST_BYTES: Final = 64 << 20
@@ -34,13 +34,6 @@ class DocumentFormat:
     order: str = BUFFER
     calendar: bool = False
     unit: str | None = None
-
-    def options(self, given: Options) -> Options:
-        """All options, with what was given.
-
-        :raises InvalidParameter: an unknown one, or a bad value.
-        """
-        return checked_options(self.name, self.defaults, given)
 
 
 def rows(

@@ -20,10 +20,8 @@ from ebbtide.simulator.inputs.tables import (
     Check,
     Column,
     Form,
-    Options,
     Rows,
     Table,
-    checked_options,
     judge,
 )
 
@@ -47,13 +45,6 @@ class ParquetFormat:
     order: str = BUFFER
     calendar: bool = False
     unit: str | None = None
-
-    def options(self, given: Options) -> Options:
-        """All options, with what was given.
-
-        :raises InvalidParameter: an unknown one, or a bad value.
-        """
-        return checked_options(self.name, self.defaults, given)
 
 
 def names(path: Path) -> list[str]:

@@ -191,13 +191,6 @@ class Format:
     longer: bool = False
     pairs: Callable[[Iterable[Batch], Options, Report], Iterator[Rows]] | None = None
 
-    def options(self, given: Options) -> Options:
-        """All options of the format, with what was given.
-
-        :raises InvalidParameter: it has no such option, or a number is asked for.
-        """
-        return checked_options(self.name, self.defaults, given)
-
 
 class Malformed(Exception):
     """What a `split` raises about its line."""

@@ -12,7 +12,7 @@ from ebbtide.simulator.inputs.batches import Batch
 from ebbtide.simulator.inputs.formats.registry import AnyFormat
 from ebbtide.simulator.inputs.recognise import named, recognise
 from ebbtide.simulator.inputs.report import MAX_MALFORMED, Report
-from ebbtide.simulator.inputs.tables import BUFFER, SORT, Format, Rows
+from ebbtide.simulator.inputs.tables import BUFFER, SORT, Format, Rows, checked_options
 
 
 class Trace:
@@ -49,7 +49,7 @@ class Trace:
     ) -> None:
         self.path = path
         self.form: AnyFormat = recognise(path) if format_name is None else named(format_name)
-        self.options = self.form.options(options or {})
+        self.options = checked_options(self.form.name, self.form.defaults, options or {})
         self.order = self.form.order if order is None else order
         if self.order not in (BUFFER, SORT):
             raise InvalidParameter("order", f"must be {BUFFER} or {SORT}, not {self.order!r}")

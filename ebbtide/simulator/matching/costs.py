@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from ebbtide.simulator.errors import InvalidParameter
-
-#: What Spot VMs are cheaper than regular ones, at the least and at the most.
-SPOT_DISCOUNTS: Final = (0.48, 0.88)
 
 
 class VmKind(StrEnum):
@@ -47,42 +43,22 @@ class Prices:
                 raise InvalidParameter(name, f"must be from 0 to below 1, but is {value:g}")
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Of the same core-hours, in hours of a regular core."""
-
-    regular: float
-    spot: float
-    harvest: float
-
-
-def costs(core_h: float, machine_h: float, least_cores: float, prices: Prices) -> Costs:
-    """What so many core-hours cost as regular, Spot and harvest VMs.
-
-    :param core_h: of all cores that were held, whether used or not.
-    :param machine_h: of the harvest VMs that had them.
-    :param least_cores: of each, its minimum.
-    :raises InvalidParameter: fewer cores than the minimums say.
-    """
-    least_h = machine_h * least_cores
-    if not 0 <= least_h <= core_h * (1 + 1e-9):
-        raise InvalidParameter("core_h", f"must be at least {least_h:g}, the machines' minimums, but is {core_h:g}")
-    spot = core_h * (1.0 - prices.spot_discount)
-    harvested = (core_h - least_h) * (1.0 - prices.harvest_discount)
-    return Costs(core_h, spot, (least_h + harvested) * (1.0 - prices.spot_discount))
-
-
 def per_hour(kind: VmKind, cores: float, least_cores: float, prices: Prices) -> float:
     """What a machine costs an hour, in core-hours of a regular one.
 
     :param cores: that it has.
     :param least_cores: its minimum, of a harvest VM.
+    :raises InvalidParameter: fewer cores than the minimum.
     """
     if kind is VmKind.REGULAR:
         return cores
     if kind is VmKind.SPOT:
         return cores * (1.0 - prices.spot_discount)
-    return costs(cores, 1.0 if cores else 0.0, least_cores, prices).harvest
+    least = least_cores if cores else 0.0
+    if not 0 <= least <= cores * (1 + 1e-9):
+        raise InvalidParameter("cores", f"must be at least {least:g}, the machine's minimum, but is {cores:g}")
+    harvested = (cores - least) * (1.0 - prices.harvest_discount)
+    return (least + harvested) * (1.0 - prices.spot_discount)
 
 
 class Meter:

@@ -47,9 +47,8 @@ class Order:
     requeue: str = "submission"
 
 
-#: A manager's, and YARN's.
+#: A manager's.
 LIVE_ORDER: Final = Order()
-YARN_ORDER: Final = Order("oldest", "tail")
 
 
 @dataclass(frozen=True, slots=True)

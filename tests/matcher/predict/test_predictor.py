@@ -252,19 +252,6 @@ def test_arrays_over_machines_give_what_single_questions_give() -> None:
         assert ((together >= 0) & (together <= 1)).all()
 
 
-def test_the_confidence_curve_asks_for_more_steadiness_the_longer_the_task() -> None:
-    def pareto(generator: np.random.Generator) -> float:
-        return float(60.0 * generator.pareto(1.0) + 60.0)
-
-    predictor = learned(renewal_pool(60, pareto, DAY_S, seed=9), DAY_S)
-    needed = predictor.steady_for_s(np.array([600.0, 1200.0, 2400.0]), 0.7)
-    # For such intervals P(X > e + d | X > e) = e / (e + d): 0.7 needs e = 2.33 d.
-    assert needed / np.array([600.0, 1200.0, 2400.0]) == pytest.approx(np.full(3, 0.7 / 0.3), rel=0.35)
-    assert math.isinf(predictor.steady_for_s(np.array([1e7]), 0.999)[0])
-    with pytest.raises(InvalidField, match="confidence"):
-        predictor.steady_for_s(np.array([600.0]), 1.0)
-
-
 def test_predictions_come_true_as_often_as_they_say() -> None:
     def law(generator: np.random.Generator) -> float:
         return mixed(generator)

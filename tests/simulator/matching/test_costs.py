@@ -5,31 +5,34 @@ from __future__ import annotations
 import pytest
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.matching.costs import SPOT_DISCOUNTS, Meter, Prices, VmKind, costs, per_hour
+from ebbtide.simulator.matching.costs import Meter, Prices, VmKind, per_hour
+
+
+def of_each_kind(cores: float, least: float, prices: Prices) -> list[float]:
+    return [per_hour(kind, cores, least, prices) for kind in (VmKind.REGULAR, VmKind.SPOT, VmKind.HARVEST)]
 
 
 def test_harvested_cores_are_half_as_dear_as_the_minimum() -> None:
-    found = costs(core_h=10.0, machine_h=1.0, least_cores=2.0, prices=Prices(0.5, 0.5))
-    assert (found.regular, found.spot, found.harvest) == (10.0, 5.0, 3.0)
+    assert of_each_kind(10.0, 2.0, Prices(0.5, 0.5)) == [10.0, 5.0, 3.0]
 
 
 def test_the_papers_sizes_come_near_to_the_papers_savings() -> None:
     """Minimums of 2, 4 and 8 cores have 15, 17 and 20 on average (§2.1); 40 % cheaper than Spot (§4.4)."""
-    mixed = [costs(cores, 1.0, least, Prices()) for least, cores in ((2.0, 15.0), (4.0, 17.0), (8.0, 20.0))]
-    harvest, spot, regular = (sum(getattr(one, name) for one in mixed) for name in ("harvest", "spot", "regular"))
+    mixed = [of_each_kind(cores, least, Prices()) for least, cores in ((2.0, 15.0), (4.0, 17.0), (8.0, 20.0))]
+    regular, spot, harvest = (sum(one) for one in zip(*mixed, strict=True))
     assert 1.0 - harvest / spot == pytest.approx(0.40, abs=0.04)
     assert 1.0 - harvest / regular == pytest.approx(0.75, abs=0.01)
 
 
-def test_every_discount_keeps_the_order() -> None:
-    for discount in SPOT_DISCOUNTS:
-        found = costs(17.0, 1.0, 4.0, Prices(discount))
-        assert found.harvest < found.spot < found.regular
+@pytest.mark.parametrize("discount", [0.48, 0.88], ids=["the least", "the most"])
+def test_every_discount_of_spot_vms_keeps_the_order(discount: float) -> None:
+    regular, spot, harvest = of_each_kind(17.0, 4.0, Prices(discount))
+    assert harvest < spot < regular
 
 
 def test_what_cannot_be_is_named() -> None:
-    with pytest.raises(InvalidParameter, match="core_h"):
-        costs(1.0, 1.0, 2.0, Prices())
+    with pytest.raises(InvalidParameter, match="cores"):
+        per_hour(VmKind.HARVEST, 1.0, 2.0, Prices())
     for name in ("spot_discount", "harvest_discount"):
         with pytest.raises(InvalidParameter, match=name):
             Prices(**{name: 1.0})
