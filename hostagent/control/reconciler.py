@@ -327,13 +327,14 @@ class Reconciler:
         running = state == "running"
         if vm.intent.phase is Phase.STOPPED and state == "paused":
             running = self._host.modes.does(HostEvent.FOREIGN_START)  # paused by us until there is room
-        was_off = vm.intent.phase in (Phase.STOPPED, Phase.ADMITTING)
+        # One that was suspended goes on, and does not boot.
+        boots = vm.intent.phase in (Phase.STOPPED, Phase.ADMITTING) and vm.intent.saved_mib is None
         if running != vm.running:
             vm.running = await self._take_state(vm, running)
             self._host.changed.set()
         elif vm.intent.phase is Phase.ADMITTING:
             vm.running = await admit(self._host, vm)
-        if was_off and vm.running and not vm.link.connected:
+        if boots and vm.running and not vm.link.connected:
             vm.guest_boots()
         return vm.running
 

@@ -120,7 +120,7 @@ async def let_run(host: Host, vm: ManagedVM) -> None:
     inputs = await _charge_all(host, vm)
     await host.hypervisor.resume(vm.domain)
     vm.running, vm.paused = True, False
-    if not vm.link.connected:
+    if vm.intent.saved_mib is None and not vm.link.connected:
         vm.guest_boots()
     await vm.record.store(phase=Phase.SETTLED, started_at=time.time())
     size = vm.intent.committed.vector()

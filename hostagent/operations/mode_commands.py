@@ -107,6 +107,8 @@ class ModeCommands:
         """Give back by ourselves, unless it is what moved nothing a little while ago."""
         if not self._host.modes.does(HostEvent.ROOM) or self._giving.locked():
             return
+        if self._requests.operations.under_way()["mode"]:
+            return  # what off gives back its command gives back, and says so
         await self._host.sample()
         targets = self._targets(self._host.resizable()) | self._starts()
         if not targets and not self._failed:

@@ -383,6 +383,18 @@ async def test_draining_vms_grow_as_room_appears(command: Command, two_vms: list
 # --- off -------------------------------------------------------------------------------------------------------------
 
 
+async def test_what_off_gives_back_its_operation_names_though_it_has_to_wait_for_a_vm(
+    agent: Agent, command: Command, two_vms: list[Domain], host: Host
+) -> None:
+    await reclaim(command, cpu_cores=4.0, memory_mib=900.0)
+    async with host.vms["low-1"].lock:
+        switching = asyncio.ensure_future(set_mode(command, "off"))
+        await until(lambda: host.modes.mode is HostMode.OFF)
+        # As it does every now and then by itself.
+        await agent.mode_commands._keep()
+    assert {outcome.name for outcome in (await switching).vms} == {"low-1", "low-2"}
+
+
 async def test_off_undoes_everything_and_then_leaves_the_vms_alone(
     client: Client, command: Command, two_vms: list[Domain], host: Host
 ) -> None:

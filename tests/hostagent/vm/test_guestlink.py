@@ -224,9 +224,10 @@ async def test_a_call_that_breaks_nothing_leaves_the_conversation_as_it_is(guest
 FLOODS: list[Callable[[], list[bytes]]] = [
     lambda: [b"x" * 70_000 + b"\n"],
     lambda: [b'{"jsonrpc": "2.0", "method": "pressure"}\n'] * 40,
-    lambda: [b"[" + b"[]," * 12_000 + b"[]]\n"] * 2,
+    # As much in each of two seconds, where it is read in both.
+    lambda: [b"[" + b"[]," * 12_000 + b"[]]\n"] * 5,
 ]
-KINDS_OF_FLOOD = ["a line of 70 kB", "40 messages at once", "72 kB at once"]
+KINDS_OF_FLOOD = ["a line of 70 kB", "40 messages at once", "180 kB at once"]
 
 
 @pytest.mark.parametrize("flood", FLOODS, ids=KINDS_OF_FLOOD)
