@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from ebbtide.messages.common import Problem
@@ -25,6 +26,13 @@ class RequestError(ManagerError):
         super().__init__(sentence)
         self.status = status
         self.problem = Problem.of(status, sentence, field, code)
+
+
+# What 409 is said with most often: the sentence, and the field where there is one.
+already_exists: Final = partial(RequestError, 409, code=ProblemCode.ALREADY_EXISTS)
+busy: Final = partial(RequestError, 409, code=ProblemCode.BUSY)
+not_configured: Final = partial(RequestError, 409, code=ProblemCode.NOT_CONFIGURED)
+wrong_state: Final = partial(RequestError, 409, code=ProblemCode.WRONG_STATE)
 
 
 class InvalidBody(RequestError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Final
+
 from ebbtide.messages.problem_codes import ProblemCode
 
 
@@ -61,3 +64,11 @@ class RequestRefused(HostAgentError):
         self.status = status
         self.field = field
         self.code = code
+
+
+# What 409 is said with most often: the sentence, and the field where there is one.
+already_exists: Final = partial(RequestRefused, 409, code=ProblemCode.ALREADY_EXISTS)
+busy: Final = partial(RequestRefused, 409, code=ProblemCode.BUSY)
+no_room: Final = partial(RequestRefused, 409, code=ProblemCode.NO_ROOM)
+superseded: Final = partial(RequestRefused, 409, code=ProblemCode.SUPERSEDED)
+wrong_state: Final = partial(RequestRefused, 409, code=ProblemCode.WRONG_STATE)

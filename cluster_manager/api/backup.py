@@ -12,10 +12,9 @@ import structlog
 from aiohttp import ClientConnectionResetError, hdrs, web
 
 from cluster_manager.api.forms import MANAGER
-from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.errors import RequestError, StoreError, busy
 from cluster_manager.store.backup import back_up, prefix_of
 from cluster_manager.store.database import Database
-from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.access import PRINCIPAL
 from ebbtide.rest.descriptions import Answer, describe
 from ebbtide.rest.parameters import check_parameters
@@ -41,7 +40,7 @@ async def backup(request: web.Request) -> web.StreamResponse:
     check_parameters(request)
     manager = request.app[MANAGER]
     if manager.backing_up.locked():
-        raise RequestError(409, "another backup is under way", code=ProblemCode.BUSY)
+        raise busy("another backup is under way")
     async with manager.backing_up:
         try:
             file, size = await asyncio.to_thread(_made, manager.settings.database)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from cluster_manager.errors import AgentError, AgentRefused, RequestError
+from cluster_manager.errors import AgentError, AgentRefused, RequestError, wrong_state
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.store.store import Store
@@ -75,7 +75,7 @@ class AgentProxy:
         :raises RequestError: 409 where it is on no host, the host's refusal, 503 where it does not answer.
         """
         if vm.host is None:
-            raise RequestError(409, f"{vm.name} is {vm.state}, not running", "name", code=ProblemCode.WRONG_STATE)
+            raise wrong_state(f"{vm.name} is {vm.state}, not running", "name")
         # A question fences no command, and is no client's command.
         ours = command.model_copy(update={"epoch": self._epoch, "order": 0})
         return await _passed_on(self._agents.forecast(vm.host, vm.name, ours))

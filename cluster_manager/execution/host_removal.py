@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from cluster_manager.errors import RequestError
+from cluster_manager.errors import RequestError, busy, wrong_state
 from cluster_manager.execution.operations import Operations
 from cluster_manager.execution.running_plans import BUSY, clears, is_stranded
 from cluster_manager.inventory.enrolment import Enrolments
@@ -21,7 +21,6 @@ from cluster_manager.store.rows import StoredChange, StoredVM, stored_vm
 from cluster_manager.store.store import Store
 from ebbtide.messages.hosts import ForgottenHost
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import VMState
 
 log = structlog.get_logger()
@@ -65,14 +64,12 @@ class HostRemoval:
             stranded = [state for state in stranded if self._stays(state, host)]
             working = [state.request_id for state in plans if not clears(state) and state not in stranded]
             if working:
-                raise RequestError(
-                    409, f"{host} is waited for: see operation {_some(working)}", "id", code=ProblemCode.BUSY
-                )
+                raise busy(f"{host} is waited for: see operation {_some(working)}", "id")
             vms = await self._vms(host)
             ending = {state.vm for state in stranded}
-            busy = [f"{vm.name} is {vm.phase}" for vm in vms if vm.phase in BUSY and vm.name not in ending]
-            if busy:
-                raise RequestError(409, f"{host}: {_some(busy)}; wait for that", "id", code=ProblemCode.BUSY)
+            at_work = [f"{vm.name} is {vm.phase}" for vm in vms if vm.phase in BUSY and vm.name not in ending]
+            if at_work:
+                raise busy(f"{host}: {_some(at_work)}; wait for that", "id")
             if vms and not lost_vms:
                 some = _some([vm.name for vm in vms])
                 raise RequestError(409, f"{host} has {some}, which would be given up: say so by lost_vms", "lost_vms")
@@ -111,12 +108,7 @@ class HostRemoval:
         if self.hosts.get(host) is None:
             raise RequestError(404, f"there is no host {host}", "id")
         if self.hosts.is_reporting(host):
-            raise RequestError(
-                409,
-                f"{host} reports: end its agent first, if it is not to come back",
-                "id",
-                code=ProblemCode.WRONG_STATE,
-            )
+            raise wrong_state(f"{host} reports: end its agent first, if it is not to come back", "id")
 
     async def _vms(self, host: str) -> list[StoredVM]:
         query = queries.vms(None, None, host=host, phases=None, prefix=None)

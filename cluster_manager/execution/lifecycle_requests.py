@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 
 from cluster_manager.defaults import RebalancingRules
-from cluster_manager.errors import InvalidBody, RequestError
+from cluster_manager.errors import InvalidBody, RequestError, already_exists, busy, not_configured, wrong_state
 from cluster_manager.execution.operations import Operations
 from cluster_manager.execution.running_plans import check_free, plan_id
 from cluster_manager.inventory.hosts import Hosts
@@ -83,7 +83,7 @@ class Lifecycle:
             row = await self._free(name, precondition)
             host = self._ready(row)
             if self._phase(row) is VMPhase.STOPPED and row.phase is VMPhase.STOPPED:
-                raise RequestError(409, f"{name} is stopped already", "name", code=ProblemCode.WRONG_STATE)
+                raise wrong_state(f"{name} is stopped already", "name")
             waits = row.phase is VMPhase.PREEMPTED
             return start_stop(plan_id("stop", name), request.request_id, name, host, request.limit_s, waits=waits)
 
@@ -100,7 +100,7 @@ class Lifecycle:
             host = self._ready(row)
             # One that runs although it is off by the record is put on it as running.
             if row.phase not in OFF and (phase := self._phase(row)) not in OFF:
-                raise RequestError(409, f"{name} is {phase}, not stopped", "name", code=ProblemCode.WRONG_STATE)
+                raise wrong_state(f"{name} is {phase}, not stopped", "name")
             sold = await self._sold(row)
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
@@ -116,7 +116,7 @@ class Lifecycle:
             row = await self._free(name, precondition)
             host = self._ready(row)
             if row.phase not in (VMPhase.RUNNING, *OFF):
-                raise RequestError(409, f"{name} is {row.phase}", "name", code=ProblemCode.WRONG_STATE)
+                raise wrong_state(f"{name} is {row.phase}", "name")
             try:
                 spec = request.onto(await self._sold(row))
             except (ValidationError, InvalidField) as error:
@@ -135,12 +135,12 @@ class Lifecycle:
                 raise RequestError(404, f"there is no operation {request_id}", "id")
             if plan.state.finished:
                 sentence = f"{request_id} has ended: {plan.state.progress[-1] if plan.state.progress else 'at once'}"
-                raise RequestError(409, sentence, "id", code=ProblemCode.WRONG_STATE)
+                raise wrong_state(sentence, "id")
             if isinstance(plan.state, UnreadPlan):
                 return await self._end_unread(plan.state, plan.state.vm, request.request_id)
             starts = plan.state.starts if isinstance(plan.state, PlacementPlan) else 0
             if why := why_not_cancelled(plan.state, starts):
-                raise RequestError(409, f"{request_id} cannot be called off: {why}", "id", code=ProblemCode.WRONG_STATE)
+                raise wrong_state(f"{request_id} cannot be called off: {why}", "id")
             return start_cancel(plan_id("cancel", plan.state.vm), request.request_id, plan.state.vm, request_id)
 
         return await self._operations.begin(request.request_id, f"cancel {request_id}", prepare)
@@ -167,7 +167,7 @@ class Lifecycle:
             host = self._ready(row)
             phase = self._phase(row)
             if phase not in (VMPhase.RUNNING, *OFF):
-                raise RequestError(409, f"{name} is {phase}", "name", code=ProblemCode.WRONG_STATE)
+                raise wrong_state(f"{name} is {phase}", "name")
             if request.host is not None:
                 self._check_target(name, host, request.host)
             if request.live:
@@ -231,7 +231,7 @@ class Lifecycle:
         row = await self._free(vm, ANY_VERSION)
         host = self._ready(row)
         if host != source:
-            raise RequestError(409, f"{vm} is on {host}, no longer on {source}", "name", code=ProblemCode.WRONG_STATE)
+            raise wrong_state(f"{vm} is on {host}, no longer on {source}", "name")
         self._check_target(vm, host, target)
         return await self._live(request.request_id, row, host, request, why, shrinks=shrinks)
 
@@ -245,9 +245,7 @@ class Lifecycle:
         async def prepare() -> Plan:
             for row in await self._store.vms(name):
                 if row.host is not None or row.phase is not VMPhase.FAILED:
-                    raise RequestError(
-                        409, f"name: {name} exists already ({row.phase})", "name", code=ProblemCode.ALREADY_EXISTS
-                    )
+                    raise already_exists(f"name: {name} exists already ({row.phase})", "name")
             if self._hosts.get(request.host) is None:
                 raise RequestError(404, f"there is no host {request.host}", "host")
             if why := self._hosts.why_not_ready(request.host):
@@ -265,12 +263,7 @@ class Lifecycle:
             row = await self._free(name, precondition)
             host = self._ready(row)
             if _readable(row).template != ADOPTED_TEMPLATE:
-                raise RequestError(
-                    409,
-                    f"{name} was not adopted: it can be deleted, not released",
-                    "name",
-                    code=ProblemCode.WRONG_STATE,
-                )
+                raise wrong_state(f"{name} was not adopted: it can be deleted, not released", "name")
             new_id = plan_id("release", name)
             return start_release(new_id, request.request_id, name, host, request.deadline_s)
 
@@ -291,17 +284,10 @@ class Lifecycle:
         """The plan of a live migration. Raises `RequestError` where it cannot be."""
         name, phase = row.name, self._phase(row)
         if phase is not VMPhase.RUNNING:
-            raise RequestError(
-                409, f"live: {name} is {phase}, so it can only be moved without", "live", code=ProblemCode.WRONG_STATE
-            )
+            raise wrong_state(f"live: {name} is {phase}, so it can only be moved without", "live")
         sold = await self._sold(row)
         if row.spec.xml is not None:
-            raise RequestError(
-                409,
-                f"live: {name} was made from XML, which its new host does not have",
-                "live",
-                code=ProblemCode.NOT_CONFIGURED,
-            )
+            raise not_configured(f"live: {name} was made from XML, which its new host does not have", "live")
         self._check_disk(row, host, request.copy_storage, "copy_storage")
         return start_live_migration(
             new_id, request, sold, host, policy=self._policy, gone_s=self._gone_s, why=why, shrinks=shrinks
@@ -313,15 +299,13 @@ class Lifecycle:
         precondition(row)
         check_free(row, self._operations.changing(name))
         if row.owes_removal:
-            raise RequestError(
-                409, f"{name} is removed as soon as {row.host} answers: {row.sentence}", "name", code=ProblemCode.BUSY
-            )
+            raise busy(f"{name} is removed as soon as {row.host} answers: {row.sentence}", "name")
         return row
 
     def _ready(self, row: StoredVM) -> str:
         """The host of a VM, which has reported lately."""
         if row.host is None:
-            raise RequestError(409, f"{row.name} is {row.phase} and on no host", "name", code=ProblemCode.WRONG_STATE)
+            raise wrong_state(f"{row.name} is {row.phase} and on no host", "name")
         if why := self._hosts.why_not_ready(row.host):
             raise RequestError(503, f"{row.host}, where {row.name} is, {why}", code=ProblemCode.HOST_UNAVAILABLE)
         return row.host
@@ -355,7 +339,7 @@ class Lifecycle:
 
     def _check_target(self, name: str, home: str, host: str) -> None:
         if host == home:
-            raise RequestError(409, f"host: {name} is on {host} already", "host", code=ProblemCode.ALREADY_EXISTS)
+            raise already_exists(f"host: {name} is on {host} already", "host")
         if self._hosts.get(host) is None:
             raise RequestError(404, f"there is no host {host}", "host")
         if why := self._hosts.why_not_ready(host):
@@ -366,9 +350,7 @@ class Lifecycle:
         known = self._hosts.get(host)
         reported = self._hosts.vm(host, row.name)
         if row.spec.template == ADOPTED_TEMPLATE or (reported is not None and reported.adopted):
-            raise RequestError(
-                409, f"{row.name} is adopted: its domain stays where it is", "name", code=ProblemCode.WRONG_STATE
-            )
+            raise wrong_state(f"{row.name} is adopted: its domain stays where it is", "name")
         templates = known.report.templates if known is not None else None
         shared = row.spec.xml is None and any(t.shared_disk for t in templates or () if t.name == row.spec.template)
         suspended = reported is not None and reported.saved_mib is not None
@@ -383,7 +365,7 @@ def _readable(row: StoredVM) -> VMSpec:
     """:raises RequestError: 409, what a VM is sold as cannot be read."""
     if row.unread:
         sentence = f"what {row.name} is sold as cannot be read in the manager's store ({row.unread})"
-        raise RequestError(409, f"{sentence}: it can be stopped or deleted", "name", code=ProblemCode.WRONG_STATE)
+        raise wrong_state(f"{sentence}: it can be stopped or deleted", "name")
     return row.spec
 
 

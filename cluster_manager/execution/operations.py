@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from cluster_manager.defaults import GONE_S
-from cluster_manager.errors import LostLeadership, RequestError, StoreError
+from cluster_manager.errors import LostLeadership, RequestError, StoreError, already_exists, wrong_state
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.execution.plan_spans import of_plan, of_step, tell, traced, with_follow_ups
 from cluster_manager.execution.plan_totals import PlanTotals
@@ -218,7 +218,7 @@ class Operations:
             row = await self.existing(name)
             precondition(row)
             if row.phase is not VMPhase.RUNNING or row.host is None:
-                raise RequestError(409, f"{name} is {row.phase}, not running", "name", code=ProblemCode.WRONG_STATE)
+                raise wrong_state(f"{name} is {row.phase}, not running", "name")
             command, newest = self.target_command(row, wanted), self._generation(row)
             if command.generation < newest:
                 sentence = f"generation: {command.generation} is older than {newest}, which {name} has"
@@ -235,7 +235,7 @@ class Operations:
             if row.host is not None or row.phase is not VMPhase.FAILED:
                 where = f" on {row.host}" if row.host else ""
                 said = f"vm.name: {name} exists already ({row.phase}{where})"
-                raise RequestError(409, said, "vm.name", code=ProblemCode.ALREADY_EXISTS)
+                raise already_exists(said, "vm.name")
 
     async def deletable(self, name: str, precondition: Precondition) -> StoredVM:
         """The row of a VM that may be deleted; one that is being adopted has a host. Raises as `delete`."""

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, TypeGuard
 
-from cluster_manager.errors import RequestError
+from cluster_manager.errors import busy
 from cluster_manager.execution.plan_spans import place_of
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.lifecycle import StopPlan
@@ -46,7 +46,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import MOST_VMS, Vector
 from ebbtide.messages.operations import Operation, OperationState, Reason
-from ebbtide.messages.problem_codes import ProblemCode, ReasonCode
+from ebbtide.messages.problem_codes import ReasonCode
 
 #: Phases in which a plan is at work on a VM that nothing else may begin beside.
 BUSY: Final = (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
@@ -60,14 +60,14 @@ def check_free(row: StoredVM, changing: str | None) -> None:
     by = row.request_id if row.phase in BUSY else changing
     if by is not None:
         doing = row.phase if row.phase in BUSY else "being changed"
-        raise RequestError(409, f"{row.name} is {doing}: wait for operation {by}", "name", code=ProblemCode.BUSY)
+        raise busy(f"{row.name} is {doing}: wait for operation {by}", "name")
 
 
 def check_readable(plan: StoredPlan | None) -> None:
     """:raises RequestError: 409, what a plan under way has done cannot be read, so that nothing can go on from it."""
     if plan is not None and isinstance(plan.state, UnreadPlan) and not plan.state.finished:
         sentence = f"{plan.state.request_id} is at work on {plan.state.vm}, and {plan.state.progress[-1]}"
-        raise RequestError(409, sentence, "name", code=ProblemCode.BUSY)
+        raise busy(sentence, "name")
 
 
 def is_repeated(stored: str, asked: str) -> bool:

@@ -24,7 +24,7 @@ from cluster_manager.authority import (
     plain_address,
     public_key_of,
 )
-from cluster_manager.errors import RequestError
+from cluster_manager.errors import RequestError, not_configured
 from cluster_manager.store.enrolled import NAME, Enrolled, Invited, read_enrolled
 from cluster_manager.store.store import Store
 from ebbtide.messages.common import NAME_PATTERN
@@ -40,7 +40,6 @@ from ebbtide.messages.enrolment import (
     Successor,
     VoidedInvitations,
 )
-from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.rates import Buckets, Rate
@@ -119,21 +118,13 @@ class Enrolments:
     def authority(self) -> CertificateAuthority:
         """:raises RequestError: 409, there is none."""
         if self._authority is None:
-            raise RequestError(
-                409,
-                "this manager signs no certificates: it was started without --ca-key",
-                code=ProblemCode.NOT_CONFIGURED,
-            )
+            raise not_configured("this manager signs no certificates: it was started without --ca-key")
         return self._authority
 
     def _reached_at(self) -> str:
         """Where hosts reach it. Raises RequestError: 409, nobody knows."""
         if self._url is None:
-            raise RequestError(
-                409,
-                "this manager does not know where hosts reach it: start it with --url",
-                code=ProblemCode.NOT_CONFIGURED,
-            )
+            raise not_configured("this manager does not know where hosts reach it: start it with --url")
         return self._url
 
     async def invite(self, request: InvitationRequest) -> Invitation:
@@ -235,10 +226,10 @@ class Enrolments:
     def successor(self) -> Successor:
         """What hosts need to trust it. Raises RequestError: 409, there is none."""
         if (following := self.following) is None:
-            raise RequestError(409, "no other CA is to follow", code=ProblemCode.NOT_CONFIGURED)
+            raise not_configured("no other CA is to follow")
         if not self.authority.proof:
             said = "the CA has ended, so that it cannot vouch for the one that is to follow: `ebb ca finish` drops it"
-            raise RequestError(409, said, code=ProblemCode.NOT_CONFIGURED)
+            raise not_configured(said)
         return Successor(ca=following.pem, proof=self.authority.proof)
 
     def note(self, host: str, shown: bytes) -> None:
@@ -342,7 +333,7 @@ class Enrolments:
         except AccessError as error:
             raise RequestError(400, f"address: {error}", "address") from None
         if authority.has_ended():
-            raise RequestError(409, "the CA has expired: it signs nothing more", code=ProblemCode.NOT_CONFIGURED)
+            raise not_configured("the CA has expired: it signs nothing more")
         try:
             return await asyncio.to_thread(authority.answer, request, host, (address,), self._days)
         except AccessError as error:

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from cluster_manager.errors import RequestError, StoreError
+from cluster_manager.errors import RequestError, StoreError, already_exists, not_configured, wrong_state
 from cluster_manager.store.tasks import StoredTask, TaskNote, TaskRows
 from cluster_manager.tasks.output import file_of
 from ebbtide.matcher.engines.interface import Engine
@@ -208,11 +208,7 @@ class TaskService:
         :raises RequestError: 403, 409.
         """
         if self._engine is None:
-            raise RequestError(
-                409,
-                "this manager has no engine to run tasks: see its option --engine-file",
-                code=ProblemCode.NOT_CONFIGURED,
-            )
+            raise not_configured("this manager has no engine to run tasks: see its option --engine-file")
         spec, fingerprint = request.task, _fingerprint(request.task)
         user = self._settings.users.get(owner, self._settings.user)
         if self._settings.users and user is None:
@@ -229,9 +225,7 @@ class TaskService:
                     )
                 return self._tasks.get(repeated.task.name, repeated.task)
             if await self._store.task(name=spec.name) is not None:
-                raise RequestError(
-                    409, f"there is a task named {spec.name} already", "task.name", code=ProblemCode.ALREADY_EXISTS
-                )
+                raise already_exists(f"there is a task named {spec.name} already", "task.name")
             most = max((machine.most_cores for machine in self.machines.values()), default=spec.cores)
             if spec.cores > most and self._settings.engine != "dask":
                 # Whatever comes to Dask is new; others know their machines.
@@ -256,7 +250,7 @@ class TaskService:
         async with self._lock:
             task = await self.task(name)
             if name in self._unread:
-                raise RequestError(409, f"{name}: {task.sentence}", "name", code=ProblemCode.WRONG_STATE)
+                raise wrong_state(f"{name}: {task.sentence}", "name")
             changed = cancelled(task)
             if changed != task:
                 await self._store.save_tasks([changed])

@@ -25,8 +25,7 @@ from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import Budget, BudgetStatus
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
-from ebbtide.messages.problem_codes import ProblemCode
-from hostagent.errors import HostAgentError, HypervisorError, RequestRefused
+from hostagent.errors import HostAgentError, HypervisorError, superseded
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
 from hostagent.vm.host import Host, persist_all, plan_all
@@ -71,17 +70,10 @@ class Harvest:
         journal, room = self._host.journal, budget.room.vector()
         if budget.number < journal.budget.number:
             latest = journal.budget.number
-            raise RequestRefused(
-                409,
-                f"number {budget.number} is below {latest}, which was granted before",
-                "number",
-                code=ProblemCode.SUPERSEDED,
-            )
+            raise superseded(f"number {budget.number} is below {latest}, which was granted before", "number")
         if budget.number == journal.budget.number:
             if room != journal.budget.granted:
-                raise RequestRefused(
-                    409, f"number {budget.number} was granted with another room", "number", code=ProblemCode.SUPERSEDED
-                )
+                raise superseded(f"number {budget.number} was granted with another room", "number")
             return self.status()
         await asyncio.to_thread(journal.grant, budget.number, room)
         if room.is_zero():

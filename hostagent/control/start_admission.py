@@ -23,9 +23,8 @@ from ebbtide.deflation.sharing.suspension import RESTORE_MIB_S
 from ebbtide.messages.commands import CreateCommand, ReinflateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
-from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import XML_TEMPLATE
-from hostagent.errors import HostAgentError, RequestRefused
+from hostagent.errors import HostAgentError, already_exists, no_room
 from hostagent.libvirt.hypervisor import domain_name
 from hostagent.state.intents import Cause, Intent, Phase
 from hostagent.vm.host import RESIZING, Host
@@ -178,12 +177,7 @@ def check_new(host: Host, command: CreateCommand, spare: ResourceVector = ZERO) 
     """
     spec = command.vm
     if spec.name in host.vms:
-        raise RequestRefused(
-            409,
-            f"there is a VM {spec.name} on {host.slice.host_id} already",
-            "vm.name",
-            code=ProblemCode.ALREADY_EXISTS,
-        )
+        raise already_exists(f"there is a VM {spec.name} on {host.slice.host_id} already", "vm.name")
     allocation, free = _newcomer(host, command), host.free()
     anything = undeclared(host.slice.capacity, allocation.current)
     if allocation.charge.fits_in(free.larger(anything)):
@@ -191,12 +185,7 @@ def check_new(host: Host, command: CreateCommand, spare: ResourceVector = ZERO) 
     if allocation.charge.fits_in((free + spare).larger(anything)):
         return allocation.charge
     what = "vm.nominal" if command.start_size is None else "start_size"
-    raise RequestRefused(
-        409,
-        f"{what} with its overhead ({allocation.charge}) exceeds what is free ({free})",
-        what,
-        code=ProblemCode.NO_ROOM,
-    )
+    raise no_room(f"{what} with its overhead ({allocation.charge}) exceeds what is free ({free})", what)
 
 
 def adopt_new(

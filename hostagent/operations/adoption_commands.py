@@ -22,10 +22,18 @@ from ebbtide.messages.commands import AdoptCommand, ReleaseCommand
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
-from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
 from hostagent.control.start_admission import PAUSED_BY_US
-from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused
+from hostagent.errors import (
+    DomainGone,
+    HostAgentError,
+    HypervisorError,
+    JournalError,
+    RequestRefused,
+    already_exists,
+    no_room,
+    wrong_state,
+)
 from hostagent.libvirt.hypervisor import Candidate
 from hostagent.operations.lifecycle_commands import NEAR, give_up_change, stay_as_it_was
 from hostagent.operations.operations import Run, done, failed, partly_done
@@ -159,16 +167,12 @@ class AdoptionCommands:
     def _check_adoptable(self, command: AdoptCommand, found: Candidate) -> None:
         """:raises RequestRefused: the domain cannot be looked after under this name."""
         if command.name in self._host.vms:
-            raise RequestRefused(
-                409, f"there is a VM {command.name} on this host already", "name", code=ProblemCode.ALREADY_EXISTS
-            )
+            raise already_exists(f"there is a VM {command.name} on this host already", "name")
         if any(vm.domain == command.domain for vm in self._host.vms.values()):
             # Its metadata may not be written yet, so that the examination finds nothing.
-            raise RequestRefused(409, f"{command.domain} is adopted already", "domain", code=ProblemCode.ALREADY_EXISTS)
+            raise already_exists(f"{command.domain} is adopted already", "domain")
         if found.why_not:
-            raise RequestRefused(
-                409, f"{command.domain} cannot be adopted: {found.why_not}", "domain", code=ProblemCode.WRONG_STATE
-            )
+            raise wrong_state(f"{command.domain} cannot be adopted: {found.why_not}", "domain")
         if command.priority is Priority.HARVEST:
             raise RequestRefused(400, "priority: a domain is adopted as fixed or deflatable", "priority")
 
@@ -192,9 +196,7 @@ class AdoptionCommands:
         # Its memory is in use already, so only the slice has to have room.
         left = self._host.slice.capacity.less(charges)
         if not charge.fits_in(left):
-            raise RequestRefused(
-                409, f"{charge} does not fit into what the slice has left ({left})", "domain", code=ProblemCode.NO_ROOM
-            )
+            raise no_room(f"{charge} does not fit into what the slice has left ({left})", "domain")
         return Intent(
             owner=self._host.slice.host_id,
             spec=spec,
@@ -247,9 +249,7 @@ class AdoptionCommands:
         async def accept(request: Request) -> Run:
             vm = self._host.vm(name)
             if vm.intent.adopted is None:
-                raise RequestRefused(
-                    409, f"{name} was made here: it can be deleted, not released", "name", code=ProblemCode.WRONG_STATE
-                )
+                raise wrong_state(f"{name} was made here: it can be deleted, not released", "name")
             await self._check_not_saved(vm)
             await self._host.sample()
             return partial(self._release, vm=vm, deadline_s=command.deadline_s, request=request)
@@ -263,11 +263,8 @@ class AdoptionCommands:
         :raises HypervisorError: that is not known.
         """
         if not vm.running and await self._host.hypervisor.saved_mib(vm.domain) is not None:
-            raise RequestRefused(
-                409,
-                f"the memory of {vm.name} is saved as it is: start it first, or remove what is saved",
-                "name",
-                code=ProblemCode.WRONG_STATE,
+            raise wrong_state(
+                f"the memory of {vm.name} is saved as it is: start it first, or remove what is saved", "name"
             )
 
     async def _release(
@@ -279,12 +276,7 @@ class AdoptionCommands:
             check_present(host, vm)
             before = vm.intent.adopted
             if before is None:
-                raise RequestRefused(
-                    409,
-                    f"{vm.name} was made here: it can be deleted, not released",
-                    "name",
-                    code=ProblemCode.WRONG_STATE,
-                )
+                raise wrong_state(f"{vm.name} was made here: it can be deleted, not released", "name")
             await self._check_not_saved(vm)
             old, current = vm.intent.was or vm.intent.spec, vm.allocation().current
             size = (before.size or old.nominal).vector()
@@ -294,11 +286,9 @@ class AdoptionCommands:
             states = await host.domain_states()
             paused = states.get(vm.domain) == "paused"
             if paused and differs and not resizes and vm.intent.phase not in PAUSED_BY_US:
-                raise RequestRefused(
-                    409,
+                raise wrong_state(
                     f"another program has paused {vm.name}: what was taken from it can be given back once it runs",
                     "name",
-                    code=ProblemCode.WRONG_STATE,
                 )
             if request is not None:
                 target = size if resizes else None
@@ -344,9 +334,7 @@ class AdoptionCommands:
         if target is not None:
             grown = spec.allocation(row.current.larger(target), host.slice.vm_overhead_mib)
             if not target.fits_in(row.current) and not host.fits(grown, row.charge):
-                raise RequestRefused(
-                    409, f"{target} needs more than what is free ({host.free()})", "name", code=ProblemCode.NO_ROOM
-                )
+                raise no_room(f"{target} needs more than what is free ({host.free()})", "name")
             vm.record.plan(target, cause, spec=spec, was=was)
         try:
             await (vm.record.store(was=was, cause=cause) if target is None else persist_all([vm]))

@@ -15,10 +15,9 @@ from ebbtide.messages.commands import Command, CreateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
-from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
-from hostagent.errors import DomainGone, HypervisorError, NoticeWithdrawn, RequestRefused
+from hostagent.errors import DomainGone, HypervisorError, NoticeWithdrawn, already_exists, superseded
 from hostagent.operations.ending import end_of_notice, stays
 from hostagent.operations.operations import WRITE_AGAIN_S, Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_not_arrived, left
@@ -60,9 +59,7 @@ class CreationCommands:
             self._requests.leadership.check(command)
             host.modes.check(HostEvent.CREATE)
             if spec.name in self._coming:
-                raise RequestRefused(
-                    409, f"{spec.name} is being made already", "vm.name", code=ProblemCode.ALREADY_EXISTS
-                )
+                raise already_exists(f"{spec.name} is being made already", "vm.name")
             charge = check_new(host, command, self._harvest.spare())
             adopt = partial(adopt_new, host, command, request.cause(ZERO), self._boot_mib)
             if charge.is_zero():
@@ -83,7 +80,7 @@ class CreationCommands:
             if not deleted:
                 del self._coming[name]
         if deleted:
-            raise RequestRefused(409, f"{name} was deleted meanwhile", code=ProblemCode.SUPERSEDED)
+            raise superseded(f"{name} was deleted meanwhile")
         return await self.bring_up(operation, adopt(), fresh=True, xml=xml)
 
     async def bring_up(

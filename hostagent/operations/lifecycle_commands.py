@@ -19,10 +19,18 @@ from ebbtide.messages.commands import SpecCommand, StartCommand, StopCommand, Wi
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
-from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
 from hostagent.control.start_admission import charge_memory, turn_off_again
-from hostagent.errors import DomainGone, HostAgentError, HypervisorError, NoticeWithdrawn, RequestRefused
+from hostagent.errors import (
+    DomainGone,
+    HostAgentError,
+    HypervisorError,
+    NoticeWithdrawn,
+    RequestRefused,
+    busy,
+    no_room,
+    wrong_state,
+)
 from hostagent.operations.ending import Ending, stays
 from hostagent.operations.operations import Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
@@ -81,11 +89,9 @@ class LifecycleCommands:
             vm = self._host.vm(name)
             if vm.intent.phase in (Phase.CREATING, Phase.DELETING):
                 doing = "made" if vm.intent.phase is Phase.CREATING else "removed"
-                raise RequestRefused(409, f"{name} is being {doing}", code=ProblemCode.BUSY)
+                raise busy(f"{name} is being {doing}")
             if vm.intent.phase in MOVING:
-                raise RequestRefused(
-                    409, f"{name} is moving to another host; try again when it has", "name", code=ProblemCode.BUSY
-                )
+                raise busy(f"{name} is moving to another host; try again when it has", "name")
             vm.resizer.mark_terminating("it is being stopped")
             return partial(self._stop, vm=vm, request=request)
 
@@ -191,12 +197,7 @@ class LifecycleCommands:
             async with vm.notice.calling_off:
                 self._requests.leadership.check(command)
                 if vm.notice.request_id != command.preemption:
-                    raise RequestRefused(
-                        409,
-                        f"no notice of {command.preemption} runs for {name}",
-                        "preemption",
-                        code=ProblemCode.WRONG_STATE,
-                    )
+                    raise wrong_state(f"no notice of {command.preemption} runs for {name}", "preemption")
                 await asyncio.to_thread(self._host.journal.add_withdrawn, command.preemption)
                 vm.notice.withdrawn = command.reason or "it is not needed any more"
             return answer(f"the preemption of {name} is called off")
@@ -253,28 +254,16 @@ class LifecycleCommands:
             if vm.resizer.terminating or vm.intent.phase in _GOING:
                 # One that is to go down runs for a while yet: "it runs" would be no longer true a moment later.
                 why = vm.resizer.terminating or f"it is {vm.status().state}"
-                raise RequestRefused(
-                    409,
-                    f"{name} cannot be started now: {why}; try again when that has ended",
-                    "name",
-                    code=ProblemCode.BUSY,
-                )
+                raise busy(f"{name} cannot be started now: {why}; try again when that has ended", "name")
             if vm.running:
                 return answer(f"{name} runs already")
             if vm.lock.locked() and not vm.paused:
-                raise RequestRefused(
-                    409,
+                raise busy(
                     f"{name} cannot be started now: another operation on it is under way; try again when it has ended",
                     "name",
-                    code=ProblemCode.BUSY,
                 )
             if vm.intent.phase not in _OFF or vm.paused:
-                raise RequestRefused(
-                    409,
-                    f"{name} cannot be started now: it is {vm.status().state}",
-                    "name",
-                    code=ProblemCode.WRONG_STATE,
-                )
+                raise wrong_state(f"{name} cannot be started now: it is {vm.status().state}", "name")
             before = vm.intent
             intent = off(before, self._boot_mib) if before.saved_mib is None else before
             if command.start_size is not None:
@@ -282,12 +271,7 @@ class LifecycleCommands:
             row = intent.spec.allocation(intent.committed.vector(), self._host.slice.vm_overhead_mib)
             if not self._host.fits(row, vm.allocation().charge):
                 free = self._host.free()
-                raise RequestRefused(
-                    409,
-                    f"{name} ({row.charge}) needs more than what is free ({free})",
-                    "name",
-                    code=ProblemCode.NO_ROOM,
-                )
+                raise no_room(f"{name} ({row.charge}) needs more than what is free ({free})", "name")
             # Charged from this moment on, so that no other operation counts on the room.
             vm.record.intent = intent.changed(phase=Phase.STARTING, cause=request.cause(ZERO), held=None)
             return partial(self._store_and_start, vm=vm, before=before)
@@ -419,11 +403,7 @@ class LifecycleCommands:
             most = (await self._host.hypervisor.sizes.most(vm.domain)).larger(current)
             way = respec(old, new, current, most)
             if way.at_next_start is not None and vm.intent.adopted is not None:
-                raise RequestRefused(
-                    409,
-                    f"the running domain has no room for {way.why}, and is not ours to define",
-                    code=ProblemCode.NO_ROOM,
-                )
+                raise no_room(f"the running domain has no room for {way.why}, and is not ours to define")
             if request is not None:
                 await self._begin_resize(vm, way, request.cause(current))
             return await self._settle_spec(operation, vm, way, old, left(until))
@@ -438,12 +418,7 @@ class LifecycleCommands:
         charge = vm.allocation().charge
         row = way.meanwhile.allocation(vm.allocation().current.larger(way.target), self._host.slice.vm_overhead_mib)
         if not way.target.fits_in(vm.allocation().current) and not self._host.fits(row, charge):
-            raise RequestRefused(
-                409,
-                f"{way.target} needs more than what is free ({self._host.free()})",
-                "spec.nominal",
-                code=ProblemCode.NO_ROOM,
-            )
+            raise no_room(f"{way.target} needs more than what is free ({self._host.free()})", "spec.nominal")
         freed = {} if way.target.fits_in(vm.allocation().current) else {"held": None}
         vm.record.plan(way.target, cause, spec=way.meanwhile, was=vm.intent.spec, **freed)
         try:
@@ -493,23 +468,15 @@ class LifecycleCommands:
 
     async def _resize_off(self, operation: Operation, vm: ManagedVM, new: VMSpec, request: Request | None) -> Operation:
         if vm.intent.adopted is not None:
-            raise RequestRefused(
-                409, f"{vm.name} is adopted and off: its definition is not ours", "name", code=ProblemCode.WRONG_STATE
-            )
+            raise wrong_state(f"{vm.name} is adopted and off: its definition is not ours", "name")
         if vm.intent.saved_mib is not None and _sizes_of(vm.intent.spec) != _sizes_of(new):
-            raise RequestRefused(
-                409,
-                f"{vm.name} is suspended, its memory saved as it is: resize it when it runs",
-                code=ProblemCode.WRONG_STATE,
-            )
+            raise wrong_state(f"{vm.name} is suspended, its memory saved as it is: resize it when it runs")
         before = vm.allocation()
         intent = self._sold_while_off(vm.intent, new)
         if vm.intent.phase is not Phase.STOPPED:
             row = intent.spec.allocation(intent.committed.vector(), before.overhead_mib)
             if not self._host.fits(row, before.charge):
-                raise RequestRefused(
-                    409, f"{row.charge} needs more than what is free ({self._host.free()})", code=ProblemCode.NO_ROOM
-                )
+                raise no_room(f"{row.charge} needs more than what is free ({self._host.free()})")
         fields = ("spec", "committed", "target", "boot_mib", "redefine")
         changes = {"at_next_start": None} | {field: getattr(intent, field) for field in fields}
         if request is not None:

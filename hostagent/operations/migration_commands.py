@@ -19,7 +19,16 @@ from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
-from hostagent.errors import DomainGone, HostAgentError, HypervisorError, RequestRefused
+from hostagent.errors import (
+    DomainGone,
+    HostAgentError,
+    HypervisorError,
+    RequestRefused,
+    already_exists,
+    busy,
+    no_room,
+    wrong_state,
+)
 from hostagent.libvirt.hypervisor import Departure, Whereabouts, domain_name
 from hostagent.operations.operations import Run, done, failed
 from hostagent.operations.requests import Requests, cause_of, now
@@ -66,12 +75,10 @@ class MigrationCommands:
             self._requests.leadership.check(command)
             host.modes.check(HostEvent.CREATE)
             if name in host.vms:
-                raise RequestRefused(409, f"there is a VM {name} already", "name", code=ProblemCode.ALREADY_EXISTS)
+                raise already_exists(f"there is a VM {name} already", "name")
             row = spec.allocation(command.size.vector(), host.slice.vm_overhead_mib)
             if not host.fits(row):
-                raise RequestRefused(
-                    409, f"{row.charge} exceeds what is free ({host.free()})", "size", code=ProblemCode.NO_ROOM
-                )
+                raise no_room(f"{row.charge} exceeds what is free ({host.free()})", "size")
             intent = Intent(
                 owner=host.slice.host_id,
                 spec=spec,
@@ -112,13 +119,9 @@ class MigrationCommands:
         async def accept(request: Request) -> Run:
             vm = self._host.vm(name)
             if vm.intent.adopted is not None:
-                raise RequestRefused(
-                    409, f"{name} is adopted: its domain stays where it is", "name", code=ProblemCode.WRONG_STATE
-                )
+                raise wrong_state(f"{name} is adopted: its domain stays where it is", "name")
             if command.to == self._host.slice.host_id:
-                raise RequestRefused(
-                    409, f"to: {name} is on {command.to} already", "to", code=ProblemCode.ALREADY_EXISTS
-                )
+                raise already_exists(f"to: {name} is on {command.to} already", "to")
             self._host.check_resizable(vm)
             return partial(self._depart, vm=vm, command=command, request=request)
 
@@ -131,28 +134,15 @@ class MigrationCommands:
         async with host.locked_until(vm, now() + command.deadline_s):
             host.check_resizable(vm)
             if vm.intent.phase is not Phase.SETTLED or vm.record.uncertain:
-                raise RequestRefused(
-                    409,
-                    f"{vm.name} cannot move now: a change of its size is not settled",
-                    "name",
-                    code=ProblemCode.BUSY,
-                )
+                raise busy(f"{vm.name} cannot move now: a change of its size is not settled", "name")
             has = vm.allocation().current
             if command.size is not None and not has.fits_in(room := command.size.vector()):
-                raise RequestRefused(
-                    409,
-                    f"{vm.name} cannot move now: it has grown to {has}, and {command.to} has room for {room}",
-                    "size",
-                    code=ProblemCode.NO_ROOM,
+                raise no_room(
+                    f"{vm.name} cannot move now: it has grown to {has}, and {command.to} has room for {room}", "size"
                 )
             if (await host.hypervisor.sizes.read(vm.domain)).limit_mib is not None:
                 # The limit is this host's, and what it pushed out is in this host's swap.
-                raise RequestRefused(
-                    409,
-                    f"{vm.name} cannot move now: swap backs a part of its memory here",
-                    "name",
-                    code=ProblemCode.WRONG_STATE,
-                )
+                raise wrong_state(f"{vm.name} cannot move now: swap backs a part of its memory here", "name")
             await vm.record.store(phase=Phase.LEAVING, cause=request.cause(vm.allocation().current))
             host.changed.set()
             move = Departure(

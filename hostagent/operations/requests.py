@@ -12,8 +12,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.fencing import Fence
 from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
-from ebbtide.messages.problem_codes import ProblemCode
-from hostagent.errors import RequestRefused
+from hostagent.errors import RequestRefused, wrong_state
 from hostagent.operations.operations import Kind, Operations, Run, done, failed
 from hostagent.state.intents import Cause, Phase, Request
 from hostagent.state.journal import Journal
@@ -141,9 +140,7 @@ async def check_not_arrived(host: Host, vm: ManagedVM) -> None:
     """
     if vm.intent.phase is Phase.ARRIVING and (await host.domain_states()).get(vm.domain) == "running":
         vm.request_check()
-        raise RequestRefused(
-            409, f"{vm.name} has arrived: it runs on {host.slice.host_id}", "name", code=ProblemCode.WRONG_STATE
-        )
+        raise wrong_state(f"{vm.name} has arrived: it runs on {host.slice.host_id}", "name")
 
 
 def cause_of(vm: ManagedVM) -> Cause:

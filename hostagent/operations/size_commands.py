@@ -19,10 +19,9 @@ from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import ReclaimCommand, ReinflateCommand, TargetCommand
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
-from ebbtide.messages.problem_codes import ProblemCode
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import reinflation_targets
-from hostagent.errors import HypervisorError, RequestRefused
+from hostagent.errors import HypervisorError, no_room, superseded
 from hostagent.operations.operations import Run, concluded, failed, split_told
 from hostagent.operations.requests import Requests, left, now
 from hostagent.state.history import sizes
@@ -69,17 +68,13 @@ class SizeCommands:
         wanted, free = command.target.size_of(vm.allocation()), self._host.free() + spare
         check_target(vm.allocation(), wanted)
         if command.generation <= vm.intent.generation:
-            raise RequestRefused(
-                409,
+            raise superseded(
                 f"generation {command.generation} is not above {vm.intent.generation}, which {vm.name} has",
                 "generation",
-                code=ProblemCode.SUPERSEDED,
             )
         room = free.larger(undeclared(self._host.slice.capacity, vm.allocation().upper))
         if not wanted.less(vm.allocation().current).fits_in(room):
-            raise RequestRefused(
-                409, f"target ({wanted}) needs more than what is free ({free})", "target", code=ProblemCode.NO_ROOM
-            )
+            raise no_room(f"target ({wanted}) needs more than what is free ({free})", "target")
 
     async def reclaim(self, command: ReclaimCommand) -> Operation:
         """Free an amount by deflating this host's VMs in proportion.

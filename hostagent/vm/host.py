@@ -23,9 +23,8 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.hosts import HostReport, HostTemplate
 from ebbtide.messages.operations import Operation, VMOutcome
-from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.rest.metrics.totals import Reports
-from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused, wrong_state
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.state.history import History
 from hostagent.state.intents import Intent, Phase, Request
@@ -207,9 +206,7 @@ class Host:
         """:raises RequestRefused: the VM's size cannot be changed now (409)."""
         if not self.holds(vm) or vm not in self.resizable():
             state = vm.status().state if self.holds(vm) else "removed"
-            raise RequestRefused(
-                409, f"{vm.name} cannot be resized now: it is {state}", "name", code=ProblemCode.WRONG_STATE
-            )
+            raise wrong_state(f"{vm.name} cannot be resized now: it is {state}", "name")
 
     @contextlib.asynccontextmanager
     async def claimed(
