@@ -25,6 +25,7 @@ from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import Budget, BudgetStatus
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
+from hostagent.clock import now as _now
 from hostagent.errors import HostAgentError, HypervisorError, superseded
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
@@ -234,7 +235,3 @@ class Harvest:
 
 def _is_no_harvest(vm: ManagedVM) -> bool:
     return vm.intent.spec.priority is not Priority.HARVEST
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -18,6 +18,7 @@ from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.pressure_response import Neighbours, respond_to_pressure
 from ebbtide.messages.explanations import DecisionKind
+from hostagent.clock import now as _now
 from hostagent.errors import HostAgentError
 from hostagent.state.intents import Phase, Request
 from hostagent.vm.host import RESIZING, Host, persist_all, plan_all
@@ -122,7 +123,3 @@ async def _resize(host: Host, vm: ManagedVM, target: ResourceVector, request_id:
     await host.resize_one(vm, deadline_s)
     if vm.intent.phase is Phase.SETTLED:
         vm.drift_repair.pace.held()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -21,6 +21,7 @@ from ebbtide.deflation.sharing.reserve import REFILL_S, ReserveLearner, reserve_
 from ebbtide.deflation.trimming import Step, Trimmer, TrimRow
 from ebbtide.messages.commands import SteadyCommand, SteadyStatus
 from ebbtide.messages.explanations import DecisionKind
+from hostagent.clock import now as _now
 from hostagent.errors import HostAgentError
 from hostagent.state.history import STEADY
 from hostagent.state.intents import Phase, Request
@@ -262,7 +263,3 @@ def _row(vm: ManagedVM, ours: bool, quiet: bool) -> TrimRow:
 
 def _told(reserve_mib: float | None) -> str:
     return "learned" if reserve_mib is None else f"{reserve_mib:g} MiB"
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -18,9 +18,10 @@ from ebbtide.deflation.sharing.suspension import (
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
+from hostagent.clock import now
 from hostagent.errors import HostAgentError, HypervisorError, NoticeWithdrawn
 from hostagent.operations.operations import partly_done
-from hostagent.operations.requests import left, now
+from hostagent.operations.requests import left
 from hostagent.state.intents import Cause, Phase
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM

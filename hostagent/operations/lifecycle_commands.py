@@ -20,6 +20,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
+from hostagent.clock import now
 from hostagent.control.start_admission import charge_memory, turn_off_again
 from hostagent.errors import (
     DomainGone,
@@ -33,7 +34,7 @@ from hostagent.errors import (
 )
 from hostagent.operations.ending import Ending, stays
 from hostagent.operations.operations import Run, done, failed, partly_done
-from hostagent.operations.requests import Requests, answer, cause_of, check_present, left, now
+from hostagent.operations.requests import Requests, answer, cause_of, check_present, left
 from hostagent.operations.respec import (
     BootMib,
     Respec,

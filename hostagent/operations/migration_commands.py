@@ -18,6 +18,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.migrations import ArrivalCommand, DepartureCommand
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.problem_codes import ProblemCode
+from hostagent.clock import now
 from hostagent.control.harvest import Harvest
 from hostagent.errors import (
     DomainGone,
@@ -31,7 +32,7 @@ from hostagent.errors import (
 )
 from hostagent.libvirt.hypervisor import Departure, Whereabouts, domain_name
 from hostagent.operations.operations import Run, done, failed
-from hostagent.operations.requests import Requests, cause_of, now
+from hostagent.operations.requests import Requests, cause_of
 from hostagent.operations.resuming import ASK_AGAIN_S, Resume
 from hostagent.state.history import sizes
 from hostagent.state.intents import Intent, Phase, Request

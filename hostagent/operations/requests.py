@@ -12,6 +12,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.fencing import Fence
 from ebbtide.messages.commands import Command
 from ebbtide.messages.operations import Operation
+from hostagent.clock import now
 from hostagent.errors import RequestRefused, wrong_state
 from hostagent.operations.operations import Kind, Operations, Run, done, failed
 from hostagent.state.intents import Cause, Phase, Request
@@ -147,10 +148,6 @@ def cause_of(vm: ManagedVM) -> Cause:
     if vm.intent.cause is None:
         raise InvalidField("cause", f"of {vm.name} is missing")
     return vm.intent.cause
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def left(until: float) -> float:

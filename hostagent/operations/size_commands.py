@@ -19,11 +19,12 @@ from ebbtide.deflation.sharing.proportional import split_need
 from ebbtide.messages.commands import ReclaimCommand, ReinflateCommand, TargetCommand
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
+from hostagent.clock import now
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import reinflation_targets
 from hostagent.errors import HypervisorError, no_room, superseded
 from hostagent.operations.operations import Run, concluded, failed, split_told
-from hostagent.operations.requests import Requests, left, now
+from hostagent.operations.requests import Requests, left
 from hostagent.state.history import sizes
 from hostagent.state.intents import Phase, Request
 from hostagent.vm.host import Host, persist_all, plan_all

@@ -5,7 +5,6 @@ What is to be put right, and when, is decided in `ebbtide.deflation.cascade.reco
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 
@@ -28,6 +27,7 @@ from ebbtide.deflation.cascade.reconcile import (
 )
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.explanations import DecisionKind
+from hostagent.clock import now as _now
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.vm.executor import ask_statistics, guest_status
 from hostagent.vm.resizer import Resizer
@@ -233,7 +233,3 @@ class DriftRepair:
 def parked_seconds(vcpu_seconds: Sequence[float], online: frozenset[int]) -> dict[int, float]:
     """The host-side CPU time of each vCPU that the guest calls off line: what one used before does not count."""
     return {cpu: seconds for cpu, seconds in enumerate(vcpu_seconds) if cpu not in online}
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

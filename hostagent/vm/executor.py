@@ -40,6 +40,7 @@ from ebbtide.deflation.cascade.reconcile import SLACK, cap_of, quota_of
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, CpusSet, GuestAmounts, GuestStatus
+from hostagent.clock import now as _now
 from hostagent.errors import DomainGone, GuestRefused, GuestUnreachable, HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import DomainSizes, GuestCpus, HostSideReading
 from hostagent.libvirt.settling import load_factor
@@ -520,8 +521,3 @@ def _free_mib(status: GuestStatus) -> float | None:
 
 def _vector(amounts: GuestAmounts) -> ResourceVector:
     return ResourceVector(**amounts.model_dump())
-
-
-def _now() -> float:
-    """The event loop's clock, so that tests can fake it."""
-    return asyncio.get_running_loop().time()

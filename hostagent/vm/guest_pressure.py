@@ -5,7 +5,6 @@ The judgement is made in `ebbtide.deflation.cascade.pressure`; this module feeds
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -15,6 +14,7 @@ from ebbtide.deflation.cascade.pressure import PressureReading, PressureWatch, V
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.guest import MemoryState, Notice, RequestNotice
+from hostagent.clock import now as _now
 
 #: The reserve of a guest that has not said what it needs, MiB (guestagent.memory).
 LEAST_RESERVE_MIB: Final = 48.0
@@ -126,7 +126,3 @@ class GuestPressure:
             self._on_begin(self._verdict.sentence)
         elif before.under_pressure and not self._verdict.under_pressure:
             self._note(DecisionKind.PRESSURE, f"the pressure is over: {self._verdict.sentence}", {})
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

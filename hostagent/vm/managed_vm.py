@@ -18,6 +18,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.guest import Hello, Notice, PreemptionWithdrawn
 from ebbtide.messages.operations import VMOutcome
 from ebbtide.messages.vms import NotYetDeflatable, VMState, VMStatus
+from hostagent.clock import now as _now
 from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 from hostagent.state.intents import Intent, Phase
 from hostagent.supervised_task import guarded
@@ -457,7 +458,3 @@ def _shortfall(before: ResourceVector, after: ResourceVector, target: ResourceVe
             for was, now, goal in zip(before, after, target, strict=True)
         )
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

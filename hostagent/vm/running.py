@@ -22,6 +22,7 @@ from ebbtide.deflation.cascade.instructions import (
     Unplug,
 )
 from ebbtide.deflation.cascade.reinflation import Reinflation
+from hostagent.clock import now as _now
 from hostagent.errors import HypervisorError
 from hostagent.vm.executor import Executor
 from hostagent.vm.step_spans import StepSpans
@@ -109,8 +110,3 @@ async def _stopped(
 
 def _outcome(instructions: list[Instruction]) -> Outcome | None:
     return next((one.outcome for one in instructions if isinstance(one, Finish)), None)
-
-
-def _now() -> float:
-    """The event loop's clock, so that tests can fake it."""
-    return asyncio.get_running_loop().time()
