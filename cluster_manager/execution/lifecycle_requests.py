@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from cluster_manager.defaults import RebalancingRules
+from cluster_manager.defaults import GONE_S, RebalancingRules
 from cluster_manager.errors import InvalidBody, RequestError, already_exists, busy, not_configured, wrong_state
 from cluster_manager.execution.operations import Operations
 from cluster_manager.execution.running_plans import check_free, plan_id
@@ -28,7 +28,7 @@ from cluster_manager.plans.lifecycle import (
 from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.migrations import start_migration
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import GONE_S, OFF, MoveAway, Plan, VMPhase
+from cluster_manager.plans.plans import OFF, MoveAway, Plan, VMPhase
 from cluster_manager.plans.reading import UnreadPlan
 from cluster_manager.plans.removals import cancelled_already, start_cancel, why_not_cancelled
 from cluster_manager.store import queries

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, Self
 
+from cluster_manager.defaults import GONE_S
 from cluster_manager.plans.plans import (
-    GONE_S,
     AwaitHost,
     Effect,
     Note,

@@ -11,11 +11,11 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
+from cluster_manager.defaults import GONE_S
+from cluster_manager.plans.claims import AddVM
 from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.migrations import advance_migration
 from cluster_manager.plans.plans import (
-    GONE_S,
-    AddVM,
     Adopt,
     AwaitHost,
     ChooseHosts,

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
+from cluster_manager.defaults import GONE_S
 from cluster_manager.plans.host_wait import CLEARING, MovePlan, once
 from cluster_manager.plans.migration_cleanup import advance_clearing, arrived, has_arrived, stands
 from cluster_manager.plans.plans import (
-    GONE_S,
     MOST_HOSTS,
     Arrive,
     AwaitHost,
@@ -254,7 +254,7 @@ def _finding_room(state: LiveMigrationPlan, event: Event) -> Step:
             return _depart(state, operation.sentence)
         case Arrive(), (OperationEnded() | HostFailed()):
             # Also where it was refused: the removal fences an arrival that comes late.
-            return _abort(state, event.sentence if isinstance(event, HostFailed) else event.operation.sentence)
+            return _abort(state, event.sentence)
     raise unexpected(state, event)
 
 
@@ -347,7 +347,7 @@ def _moving(state: LiveMigrationPlan, event: Event) -> Step:
             return arrived(state, operation.sentence)
         case OperationEnded() | HostFailed(uncertain=False):
             # Where it is now its host says itself.
-            why = event.operation.sentence if isinstance(event, OperationEnded) else event.sentence
+            why = event.sentence
             failures = once(state.failures, why)
             return instruct(state, ReadHost(host=state.home), why, failures=failures, stage="doubt", answered=True)
         case HostFailed():
@@ -442,10 +442,9 @@ def _aborting(state: LiveMigrationPlan, event: Event) -> Step:
                 return _called_off(state)
             return share_room(state, "", None) if state.reclaims else _next(state)
         case OperationEnded() | HostFailed():
-            why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
             if state.off_at_home:
                 # It may have come up there after all.
-                return _await(state.having(not_removed=True), why, state.host, event.elapsed_s)
+                return _await(state.having(not_removed=True), event.sentence, state.host, event.elapsed_s)
             left = state.continuation(state.host, "left").having(reclaims=0)
             return _called_off(state.having(reclaims=0)).also(SpawnFollowUp(left))
     raise unexpected(state, event)

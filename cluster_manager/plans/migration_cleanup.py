@@ -71,8 +71,8 @@ def advance_clearing(state: MovePlan, event: Event) -> Step:
         case Remove(), OperationEnded(operation=operation) if operation.state is not OperationState.FAILED:
             return _cleared(state, operation.sentence)
         case ((Remove() | ReadHost()), (OperationEnded() | HostFailed())):
-            why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
-            return wait(state, f"{why}: what is left of {vm} there goes when it can", stage, host, event.elapsed_s)
+            said = f"{event.sentence}: what is left of {vm} there goes when it can"
+            return wait(state, said, stage, host, event.elapsed_s)
         case AwaitHost(), HostBack():
             return instruct(state, ReadHost(host=host))
         case AwaitHost(), HostFailed(sentence=sentence):

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from cluster_manager.defaults import GONE_S
 from cluster_manager.plans.host_wait import MovePlan, hand_over, wait
 from cluster_manager.plans.migration_cleanup import UP, advance_clearing, arrived, stands
 from cluster_manager.plans.plans import (
-    GONE_S,
     MOST_HOSTS,
     MOST_LAPSES,
     AwaitHost,
@@ -203,7 +203,7 @@ def _on_stopped(state: MovePlan, event: OperationEnded | HostFailed) -> Step:
         said = event.operation.sentence
         step = again(state, said, off=True, stage="room")
         return step.also(SetVM(vm, VMPhase.MIGRATING, home, said), Note("stopped", vm, home, said))
-    why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
+    why = event.sentence
     sentence = f"{vm} stays on {home}: {why}"
     if isinstance(event, HostFailed) and event.uncertain:
         sentence = f"{vm} stays on {home} and may have been stopped: {why}; {home}'s next report says"
@@ -266,8 +266,7 @@ def _in_doubt(state: MovePlan, event: Event) -> Step:
             sentence = f"{vm} did not move and is off on {state.home}, where it can be started: {why}"
             return end(state, FAILED, sentence, _back(state, state.off_phase, sentence))
         case Remove(), (OperationEnded() | HostFailed()):
-            why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
-            return wait(state, why, "clean", host, event.elapsed_s)
+            return wait(state, event.sentence, "clean", host, event.elapsed_s)
     raise unexpected(state, event)
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from cluster_manager.plans.claims import AddVM
 from cluster_manager.plans.plans import (
     MOST_HOSTS,
     MOST_LAPSES,
-    AddVM,
     AwaitGuests,
     CalledOff,
     ChooseHosts,

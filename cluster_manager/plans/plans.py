@@ -14,15 +14,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cluster_manager.defaults import GONE_S as GONE_S
 from cluster_manager.plans.claims import OFF as OFF
-from cluster_manager.plans.claims import AddVM as AddVM
 from cluster_manager.plans.claims import Arrival as Arrival
 from cluster_manager.plans.claims import Claim as Claim
-from cluster_manager.plans.claims import ClaimRemoval as ClaimRemoval
 from cluster_manager.plans.claims import ClaimVM as ClaimVM
 from cluster_manager.plans.claims import ReinflationPending as ReinflationPending
-from cluster_manager.plans.claims import SetGeneration as SetGeneration
 from cluster_manager.plans.claims import SetPreempted as SetPreempted
 from cluster_manager.plans.claims import SetSpec as SetSpec
 from cluster_manager.plans.claims import SetVM as SetVM
@@ -426,6 +422,10 @@ class OperationEnded(Event):
 
     operation: Operation
     failed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        return self.operation.sentence
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from cluster_manager.plans.claims import ClaimRemoval, SetGeneration
 from cluster_manager.plans.plans import (
     OFF,
     AwaitPlan,
-    ClaimRemoval,
     Event,
     Finish,
     HostFailed,
@@ -18,7 +18,6 @@ from cluster_manager.plans.plans import (
     Reinflate,
     ReinflationPending,
     Remove,
-    SetGeneration,
     SetTarget,
     SetVM,
     Step,
@@ -170,8 +169,7 @@ def advance_removal(state: RemovalPlan, event: Event) -> Step:
             )
         case Remove(), (OperationEnded() | HostFailed()) if state.internal:
             # What must not be there: one refusal does not pay the debt.
-            why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
-            return _not_removed(state, f"{vm} is still to be removed: {why}", VMPhase.FAILED, owed=True)
+            return _not_removed(state, f"{vm} is still to be removed: {event.sentence}", VMPhase.FAILED, owed=True)
         case Remove(), OperationEnded(operation=operation):
             return _not_removed(state, f"{vm} could not be deleted: {operation.sentence}", VMPhase.FAILED)
         case Remove(), HostFailed(uncertain=True):
@@ -249,7 +247,7 @@ def _reinflated(state: Plan, event: OperationEnded | HostFailed, done: str) -> S
         return finish(state, OperationState.DONE, f"{done}; {said}", outcomes=event.operation.vms).also(
             ReinflationPending(host, False), *resize_notes("reinflated", state, event.operation)
         )
-    why = event.sentence if isinstance(event, HostFailed) else event.operation.sentence
+    why = event.sentence
     how = OperationState.DONE if state.kind == "delete" else OperationState.FAILED
     return finish(state, how, f"{done}, but its VMs were not reinflated: {why}").also(
         ReinflationPending(host, True), Note("failed", state.vm, host, why)

@@ -9,17 +9,15 @@ import structlog
 from sqlalchemy import Delete, bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from cluster_manager.plans.claims import AddVM, ClaimRemoval, SetGeneration
 from cluster_manager.plans.plans import (
-    AddVM,
     Claim,
-    ClaimRemoval,
     ClaimVM,
     Effect,
     Finish,
     Note,
     Plan,
     ReinflationPending,
-    SetGeneration,
     SetPreempted,
     SetSpec,
     SetVM,
