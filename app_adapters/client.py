@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from app_adapters.errors import AdapterError
 from app_adapters.hook import BODY_BYTES, TARGETS, Reply, require_loopback
+from app_adapters.messages import reject_constant
 
 _URL = re.compile(r"http://(\[[0-9a-f:]+\]|[^/:]+):([0-9]{1,5})/?")
 
@@ -52,7 +53,7 @@ class HookClient:
                 connection.sock.connect(self._path)
             connection.request(method, path, data, self._headers)
             response = connection.getresponse()
-            answer = json.loads(response.read(BODY_BYTES + 1).decode("utf-8"), parse_constant=_reject)
+            answer = json.loads(response.read(BODY_BYTES + 1).decode("utf-8"), parse_constant=reject_constant)
         except (ConnectionRefusedError, FileNotFoundError) as error:
             raise NotListening(f"nothing listens: {error}") from None
         except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
@@ -79,7 +80,3 @@ def read_token(path: str) -> str:
             return file.read(4096).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise AdapterError(f"the token cannot be read: {error}") from None
-
-
-def _reject(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

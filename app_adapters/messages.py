@@ -101,7 +101,8 @@ class PreemptionNotice:
     reason: str
 
 
-def _reject_constant(name: str) -> Any:
+def reject_constant(name: str) -> Any:
+    """NaN and the infinities, which Python's JSON would let through. Raises: ValueError."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -143,7 +144,7 @@ def parse_preemption(text: bytes) -> PreemptionNotice:
 def _object(text: bytes) -> tuple[dict[str, Any], str]:
     """A body and the request that it is about. Raises: BadBody."""
     try:
-        body = json.loads(text.decode("utf-8"), parse_constant=_reject_constant)
+        body = json.loads(text.decode("utf-8"), parse_constant=reject_constant)
     except (ValueError, RecursionError) as error:
         raise BadBody("body", f"is not JSON: {error}") from None
     if not isinstance(body, dict):

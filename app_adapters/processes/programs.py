@@ -13,6 +13,7 @@ import time
 from typing import Any, Callable, Sequence
 
 from app_adapters.errors import ApplicationError
+from app_adapters.messages import reject_constant
 
 #: The guest agent gives a hook 2.5 s for its answer, and some of these calls come before it.
 CALL_LIMIT_S = 1.5
@@ -100,7 +101,7 @@ def ask_program(argv: Sequence[str], question: dict[str, Any], limit_s: float, o
     answer = None
     if not problem:
         try:
-            answer = json.loads(talk.output.decode("utf-8"), parse_constant=_reject_constant)
+            answer = json.loads(talk.output.decode("utf-8"), parse_constant=reject_constant)
         except (ValueError, RecursionError):
             problem = "did not write JSON"
         else:
@@ -202,7 +203,3 @@ def _end_all() -> None:
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(OSError):  # it is empty
         os.killpg(process.pid, number)
-
-
-def _reject_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

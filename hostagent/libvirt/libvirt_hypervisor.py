@@ -32,7 +32,7 @@ from hostagent.libvirt import disks, plugged, saving
 from hostagent.libvirt.adopted import LibvirtAdoption
 from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary, Saved, ToSave, domain_name
-from hostagent.libvirt.libvirt_readings import kib, limit_cpu, state_of, summary_of
+from hostagent.libvirt.libvirt_readings import limit_cpu, state_of, summary_of
 from hostagent.libvirt.moves import LibvirtMoves
 from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
@@ -276,7 +276,8 @@ class LibvirtHypervisor:
             vcpus = int(vcpu.get("current") or vcpu.text or 1) if vcpu is not None else 1
             quota, cap = quota_of(size.cpu_cores, vcpus), cap_of(size.cpu_cores, vcpus)
             limit_cpu(d, quota, cap, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
-            boot_mib = sum(kib(cell, "memory") for cell in root.findall("./cpu/numa/cell")) / 1024
+            # libvirt always writes sizes in KiB.
+            boot_mib = sum(float(cell.get("memory") or 0) for cell in root.findall("./cpu/numa/cell")) / 1024
             dimms_mib = sum(plugged.Plugged.of(root).dimms_mib)
             plugged.request_at_start(d, root, size.memory_mib - boot_mib - dimms_mib)
 

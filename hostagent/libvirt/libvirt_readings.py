@@ -215,10 +215,3 @@ def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
 def state_of(domain: Any) -> str:
     """Running, paused or stopped, in these words."""
     return _STATES.get(domain.state()[0], "stopped")
-
-
-def kib(element: ElementTree.Element | None, attribute: str | None = None) -> float:
-    """libvirt always writes sizes in KiB, as an element's text or in an attribute."""
-    if element is None:
-        return 0.0
-    return float((element.text if attribute is None else element.get(attribute)) or 0)

@@ -135,11 +135,11 @@ def keyed(text: str) -> dict[str, int]:
     return found
 
 
-def stalled_us(text: str, kind: str = "some") -> int:
+def stalled_us(text: str) -> int:
     """Total stall time of a PSI file in us."""
-    match = re.search(rf"^{kind} .*\btotal=(\d+)", text, re.MULTILINE)
+    match = re.search(r"^some .*\btotal=(\d+)", text, re.MULTILINE)
     if match is None:
-        raise CgroupError(f"a pressure file has no line {kind} with a total")
+        raise CgroupError("a pressure file has no line some with a total")
     return int(match.group(1))
 
 
