@@ -132,8 +132,9 @@ BROKEN = {
         "a VM that is off holds nothing",
     ),
     "a start asks for no room": (
-        '            self.require_room(name, size, "start_size")',
-        "            pass",
+        '            size = {part: min(max(size[part], vm["minimum"][part]), vm["nominal"][part]) for part in PARTS}\n'
+        '            self.require_room(name, size, "start_size")\n',
+        "",
         "a start needs room",
     ),
     "a start leaves what is held": (
