@@ -26,6 +26,8 @@ from typing import Callable, Iterator
 ARGUMENTS = 3
 ANSWER_BYTES = 4 * 1024 * 1024
 LOOK_S = 0.01
+#: What a JVM may take to open its attach socket.
+WAKE_S = 5.0
 FAILED, ASLEEP = 1, 2
 DISABLED = "-XX:+DisableAttachMechanism"
 _CAUGHT_QUIT = 1 << (signal.SIGQUIT - 1)
@@ -39,7 +41,7 @@ class AsleepError(AttachError):
     """Its attach socket is not there, and did not come where it was woken."""
 
 
-def ask(pid: int, words: list[str], limit_s: float, wake_s: float = 5.0) -> str:
+def ask(pid: int, words: list[str], limit_s: float, wake_s: float = WAKE_S) -> str:
     """The JVM's answer to a command and its arguments, as its own user where this one may become that.
 
     One whose socket is not there is woken by a signal and has `wake_s` to open it; 0: it is not woken. The signal is

@@ -13,14 +13,21 @@ from abc import ABC, abstractmethod
 from typing import Any, Callable
 
 from app_adapters.errors import ApplicationError
-from app_adapters.jvm.attach import DISABLED, AsleepError, AttachError, ask, catches_quit, identity, refuses_attach
+from app_adapters.jvm.attach import (
+    DISABLED,
+    WAKE_S,
+    AsleepError,
+    AttachError,
+    ask,
+    catches_quit,
+    identity,
+    refuses_attach,
+)
 from app_adapters.processes.process import started
 
 #: What the JVM of the JMX helper may take to start on a busy machine.
 START_S = 30.0
-#: What a JVM may take to open its attach socket, and when one that did not open it is woken again: one that opens none
-#: writes all its threads to its log each time.
-WAKE_S = 5.0
+#: When a JVM that did not open its attach socket is woken again: it writes all its threads to its log each time.
 WAKE_AGAIN_S = 600.0
 
 

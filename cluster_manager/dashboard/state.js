@@ -49,7 +49,8 @@ export function alsoLoad(load) {
 
 export function reset() {
   for (const map of [state.hosts, state.vms]) map.clear();
-  Object.assign(state, { running: [], events: [], older: [], role: "", name: "", at: 0, whole: false, lost: "", missing: "" });
+  Object.assign(state, { running: [], events: [], older: [], role: "", name: "", at: 0, whole: false });
+  Object.assign(state, { lost: "", missing: "" });
   lists = {
     hosts: { path: "/v1/hosts", key: "id", since: 0, whole: false },
     vms: { path: "/v1/vms", key: "name", since: 0, whole: false },

@@ -14,7 +14,7 @@ import structlog
 
 from cluster_manager.defaults import MoveFirst
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable, RequestError
-from cluster_manager.execution.in_place_of_hosts import gone, spared
+from cluster_manager.execution.in_place_of_hosts import runs_on, was_gone
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
 from cluster_manager.execution.running_plans import arrival_of, looks, may_be_on, wanted
 from cluster_manager.inventory.agents import Agents
@@ -437,8 +437,8 @@ class InstructionExecutor:
                     return Forgotten(elapsed_s(), lapse=True)
         except AgentRefused as error:
             if isinstance(instruction, Remove | Release) and error.status == 404:
-                ended = OperationEnded(elapsed_s(), gone(request_id, instruction))
-                return await self._ended(state, instruction, ended)
+                gone = OperationEnded(elapsed_s(), was_gone(request_id, instruction))
+                return await self._ended(state, instruction, gone)
             return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before or perhaps)
         except AgentFailed as error:
             return HostFailed(elapsed_s(), str(error), uncertain=True)
@@ -496,7 +496,7 @@ class InstructionExecutor:
             return None
         # This fences the command, should it still come from before.
         await self._call_off(victim, request_id, why, sides)
-        return await self._agents.operation(victim.host, request_id) or spared(request_id, victim, why)
+        return await self._agents.operation(victim.host, request_id) or runs_on(request_id, victim, why)
 
     def _not_needed(self, state: Plan, host: str) -> str:
         """Why nobody has to go: the arrival is called off, or its host reports room for it; empty if somebody has."""

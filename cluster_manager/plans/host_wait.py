@@ -138,12 +138,13 @@ def hand_over(state: MovePlan, why: str, rest: Stage = "clean") -> Step:
     if state.stage == "clear":
         sentence = f"moved {vm} from {home} to {state.host}; what is left on {home} goes when that answers"
         return finish(state, OperationState.DONE, sentence).also(SpawnFollowUp(state.continuation(home, "clear")))
-    sentence = (
-        f"{vm} did not move, and may have been started on {state.host}, which does not say ({why}): it stays off on "
-        f"{home}, and can be started there once {state.host} has answered and it is removed there"
-    )
     if rest == "unsure":
-        sentence = f"{vm} has not moved yet ({why}): what becomes of it there is seen to when it is known"
+        sentence = f"{vm} has not moved in time ({why}): it moves when it runs on {state.host}, or stays off on {home}"
+    else:
+        sentence = (
+            f"{vm} did not move, and may have been started on {state.host}, which does not say ({why}): it stays off "
+            f"on {home}, and can be started there once {state.host} has answered and it is removed there"
+        )
     phase = VMPhase.STARTING if state.kind == "start" else VMPhase.MIGRATING
     return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.HOST_UNAVAILABLE).also(
         SetVM(vm, phase, home, sentence),

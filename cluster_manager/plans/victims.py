@@ -62,10 +62,11 @@ def go_for_an_error(
     withheld = withheld_by(event.report, left_out)
     if withheld.smaller(missing).is_zero():
         return False
+    if not minimums_in_the_way:
+        return True
     rest = missing.less(withheld)
-    return not minimums_in_the_way or victims_for(event, missing, targets, left_out) != victims_for(
-        event, rest, targets, left_out
-    )
+    go, would_go = (set(victims_for(event, one, targets, left_out) or ()) for one in (missing, rest))
+    return go != would_go
 
 
 def going(

@@ -76,8 +76,7 @@ class ModeCommands:
                 self._requests.leadership.check(command)
                 await self._host.modes.set(command.mode, command.reason)
             self._futile = {}
-            if command.mode is not HostMode.OFF:
-                self._changed.set()  # what off gives back the command gives back, and says so
+            self._changed.set()
             self._host.changed.set()
             for vm in self._host.vms.values():
                 # What was left is caught up with, and what is left from now on is written down.

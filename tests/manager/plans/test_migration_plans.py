@@ -196,7 +196,7 @@ def test_one_that_is_still_being_started_when_the_time_is_over_is_looked_at_agai
     lost = heard(creating(), HostFailed(1.0, "away is silent", uncertain=True), HostBack(61.0))
     step = lost.next_step(starting)
     assert isinstance(step.state.instruction, Finish)
-    assert "low has not moved yet (low is starting on away)" in step.state.instruction.sentence
+    assert "low has not moved in time (low is starting on away)" in step.state.instruction.sentence
     (rest,) = [effect.state for effect in step.effects if isinstance(effect, SpawnFollowUp)]
     looking = rest.next_step(HostBack(1.0)).state
     assert looking.instruction == ReadHost(host="away")
