@@ -85,6 +85,7 @@ def running(process: Process | None) -> psutil.Process | None:
 
 def how_ended(process: Process) -> str:
     """How a process that does not run any more came to its end, as far as its parent can tell."""
+    running(process)  # Collects the status of one that has ended since the last look.
     code = _exit_codes.get(process.pid)
     if code is None:
         return "ended, its exit status is not known"

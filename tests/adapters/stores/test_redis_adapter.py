@@ -224,7 +224,7 @@ def test_a_password_and_a_user_are_read_from_a_file(tmp_path: Path) -> None:
             assert "--password-file" in body["error"]
         with hook(tmp_path, server.port, password_file=str(password)) as rest:
             done(rest, "down", "deflate", 80)
-            assert server.rss_mib() <= 90
+            assert server.rss_mib() <= 80 + 20
         server.call("ACL", "SETUSER", "ops", "on", ">offen", "+info", "+config|get")
         password.write_text("offen\n")
         with hook(tmp_path, server.port, password_file=str(password), user="ops") as rest:
@@ -240,7 +240,7 @@ def test_where_the_purge_is_not_allowed_the_allocator_gives_the_memory_back_by_i
         with hook(tmp_path, server.port, password_file=str(password), user="ops") as rest:
             ended = done(rest, "down", "deflate", 80, mode="force")
         assert ended["state"] == "released"
-        assert server.rss_mib() <= 90, ended
+        assert server.rss_mib() <= 80 + 20, ended
 
 
 def test_a_redis_that_is_gone_is_a_refusal(tmp_path: Path) -> None:
