@@ -154,6 +154,8 @@ def test_a_host_that_was_made_anew_is_invited_by_its_name_where_that_is_said(joi
 )
 def test_why_a_host_has_not_joined_is_said_without_the_token(joining: Joining, program: str, task: str) -> None:
     # The token on its input is read first: to write to a program that has ended already fails.
-    joining.program(program, f"cat >/dev/null; echo {joining.TOKEN}; echo 'host: there is a host host-a already' >&2; exit 1")
+    joining.program(
+        program, f"cat >/dev/null; echo {joining.TOKEN}; echo 'host: there is a host host-a already' >&2; exit 1"
+    )
     well, _, said = joining.play()
     assert (well, f"{task}: host: there is a host host-a already" in said) == (False, True), said
