@@ -138,8 +138,7 @@ def advance_migration(state: MovePlan, event: Event) -> Step:
             return _in_doubt(state, event)
         case "clear" | "left":
             return advance_clearing(state, event)
-        case _:
-            return _not_returned(state)
+    raise unexpected(state, event)
 
 
 def _next(state: MovePlan) -> Step:
@@ -288,13 +287,3 @@ def _clean(state: MovePlan, failure: str) -> Step:
     assert state.host is not None, "at a host"
     remove = Remove(host=state.host, step=state.step, vm=state.vm, reason="delete")
     return instruct(state, remove, failure, failures=(*state.failures, failure), stage="clean")
-
-
-def _not_returned(state: MovePlan) -> Step:
-    """A plan of an earlier version that was bringing the VM back to its old host: it is its owner's to start there."""
-    vm, home = state.vm, state.home
-    failures = "; ".join(dict.fromkeys(state.failures)) or "it could not be started elsewhere"
-    sentence = f"{vm} did not move and may be off on {home}: {failures}; {home}'s next report says"
-    phase = VMPhase.STOPPED if state.off else VMPhase.RUNNING
-    owed = ReinflationPending(home, True)
-    return end(state, FAILED, sentence, SetVM(vm, phase, home, sentence), owed, share=False)

@@ -337,7 +337,7 @@ class TaskService:
         tasks, pool = dict(self._tasks), self._known.pool()
         (closed, foreign), moving = self.closed(look.machines), self._known.moving
         now = self._clock()
-        paused = self._stood_still(self._known.paused, now)
+        paused = self._stood_still(self._known.paused, self._monotonic())
         look, self._silences = measured(look, self._silences, self._monotonic(), paused)
         beside = closed, notices, moving, paused, foreign, self._unrecorded, tuple(self._unread.values())
         made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *beside)

@@ -57,11 +57,6 @@ class StopCommand(Command):
         False, description="preempted: save its memory where there is room and time, so that it goes on where it was"
     )
 
-    def comparable(self) -> dict[str, Any]:
-        # Earlier versions did not know it: their commands are repeated as they were.
-        body = super().comparable()
-        return body if self.suspend else {key: value for key, value in body.items() if key != "suspend"}
-
 
 class WithdrawCommand(Command):
     """POST /v1/vms/NAME/withdrawal: the VM stays, whose guest was told that it is preempted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -63,7 +63,3 @@ class DepartureCommand(Command):
     size: Size | None = Field(
         None, description="what that host has room for: a VM that has grown beyond it stays; left out: not looked at"
     )
-
-    def comparable(self) -> dict[str, Any]:
-        # Earlier versions did not know it: their commands are repeated as they were.
-        return {key: value for key, value in super().comparable().items() if key != "size"}

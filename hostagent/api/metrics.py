@@ -76,11 +76,13 @@ def facts_of(agent: Agent) -> HostFacts:
 
 def _begin(certificates: Sequence[bytes]) -> float | None:
     """When the first of these, PEM, began to be valid; None where none can be read."""
+    if not certificates:
+        return None  # Over plain HTTP the import would cost the agent its memory for nothing.
     try:
         from cryptography import x509
 
         return x509.load_pem_x509_certificate(certificates[0]).not_valid_before_utc.timestamp()
-    except (ImportError, IndexError, ValueError):
+    except (ImportError, ValueError):
         return None
 
 

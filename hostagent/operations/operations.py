@@ -84,15 +84,18 @@ class Operations:
         """Whether an operation of this id has begun."""
         return request_id in self._records
 
-    def known(self, request_id: str, kind: Kind, body: dict[str, Any]) -> Operation | None:
+    def known(
+        self, request_id: str, kind: Kind, body: dict[str, Any], read_again: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> Operation | None:
         """The operation that this request has begun already; None if it is new.
 
+        :param read_again: the body as this version writes it.
         :raises RequestRefused: the id stands for another request.
         """
         record = self._records.get(request_id)
         if record is None:
             return None
-        if record.operation.kind != kind or record.body != body:
+        if record.operation.kind != kind or (record.body != body and read_again(record.body) != body):
             raise RequestRefused(
                 409,
                 f"request_id {request_id} was used for another request",

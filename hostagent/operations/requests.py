@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Final
 from weakref import WeakValueDictionary
+
+from pydantic import ValidationError
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.fencing import Fence
@@ -99,7 +102,7 @@ class Requests:
         await self.leadership.follow(command, known)
         lock = self._being_checked.setdefault(request_id, asyncio.Lock())
         async with lock:
-            if operation := self.operations.known(request_id, kind, body):
+            if operation := self.operations.known(request_id, kind, body, partial(_read_again, type(command), path)):
                 return operation
             request = Request(request_id, kind, body, time.time())
             if journal.has_failed(kind, request_id):
@@ -113,6 +116,15 @@ class Requests:
             return self.operations.begin(
                 request_id, kind, body, run, vm=vm or path.get("name"), started_at=request.started_at
             )
+
+
+def _read_again(kind: type[Command], path: Mapping[str, str], stored: dict[str, Any]) -> dict[str, Any]:
+    """The body of a request, which an earlier version may have stored with fewer fields, as this one stores it."""
+    try:
+        command = kind.model_validate({key: value for key, value in stored.items() if key not in path})
+    except ValidationError:
+        return stored
+    return command.comparable() | {key: stored[key] for key in path if key in stored}
 
 
 def answer(sentence: str, end: Callable[[Operation, str], Operation] = done) -> Run:

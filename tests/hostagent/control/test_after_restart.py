@@ -39,6 +39,28 @@ async def test_a_deletion_that_is_repeated_after_a_restart_leaves_a_new_vm_of_th
         assert list(world.domains) == ["ebb-host-a.low-1"]
 
 
+async def test_a_creation_that_an_earlier_version_stored_with_fewer_fields_is_known_when_it_is_repeated(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    await command("POST", "/v1/vms", {"request_id": "c1", "vm": low_vm("low-1")})
+    await agent.close()
+    (domain,) = world.domains.values()
+    intent = Intent.model_validate_json(domain.intent)
+    assert intent.cause is not None
+    assert intent.cause.body is not None
+    for field in ("on_preemption", "preemption_notice_s"):
+        del intent.cause.body["vm"][field]
+    domain.intent = intent.model_dump_json()
+    async with succeeding(world, tmp_path) as successor:
+        repeated = CreateCommand(request_id="c1", vm=VMSpec.model_validate(low_vm("low-1")))
+        assert (await successor.creations.create(repeated)).kind == "create"
+        assert await successor.requests.operations.get("c1", 10) is not None
+        other = CreateCommand(request_id="c1", vm=VMSpec.model_validate(low_vm("low-1", priority="fixed")))
+        with pytest.raises(RequestRefused, match="used for another request"):
+            await successor.creations.create(other)
+        assert list(world.domains) == ["ebb-host-a.low-1"]
+
+
 @pytest.mark.parametrize("phase", [Phase.DEFLATING, Phase.REINFLATING])
 async def test_what_a_killed_agent_had_asked_of_a_guest_is_called_off_before_anything_is_measured(
     command: Command, agent: Agent, world: World, tmp_path: Path, phase: Phase

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from cluster_manager.plans.host_wait import MovePlan
-from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import AwaitHost, Create, Finish, HostBack, HostFailed, SetVM, VMPhase
-from cluster_manager.plans.reading import read_plan
+from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store import schema
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
@@ -23,41 +19,6 @@ from ebbtide.matcher.match.tasks import Task, TaskOrder
 from ebbtide.messages.vms import OnPreemption
 from tests.manager.databases import rows_of
 from tests.manager.plan_events import record, report_of
-
-#: Plans of every kind, as the version that had one type for all of them has stored them.
-EARLIER: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("plans_of_earlier_version.json").read_text())
-
-
-@pytest.mark.parametrize("name", EARLIER)
-def test_a_plan_of_the_earlier_version_is_read_and_goes_on(name: str) -> None:
-    earlier = EARLIER[name]
-    plan = read_plan(json.dumps(earlier))
-    assert read_plan(plan.model_dump_json()) == plan
-    same = ("kind", "id", "request_id", "step", "vm", "host", "progress")
-    assert {key: plan.model_dump(mode="json")[key] for key in same} == {key: earlier[key] for key in same}
-    assert plan.finished or plan.instruction.do == earlier["instruction"]["do"] or name == "migrate-home"
-    if not plan.finished and plan.instruction.do != "choose-hosts":
-        failed = plan.next_step(HostFailed(1e9, "the host is silent", uncertain=True)).state
-        assert failed.step > plan.step
-
-
-def test_what_an_earlier_version_knew_of_a_plan_is_kept() -> None:
-    placing = read_plan(json.dumps(EARLIER["create-deflated"]))
-    assert isinstance(placing, PlacementPlan)
-    assert isinstance(placing.instruction, Create)
-    assert placing.start_size == placing.instruction.start_size == placing.spec.nominal
-    waiting = read_plan(json.dumps(EARLIER["migrate-continued"]))
-    assert isinstance(waiting, MovePlan)
-    assert (waiting.home, waiting.host, waiting.stage, waiting.continues) == ("home", "away", "clean", True)
-    assert isinstance(read_plan(json.dumps(EARLIER["migrate-done"])).instruction, Finish)
-
-
-def test_a_vm_that_an_earlier_version_was_bringing_back_is_its_owners_on_its_host() -> None:
-    plan = read_plan(json.dumps(EARLIER["migrate-home"]))
-    assert plan.instruction == AwaitHost(host="home", until_s=0.0)
-    step = plan.next_step(HostBack(1.0))
-    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
-    assert (step.state.finished, row.phase, row.host) == (True, VMPhase.STOPPED, "home")
 
 
 async def execute(database: Database, *statements: str) -> None:
