@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from cluster_manager.plans.plans import Adopt, Arrive, Commanding, Depart, Preempt, Release, Respec, Start, Stop
 from cluster_manager.settings import AgentLimits
@@ -47,23 +48,17 @@ def lifecycle_command(
     :param reported: a VM by its host's last report.
     :raises TypeError: it is none of a VM's lifecycle.
     """
+    stamp: dict[str, Any] = {"request_id": request_id, "epoch": epoch, "order": order}
     match instruction:
         case Stop(vm=vm, limit_s=limit_s):
-            stop = StopCommand(request_id=request_id, epoch=epoch, order=order, limit_s=limit_s)
+            stop = StopCommand(**stamp, limit_s=limit_s)
             return Sending("POST", f"/v1/vms/{vm}/stop", stop, limit_s + limits.start_stop_s)
         case Preempt(vm=vm, reason=reason, notice_s=notice_s, suspend=suspend):
-            preempt = StopCommand(
-                request_id=request_id,
-                epoch=epoch,
-                order=order,
-                limit_s=notice_s,
-                # By value: what is stored and compared is the word.
-                reason=reason.value,
-                suspend=suspend,
-            )
+            # By value: what is stored and compared is the word.
+            preempt = StopCommand(**stamp, limit_s=notice_s, reason=reason.value, suspend=suspend)
             return Sending("POST", f"/v1/vms/{vm}/stop", preempt, notice_s + limits.start_stop_s)
         case Start(vm=vm, start_size=start_size):
-            start = StartCommand(request_id=request_id, epoch=epoch, order=order, start_size=start_size)
+            start = StartCommand(**stamp, start_size=start_size)
             found = reported(instruction.host, vm)
             # Its host gives it as much longer to read what was saved.
             saved_s = (found.saved_mib or 0.0) / RESTORE_MIB_S if found is not None else 0.0
@@ -71,27 +66,17 @@ def lifecycle_command(
         case Respec(vm=vm, spec=spec, deadline_s=deadline_s):
             # XML was for making it; its host keeps what came of it.
             sold = spec.model_copy(update={"xml": None})
-            resize = SpecCommand(request_id=request_id, epoch=epoch, order=order, spec=sold, deadline_s=deadline_s)
+            resize = SpecCommand(**stamp, spec=sold, deadline_s=deadline_s)
             return Sending("PUT", f"/v1/vms/{vm}/spec", resize, deadline_s + limits.grace_s)
         case Adopt(vm=vm, domain=domain, priority=priority, minimum=minimum):
-            adopt = AdoptCommand(
-                request_id=request_id,
-                epoch=epoch,
-                order=order,
-                domain=domain,
-                name=vm,
-                priority=priority,
-                minimum=minimum,
-            )
+            adopt = AdoptCommand(**stamp, domain=domain, name=vm, priority=priority, minimum=minimum)
             return Sending("POST", "/v1/adoptions", adopt, limits.start_stop_s)
         case Release(vm=vm):
-            release = ReleaseCommand(request_id=request_id, epoch=epoch, order=order, deadline_s=RELEASE_DEADLINE_S)
+            release = ReleaseCommand(**stamp, deadline_s=RELEASE_DEADLINE_S)
             return Sending("POST", f"/v1/vms/{vm}/release", release, RELEASE_DEADLINE_S + limits.grace_s)
         case Arrive(spec=spec, size=size, boot_memory_mib=boot_mib, generation=generation, uuid=uuid):
             arrive = ArrivalCommand(
-                request_id=request_id,
-                epoch=epoch,
-                order=order,
+                **stamp,
                 vm=spec.model_copy(update={"xml": None}),
                 size=size,
                 boot_memory_mib=boot_mib,
@@ -101,9 +86,7 @@ def lifecycle_command(
             return Sending("POST", f"/v1/vms/{spec.name}/arrival", arrive, limits.start_stop_s)
         case Depart(vm=vm, deadline_s=deadline_s):
             depart = DepartureCommand(
-                request_id=request_id,
-                epoch=epoch,
-                order=order,
+                **stamp,
                 to=instruction.to,
                 address=instruction.address,
                 copy_storage=instruction.copy_storage,

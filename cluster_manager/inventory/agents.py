@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -58,6 +58,23 @@ CAN_DO_WITHOUT: Final = frozenset({"reason", "suspend", "notice_s", "size"})
 _LONGEST_PAUSE_S: Final = 2.0
 #: How often it is asked how far an operation is whose progress is shown, seconds.
 TOLD_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What an agent is asked.
+
+    :param held_s: how long it may hold its answer back, seconds.
+    :param left_out: parameters, and fields of the body, that it does not know.
+    """
+
+    host: str
+    method: str
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    body: BaseModel | None = None
+    held_s: float = 0.0
+    left_out: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -120,7 +137,7 @@ class Agents:
         :raises AgentUnreachable: no usable answer.
         :raises AgentRefused: it answers 4xx, or as another host.
         """
-        report = await self._call(HostReport, host, "GET", "/v1/host", retry=retry)
+        report = await self._call(HostReport, _Call(host, "GET", "/v1/host"), retry)
         if report.id != host:
             raise AgentRefused(409, f"the agent at {self._proven.get(host)} is {report.id}, not {host}")
         try:
@@ -142,16 +159,16 @@ class Agents:
         :raises AgentFailed: the agent could not deal with it; whether it did some of it is unknown.
         :raises AgentRefused: it was not taken on.
         """
-        return await self._call(Operation, host, method, path, body=command)
+        return await self._call(Operation, _Call(host, method, path, body=command))
 
     async def grant(self, host: str, budget: Budget) -> BudgetStatus:
         """Give a host a budget for its harvest VMs. Raises as `command`; no absence is waited for."""
-        return await self._call(BudgetStatus, host, "PUT", "/v1/budget", body=budget, retry=False)
+        return await self._call(BudgetStatus, _Call(host, "PUT", "/v1/budget", body=budget), retry=False)
 
     async def steady(self, host: str, command: SteadyCommand | None = None) -> SteadyStatus:
         """Steady mode of a host, changed first where a command is given. Raises as `command`; a client waits."""
         method = "GET" if command is None else "PUT"
-        return await self._call(SteadyStatus, host, method, "/v1/steady", body=command, retry=False)
+        return await self._call(SteadyStatus, _Call(host, method, "/v1/steady", body=command), retry=False)
 
     async def remove(self, host: str, vm: str, command: Command, reason: str, notice_s: float = 0.0) -> Operation:
         """Stop a VM. Raises as `command`; 404 where there is no such VM.
@@ -160,18 +177,18 @@ class Agents:
         """
         params = {name: str(value) for name, value in command.model_dump().items()} | {"reason": reason}
         params |= {"notice_s": f"{notice_s:g}"} if notice_s else {}
-        return await self._call(Operation, host, "DELETE", f"/v1/vms/{vm}", params=params)
+        return await self._call(Operation, _Call(host, "DELETE", f"/v1/vms/{vm}", params))
 
     async def operation(self, host: str, request_id: str, wait_s: float = 0.0) -> Operation | None:
         """The operation of a request; None if the agent knows nothing of it. Raises as `command`."""
         if host not in self._led:
             # What is done next depends on the answer: a command of our predecessor's must not come any more.
-            await self._call(EpochCommand, host, "PUT", "/v1/epoch", body=EpochCommand(epoch=self._epoch))
+            await self._call(EpochCommand, _Call(host, "PUT", "/v1/epoch", body=EpochCommand(epoch=self._epoch)))
             self._led.add(host)
         try:
             path = f"/v1/operations/{request_id}"
             params = {"wait_s": f"{wait_s:g}"}
-            return await self._call(Operation, host, "GET", path, params=params, held_s=wait_s)
+            return await self._call(Operation, _Call(host, "GET", path, params, held_s=wait_s))
         except AgentRefused as error:
             if error.status == 404:
                 return None
@@ -179,36 +196,33 @@ class Agents:
 
     async def explain(self, host: str, vm: str) -> Explanation:
         """Why a VM has its size. Raises as `command`; asks once, since a client waits."""
-        return await self._call(Explanation, host, "GET", f"/v1/vms/{vm}/explain", retry=False)
+        return await self._call(Explanation, _Call(host, "GET", f"/v1/vms/{vm}/explain"), retry=False)
 
     async def forecast(self, host: str, vm: str, command: TargetCommand) -> Forecast:
         """What a target would come to. Raises as `command`."""
-        return await self._call(Forecast, host, "PUT", f"/v1/vms/{vm}/target", body=command, retry=False)
+        return await self._call(Forecast, _Call(host, "PUT", f"/v1/vms/{vm}/target", body=command), retry=False)
 
     async def templates(self, host: str) -> TemplateList:
         """The templates of a host. Raises as `command`; asks once, since a client waits."""
-        return await self._call(TemplateList, host, "GET", "/v1/templates", retry=False)
+        return await self._call(TemplateList, _Call(host, "GET", "/v1/templates"), retry=False)
 
     async def adoptable(self, host: str, domain: str) -> Adoptable:
         """What a domain of a host could be adopted as. Raises as `command`; asks once, since a client waits."""
-        params = {"domain": domain}
-        return await self._call(Adoptable, host, "GET", "/v1/adoptions", params=params, held_s=MEASURED_S, retry=False)
+        call = _Call(host, "GET", "/v1/adoptions", {"domain": domain}, held_s=MEASURED_S)
+        return await self._call(Adoptable, call, retry=False)
 
     async def metrics(self, host: str) -> bytes:
         """The metrics of a host agent, unread. Raises as `command`; asks once: the next scrape comes soon."""
-        self._check()
-        if host in self._revoked():
-            raise AgentUnreachable(f"{host} is revoked", sent=False)
-        raw = await self._raw_at(
-            await self._address(host), host, "GET", sheet.PATH, held_s=METRICS_S, most=METRICS_LIMIT
-        )
+        self._check_may_ask(host)
+        call = _Call(host, "GET", sheet.PATH, held_s=METRICS_S)
+        raw = await self._raw_at(await self._address(host), call, METRICS_LIMIT)
         if len(raw) >= METRICS_LIMIT:
             raise AgentFailed(f"{host} answers with more than {METRICS_LIMIT} bytes of metrics")
         return raw
 
     async def set_mode(self, host: str, command: ModeCommand) -> Operation:
         """Change a host's mode. Raises as `command`."""
-        return await self._call(Operation, host, "PUT", "/v1/mode", body=command, retry=False)
+        return await self._call(Operation, _Call(host, "PUT", "/v1/mode", body=command), retry=False)
 
     async def follow(
         self, host: str, operation: Operation, limit_s: float, told: Callable[[Operation], None] | None = None
@@ -234,24 +248,13 @@ class Agents:
                 await asyncio.sleep(self._limits.pause_s)
         return current
 
-    async def _call(
-        self,
-        answer: type[B],
-        host: str,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: BaseModel | None = None,
-        held_s: float = 0.0,
-        retry: bool = True,
-    ) -> B:
+    async def _call(self, answer: type[B], call: _Call, retry: bool = True) -> B:
         """One call, repeated while the agent is away for less than ``absence_s``; an answer of 500 is no absence."""
         until = time.monotonic() + (self._limits.absence_s if retry else 0.0)
         pause_s, sent = self._limits.pause_s, False
         while True:
             try:
-                return await self._once(answer, host, method, path, params, body, held_s)
+                return await self._once(answer, call)
             except AgentRefused as error:
                 error.sent_before = sent
                 raise
@@ -262,48 +265,31 @@ class Agents:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    async def _once(
-        self,
-        answer: type[B],
-        host: str,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        body: BaseModel | None,
-        held_s: float,
-    ) -> B:
+    def _check_may_ask(self, host: str) -> None:
         self._check()
         if host in self._revoked():
             raise AgentUnreachable(f"{host} is revoked", sent=False)
-        url = await self._address(host)
-        found = await self._understood(url, answer, host, method, path, params, body, held_s)
-        if host in self._revoked():
-            raise AgentUnreachable(f"{host} was revoked before it answered")
+
+    async def _once(self, answer: type[B], call: _Call) -> B:
+        self._check_may_ask(call.host)
+        found = await self._understood(await self._address(call.host), answer, call)
+        if call.host in self._revoked():
+            raise AgentUnreachable(f"{call.host} was revoked before it answered")
         return found
 
-    async def _understood(
-        self,
-        url: str,
-        answer: type[B],
-        host: str,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None,
-        body: BaseModel | None,
-        held_s: float,
-    ) -> B:
+    async def _understood(self, url: str, answer: type[B], call: _Call) -> B:
         """One call, without what an agent of an earlier version does not know and can do without."""
-        left_out: set[str] = set()
         while True:
-            known = {name: value for name, value in params.items() if name not in left_out} if params else params
             try:
-                return await self._at(url, answer, host, method, path, known, body, held_s, left_out)
+                return await self._at(url, answer, call)
             except AgentRefused as error:
-                field = _unknown_field(error)
-                if field not in CAN_DO_WITHOUT or field in left_out:
+                unknown = _unknown_field(error)
+                if unknown not in CAN_DO_WITHOUT or unknown in call.left_out:
                     raise
-                log.info("an agent of an earlier version is not told all", host=host, path=path, left_out=field)
-                left_out.add(field)
+                log.info(
+                    "an agent of an earlier version is not told all", host=call.host, path=call.path, left_out=unknown
+                )
+                call = replace(call, left_out=call.left_out | {unknown})
 
     async def _address(self, host: str) -> str:
         """Where a host's agent listens. A new address counts once it has been proved; until then the old one does.
@@ -319,7 +305,7 @@ class Agents:
         why = "that was tried a moment ago"
         if failed != reported or time.monotonic() >= until:
             try:
-                report = await self._at(reported, HostReport, host, "GET", "/v1/host")
+                report = await self._at(reported, HostReport, _Call(host, "GET", "/v1/host"))
                 if report.id == host:
                     self._proven[host] = reported
                     return reported
@@ -332,63 +318,41 @@ class Agents:
             raise AgentUnreachable(f"{host} has not proved to be at {reported} ({why})", sent=False)
         return proven
 
-    async def _at(
-        self,
-        url: str,
-        answer: type[B],
-        host: str,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        body: BaseModel | None = None,
-        held_s: float = 0.0,
-        left_out: Collection[str] = (),
-    ) -> B:
-        """One call at an address.
-
-        :param left_out: fields of the body.
-        """
-        raw = await self._raw_at(url, host, method, path, params, body, held_s, left_out)
+    async def _at(self, url: str, answer: type[B], call: _Call) -> B:
+        """One call at an address."""
+        raw = await self._raw_at(url, call)
         try:
-            return read_of_agent(answer, raw, host)
+            return read_of_agent(answer, raw, call.host)
         except ValidationError as error:
-            raise AgentUnreachable(f"{host} answered {method} {path} with no {answer.__name__}") from error
+            asked = f"{call.method} {call.path}"
+            raise AgentUnreachable(f"{call.host} answered {asked} with no {answer.__name__}") from error
 
-    async def _raw_at(
-        self,
-        url: str,
-        host: str,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        body: BaseModel | None = None,
-        held_s: float = 0.0,
-        left_out: Collection[str] = (),
-        most: int = ANSWER_LIMIT,
-    ) -> bytes:
+    async def _raw_at(self, url: str, call: _Call, most: int = ANSWER_LIMIT) -> bytes:
         """One call at an address, where only the agent of that host gets to see it; the body of what all is well."""
+        host, method, path, body = call.host, call.method, call.path, call.body
         headers = {"Authorization": f"Bearer {command_token(self._key, host)}", "Accept": f"{JSON}, {PROBLEM_JSON}"}
-        options: dict[str, Any] = {"headers": headers, "params": params, "allow_redirects": False}
+        known = {name: value for name, value in call.params.items() if name not in call.left_out}
+        options: dict[str, Any] = {"headers": headers, "params": known, "allow_redirects": False}
         # The name that the certificate must have: host ids are pooled apart, whatever their addresses.
         options["server_hostname"] = host
         if body is not None:
             # An agent of an earlier version refuses what it does not know: it is sent what is asked for, no defaults.
-            options["data"] = body.model_dump_json(exclude_defaults=True, exclude=set(left_out)).encode()
+            options["data"] = body.model_dump_json(exclude_defaults=True, exclude=set(call.left_out)).encode()
             options["headers"] = {**headers, "Content-Type": "application/json"}
         # No connection after half of the time: then it is certain that nothing was sent.
         answer_s = self._limits.answer_s
-        timeout = aiohttp.ClientTimeout(total=held_s + answer_s, sock_connect=answer_s / 2)
+        timeout = aiohttp.ClientTimeout(total=call.held_s + answer_s, sock_connect=answer_s / 2)
         # Where a connection breaks aiohttp itself sends what is idempotent once more, over a new one.
         options["trace_request_ctx"] = sent = Sent()
         try:
-            with _call_span(host, method, path) as call:
+            with _call_span(host, method, path) as recorded:
                 options["headers"] = {**options["headers"], **tracing_headers()}
                 async with self._session.request(method, url + path, timeout=timeout, **options) as response:
                     raw = await _read(response, most)
                     status = response.status
-                call.set(status=status)
-                if call.is_recorded and (status >= 500 or status in (408, 429)):
-                    call.failure = f"answered with {status}"
+                recorded.set(status=status)
+                if recorded.is_recorded and (status >= 500 or status in (408, 429)):
+                    recorded.failure = f"answered with {status}"
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}", sent=sent.begun) from error
         except TimeoutError as error:

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from cluster_manager.errors import AgentError
-from cluster_manager.inventory.agents import Agents
+from cluster_manager.inventory.agents import Agents, _Call
 from cluster_manager.settings import AgentLimits
 from ebbtide.tracing import spans
 from ebbtide.tracing.context import new_trace
@@ -186,7 +186,7 @@ async def test_a_call_that_the_agent_could_not_do_is_a_span_that_failed(
         agents = Agents(session, lambda host: None, "key", AgentLimits())
         with operation("operation target") if traced else NO_SPAN:
             try:
-                await agents._raw_at(str(server.make_url("")), "a", "POST", "/v1/x")
+                await agents._raw_at(str(server.make_url("")), _Call("a", "POST", "/v1/x"))
                 assert status == 200
             except AgentError:
                 assert status > 200
