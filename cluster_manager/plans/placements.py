@@ -334,7 +334,7 @@ def _on_reading(state: PlacementPlan, event: HostRead) -> Step:
         state = state.having(**{"failed_layer": state.failed_layer or "none: the deadline has passed"})
     elif (others := _ask_others(state, event, missing)) is not None:
         return others
-    elif verdict == placement_step.PREEMPT and (state.victims or _may_preempt(state, event, missing, need)):
+    elif verdict == placement_step.PREEMPT and _may_preempt(state, event, missing, need):
         if event.elsewhere is not None and not state.victims and not state.looked_again:
             return _look_again(state, event.elsewhere, event.elapsed_s)
         if (move := move_away(state, event, missing, time_left(state, event.elapsed_s))) is not None:
@@ -368,11 +368,15 @@ def _look_again(state: PlacementPlan, host: str, elapsed_s: float) -> Step:
 def _may_preempt(state: PlacementPlan, event: HostRead, missing: ResourceVector, need: ResourceVector) -> bool:
     """Whether what is known of this host is a reason to stop a VM on it."""
     minimums = state.reason is PreemptionReason.MINIMUM
+    calls_failed = go_for_an_error(event, missing, state.targets, state.left_out, minimums)
+    if state.victims:
+        # All else was looked at before the first of them went; what is missing may have grown since.
+        return not calls_failed
     known = evidence(
         minimums_in_the_way=minimums,
         rounds=state.rounds,
         ended=state.reclaimed,
-        calls_failed=go_for_an_error(event, missing, state.targets, state.left_out, minimums),
+        calls_failed=calls_failed,
         nothing_to_take=need.is_zero() and time_left(state, event.elapsed_s) >= least_s(state.deadline_s),
     )
     return REASONS[known] is not None

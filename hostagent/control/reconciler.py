@@ -18,12 +18,12 @@ import structlog
 from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S
 from ebbtide.deflation.cascade.readiness import Silence
 from ebbtide.deflation.cascade.reconcile import RepairPace
-from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.modes import HostEvent, HostMode
 from ebbtide.deflation.resources import ZERO
 from ebbtide.deflation.sharing.pressure_response import Neighbours
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.pressure_response import respond_to_pressure_of
-from hostagent.control.start_admission import admit, admit_arrival, turn_off_again
+from hostagent.control.start_admission import admit, admit_arrival, let_run, turn_off_again
 from hostagent.control.unowned import Fate, fate
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary
@@ -332,7 +332,7 @@ class Reconciler:
         if running != vm.running:
             vm.running = await self._take_state(vm, running)
             self._host.changed.set()
-        elif vm.intent.phase is Phase.ADMITTING:
+        elif vm.intent.phase is Phase.ADMITTING and self._host.modes.mode is not HostMode.PAUSED:
             vm.running = await admit(self._host, vm)
         if boots and vm.running and not vm.link.connected:
             vm.guest_boots()
@@ -340,6 +340,10 @@ class Reconciler:
 
     async def _take_state(self, vm: ManagedVM, running: bool) -> bool:
         modes = self._host.modes
+        if vm.intent.phase is Phase.ADMITTING and running and modes.mode is HostMode.PAUSED:
+            # Paused by us until there is room, and let run by an operator, who has the last word now.
+            await let_run(self._host, vm)
+            return True
         if vm.intent.phase is Phase.ADMITTING or (running and modes.does(HostEvent.FOREIGN_START)):
             # Not started by us: it is held to its committed size first.
             return await admit(self._host, vm)
@@ -358,7 +362,7 @@ class Reconciler:
         await vm.tell_that_it_stays()
         modes, pace, now = self._host.modes, vm.drift_repair.pace, asyncio.get_running_loop().time()
         if vm.intent.phase not in RESIZING:
-            if vm.plug_is_due():
+            if vm.plug_is_due() and modes.mode is not HostMode.PAUSED:
                 await vm.resizer.plug(repairs=modes.does(HostEvent.DRIFT))
             await vm.drift_repair.check("" if modes.does(HostEvent.DRIFT) else modes.sentence)
         elif modes.does(HostEvent.UNFINISHED) and pace.due(now):

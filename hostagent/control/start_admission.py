@@ -24,7 +24,7 @@ from ebbtide.messages.commands import CreateCommand, ReinflateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.vms import XML_TEMPLATE
-from hostagent.errors import HostAgentError, already_exists, no_room
+from hostagent.errors import HostAgentError, HypervisorError, already_exists, no_room
 from hostagent.libvirt.hypervisor import domain_name
 from hostagent.state.intents import Cause, Intent, Phase
 from hostagent.vm.host import RESIZING, Host
@@ -79,10 +79,23 @@ async def charge_memory(host: Host, vm: ManagedVM) -> tuple[bool, dict[str, floa
         return True, inputs
     if more_mib > free_mib:
         return False, inputs
-    grown = committed.with_component("memory_mib", committed.memory_mib + more_mib)
     # In the turn in which the room was found: no other operation counts on it while this is being written.
-    await vm.record.charge(committed=Vector.of(grown.smaller(vm.allocation().upper)))
+    await _charge(vm, committed.memory_mib + more_mib)
     return True, inputs
+
+
+async def _charge(vm: ManagedVM, memory_mib: float) -> None:
+    """:raises HypervisorError: it could not be stored; all is as it was."""
+    record = vm.record
+    sold_mib, before = record.upper.memory_mib, record.beyond
+    if memory_mib > sold_mib + SLACK.memory_mib:
+        record.beyond = before.larger(ResourceVector(memory_mib=memory_mib))
+    size = record.intent.committed.vector().with_component("memory_mib", min(memory_mib, sold_mib))
+    try:
+        await record.charge(committed=Vector.of(size))
+    except HypervisorError:
+        record.beyond = before
+        raise
 
 
 async def admit_arrival(host: Host, vm: ManagedVM) -> None:
@@ -137,9 +150,7 @@ async def _charge_all(host: Host, vm: ManagedVM) -> dict[str, float]:
     """
     fits, inputs = await charge_memory(host, vm)
     if not fits:
-        committed = vm.intent.committed.vector()
-        grown = committed.with_component("memory_mib", committed.memory_mib + inputs["more_mib"])
-        await vm.record.charge(committed=Vector.of(grown.smaller(vm.allocation().upper)))
+        await _charge(vm, inputs["committed_mib"] + inputs["more_mib"])
     return inputs
 
 

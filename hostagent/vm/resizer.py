@@ -314,7 +314,9 @@ class Resizer:
         await self.host.record_change(self.record.intent.spec.name, previous, size, cause)
         fields = {"target": Vector.of(size)} if self.record.intent.given_up else {}
         await self.record.store(phase=Phase.SETTLED, committed=Vector.of(size), **fields)
-        self.record.beyond = ZERO
+        # CPU time is held by the quota; memory that was not given back is there, also beyond what the VM is sold.
+        left = reached.memory_mib > size.memory_mib + SLACK.memory_mib
+        self.record.beyond = ResourceVector(memory_mib=reached.memory_mib) if left else ZERO
         self._log.info("resized", request_id=cause, reached=str(size), why=outcome.sentence)
 
     async def _run(self, machine: Cascade | Reinflation, executor: Executor) -> Outcome:

@@ -19,12 +19,20 @@ from tests.hostagent.world import Domain, World
 LOW = "ebb-host-a.low-1"
 
 
-async def restarted(command: Command, agent: Agent, world: World) -> Domain:
-    """low-1 of one core and 400 MiB, which comes up with its 512 MiB of boot memory, its guest silent."""
+async def restarted(command: Command, agent: Agent, world: World, *, sold: bool = False) -> Domain:
+    """low-1 of one core and 400 MiB, which comes up with its 512 MiB of boot memory, its guest silent.
+
+    :param sold: it is sold as no more than that, instead of deflated to it.
+    """
     assert (await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})).state == "done"
     await until(lambda: agent.host.vms["low-1"].link.connected)
-    smaller = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 1.0, "memory_mib": 400.0}}
-    assert (await command("PUT", "/v1/vms/low-1/target", smaller)).state == "done"
+    size = {"cpu_cores": 1.0, "memory_mib": 400.0}
+    if sold:
+        body = {"request_id": "s", "spec": low_vm("low-1", nominal=size), "deadline_s": 20.0}
+        assert (await command("PUT", "/v1/vms/low-1/spec", body)).state == "done"
+    else:
+        smaller = {"request_id": "t", "generation": 2, "target": size}
+        assert (await command("PUT", "/v1/vms/low-1/target", smaller)).state == "done"
     await agent.close()
     world.guests_answer = False
     await world._do_shut_down(LOW, 0.0)
@@ -68,3 +76,22 @@ async def test_off_it_keeps_what_it_holds_and_comes_up_whole(
         assert not host.modes.unfinished
         assert Intent.model_validate_json(domain.intent).committed.memory_mib == 1024.0
         assert domain.starts_with == (3.0, 1024.0)
+
+
+async def test_what_its_guest_keeps_beyond_what_it_is_sold_stays_charged(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    domain = await restarted(command, agent, world, sold=True)
+    assert domain.bound_mib == 512.0
+    async with succeeding(world, tmp_path) as successor:
+        host, vm = successor.host, successor.host.vms["low-1"]
+        await until(lambda: host.free().memory_mib == CAPACITY.memory_mib - 512.0 - OVERHEAD_MIB)
+        domain.used_mib = 420.0
+        world.guests_answer = True
+        await until(lambda: 420.0 < domain.bound_mib < 512.0, limit_s=30)
+        looks = vm.drift_repair.looks
+        await until(lambda: vm.drift_repair.looks >= looks + 3, limit_s=30)
+        assert host.free().memory_mib == pytest.approx(CAPACITY.memory_mib - domain.bound_mib - OVERHEAD_MIB, abs=2)
+        domain.used_mib = 80.0
+        await until(lambda: domain.bound_mib == 400.0, limit_s=60)
+        await until(lambda: host.free().memory_mib == CAPACITY.memory_mib - 400.0 - OVERHEAD_MIB)

@@ -113,8 +113,29 @@ async def test_off_lets_a_vm_run_that_we_have_paused(
     operation = await set_mode(command, "off")
     assert operation.state == "done", operation.sentence
     assert (domain.state, vm.intent.phase, vm.running) == ("running", Phase.SETTLED, True)
-    assert vm.allocation().charge.memory_mib == 1024 + OVERHEAD_MIB, "whether that fits or not"
+    holds_mib = 1024 if stopped else 9512
+    assert vm.allocation().charge.memory_mib == holds_mib + OVERHEAD_MIB, "whether that fits, or was sold, or not"
     assert sizes(domain)[:2] == (3, None)
+
+
+async def test_paused_a_vm_that_we_have_paused_is_left_so_and_runs_on_where_an_operator_lets_it(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    async def looked() -> None:
+        calls = len(world.calls)
+        await until(lambda: len([1 for call, _ in world.calls[calls:] if call == "survey"]) > 5)
+
+    domain, vm = two_vms[0], host.vms["low-1"]
+    await paused_by_us(command, host, domain, False)
+    await set_mode(command, "paused")
+    domain.balloon_mib = 512.0
+    await looked()
+    assert domain.state == "paused", "there is room for it by now"
+    domain.balloon_mib, domain.state = 9000.0, "running"
+    await until(lambda: vm.intent.phase is Phase.SETTLED)
+    await looked()
+    assert (domain.state, vm.running) == ("running", True)
+    assert vm.allocation().charge.memory_mib >= 9000.0, "whether that fits or not"
 
 
 async def test_off_a_vm_that_we_have_paused_and_cannot_let_run_is_still_to_be_undone(

@@ -14,6 +14,7 @@ from hostagent.vm.late_memory import AFTER_HELLO_S, WITHOUT_AGENT_S, LateMemory
 from tests.hostagent.conftest import Command, low_vm
 from tests.hostagent.doing import reclaim
 from tests.hostagent.fake_hypervisor import FakeHypervisor
+from tests.hostagent.operations.test_modes import set_mode
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -57,6 +58,24 @@ async def made(command: Command, world: World, **fields: object) -> Domain:
     assert operation.state == "done", operation.sentence
     (domain,) = world.domains.values()
     return domain
+
+
+@pytest.mark.usefixtures("as_real_domains_do")
+async def test_while_its_host_is_paused_a_vm_stays_without_the_rest(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_memory, "AFTER_HELLO_S", 0.1)
+    world.guests_answer = False
+    domain = await made(command, world)
+    assert (await set_mode(command, "paused")).state == "done"
+    world.guests_answer = True
+    vm = host.vms["low-1"]
+    await until(vm.plug_is_due)
+    looks = vm.drift_repair.looks
+    await until(lambda: vm.drift_repair.looks > looks + 1)
+    assert domain.bound_mib + domain.requested_mib == 512
+    await set_mode(command, "active")
+    await until(lambda: domain.bound_mib == 1024)
 
 
 @pytest.mark.usefixtures("as_real_domains_do")

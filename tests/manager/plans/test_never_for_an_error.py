@@ -11,6 +11,7 @@ import pytest
 from cluster_manager.execution.running_plans import defect
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
+    EndedTogether,
     Event,
     Finish,
     Forgotten,
@@ -362,3 +363,26 @@ def test_a_host_that_became_overcommitted_since_it_was_chosen_is_left() -> None:
 def test_a_deflation_that_failed_is_tried_again() -> None:
     state = run(ended("reclaim", FAILED), FULL)
     assert isinstance(state.instruction, Reclaim)
+
+
+def test_once_some_have_gone_no_more_go_in_the_place_of_what_one_whose_call_failed_could_give() -> None:
+    """While the first ones end their work a guest under pressure grows by as much as `tiny` could give."""
+    tiny = spec_of("tiny", "deflatable", 1.0, 300.0).with_minimum(ResourceVector(0.9, 300.0))
+    small = {spec.name: spec for spec in (at_minimum(f"low-{at}") for at in range(8))}
+
+    def there(*names: str, cpu_cores: float = 9.0) -> HostRead:
+        vms = (status_of(tiny, "a"), *(status_of(small[name], "a") for name in names))
+        return read("a", *vms, cpu_cores=cpu_cores, memory_mib=4000.0)
+
+    broken = ended("reclaim", PARTIAL, vms=(outcome("tiny", BROKEN),))
+    arriving = placement(spec_of("high-1", cpu_cores=5.0))
+    state = after(arriving, chosen(), chosen("a"), there(*small), broken, there(*small))
+    assert isinstance(state.instruction, PreemptTogether)
+    step = state.next_step(EndedTogether(1.0, tuple(ended("delete") for _ in state.victims)))
+    left = [name for name in small if name not in state.victims]
+    assert isinstance(step.state.instruction, ReadHost)
+    assert step.state.next_step(there(*left)).state.instruction.do == "create"
+    short = step.state.next_step(there(*left, cpu_cores=8.95)).state
+    assert isinstance(short, PlacementPlan)
+    assert (short.instruction.do, short.victims) == ("reinflate", state.victims)
+    assert "tiny could not be deflated" in short.next_step(ended("reinflate")).state.instruction.sentence
