@@ -199,3 +199,15 @@ def test_a_mean_over_a_part_of_the_seeds_says_over_how_many() -> None:
     assert 0 < missing < len(back)
     (row,) = [line for line in names["tables"]() if line.startswith("| 1.4 | `migration`")]
     assert row.count(f"({len(back) - missing})") == 2
+
+
+def test_what_renting_by_the_wait_saves_is_said_with_the_time_until_servers_are_there_paid_for_too() -> None:
+    kept = json.loads((KEPT / "coaster-yahoo.json").read_text())
+    (case,) = [case for case in kept["cases"] if (case["policy"], case["cost_ratio"]) == ("by-wait", 3)]
+    of = {name: case[name][0] for name in case if name not in ("policy", "cost_ratio")}
+    rents = of["transient_all_mean"] * of["span_h"] / of["transient_lifetime_mean_h"]
+    coming = rents * kept["settings"]["provisioning_s"] / 3600 / of["arrivals_h"]
+    saving = of["saving"] - coming / of["transient_most"]
+    page = " ".join(made("coaster_tables")["PAGE"].read_text().split())
+    assert f"rents {rents:,.0f} servers" in page
+    assert f"until a server is there paid for: {saving:.1%} against" in page
