@@ -59,7 +59,7 @@ HEARTBEATS = {
         ("censored-3", "running intervals"),
         ("sized-3", "running intervals and sizes"),
     )
-    for threshold in (30, 50, 70)
+    for threshold in (30, 50, 70, 80, 90)
 }
 
 
