@@ -211,3 +211,27 @@ def test_what_renting_by_the_wait_saves_is_said_with_the_time_until_servers_are_
     page = " ".join(made("coaster_tables")["PAGE"].read_text().split())
     assert f"rents {rents:,.0f} servers" in page
     assert f"until a server is there paid for: {saving:.1%} against" in page
+
+
+def test_each_pool_with_filling_the_matcher_and_an_oracle_stands_in_the_section_on_filling() -> None:
+    names = made("matcher_tables")
+    shown = {sweep.kept["name"] for _, sweep, _, _ in names["filling"].__globals__["cases"]()}
+    for name in names["SECTIONS"]:
+        kept = json.loads((KEPT / f"{name}.json").read_text())
+        policies = " ".join(str(case["policy"]) for case in kept["cases"])
+        if all(word in policies for word in ("filling", "live", "oracle")):
+            assert name in shown
+
+
+def test_what_the_matcher_saves_is_said_against_filling_with_the_same_rule_of_removal_too() -> None:
+    """The last of the bases differs by the matcher alone."""
+    names = made("matcher_tables")
+    lines = [line for line in names["claims"]() if "the matcher alone" in line]
+    sweep = names["claims"].__globals__["Sweep"]("costs-persistent")
+    at = {"most_task_s": 3600}
+    saved, half = sweep.against({"policy": "harvest-filling-recent"} | at, "cost_total", policy="harvest-live", **at)
+    assert len(lines) == 2
+    assert f"| {saved:+.0f} ± {half:.0f}, " in lines[0]
+    tables = [line for line in names["PAGE"].read_text().splitlines() if "| against harvest alone |" in line]
+    assert len(tables) == 2
+    assert all("| against it, filling, the most recently changed goes |" in line for line in tables)
