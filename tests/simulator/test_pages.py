@@ -235,3 +235,15 @@ def test_what_the_matcher_saves_is_said_against_filling_with_the_same_rule_of_re
     tables = [line for line in names["PAGE"].read_text().splitlines() if "| against harvest alone |" in line]
     assert len(tables) == 2
     assert all("| against it, filling, the most recently changed goes |" in line for line in tables)
+
+
+def test_trials_on_spot_machines_are_compared_at_one_price_too() -> None:
+    """With short jobs that cost as much on both sides."""
+    cases = json.loads((KEPT / "waiting-trace.json").read_text())["cases"]
+    both, short, tried = (
+        next(case["on_demand_cost"] for case in cases if case["policy"] == name)
+        for name in ("both", "long-jobs-wait", "both-spot-after")
+    )
+    dearer = [100 * (c / (a - 0.7 * b) - 1) for a, b, c in zip(both, short, tried, strict=True)]
+    (line,) = [line for line in made("waiting_tables")["claims"]() if "`both-spot-after`, tried on spot" in line]
+    assert f"at one price, cost: {sum(dearer) / len(dearer):+.1f} ± " in line
