@@ -247,3 +247,21 @@ def test_trials_on_spot_machines_are_compared_at_one_price_too() -> None:
     dearer = [100 * (c / (a - 0.7 * b) - 1) for a, b, c in zip(both, short, tried, strict=True)]
     (line,) = [line for line in made("waiting_tables")["claims"]() if "`both-spot-after`, tried on spot" in line]
     assert f"at one price, cost: {sum(dearer) / len(dearer):+.1f} ± " in line
+
+
+def test_widths_are_compared_seed_by_seed() -> None:
+    """A ratio of means over seeds would say that steps differ which no interval tells apart."""
+    names = made("interval_tables")
+    section = "\n".join(names["SECTIONS"]["intervals-sizes"]())
+    wide, narrow = (names["Sweep"]("intervals-sizes").of("wait_p99_s", policy=name) for name in ("4", "2"))
+    mean, half = names["interval"](narrow / wide)
+    assert f", {mean:.2f} ± {half:.2f} times |" in section
+    assert mean - half < 1.02 < mean + half
+    assert "in the p99 (not told apart)" in " ".join(section.split())
+
+
+def test_kills_of_all_days_are_said_to_be_of_another_window_than_goodput() -> None:
+    sections = made("interval_tables")["SECTIONS"]
+    for name in ("intervals-tails", "intervals-fill"):
+        assert "of the last 30" in " ".join("\n".join(sections[name]()).split())
+    assert "3 of 8 meet both" in " ".join("\n".join(sections["intervals-tails"]()).split())
