@@ -119,9 +119,9 @@ def drawn() -> Iterator[str]:
     sweep = Sweep("drawn-lives")
     yield from ("## Where all VMs leave in time, on fewer servers", "", sweep.command, "")
     yield from (
-        'All VMs, a manager\'s order of kills for all. Three quarters of the servers of "Nine pools" and "Load and',
-        'duration" (150 of 200, 172 of 230), whose rows they stand beside: these pools are fuller, as pools here were',
-        "before lives were drawn. Mean, p90 against a random node in the same order, per cent; waste.",
+        'All VMs, a manager\'s order of kills for all. Pools as in "Nine pools" and "Load and duration", but on three',
+        "quarters of the servers (150 of 200, 172 of 230): fuller, as pools here were before lives were",
+        "drawn. Mean, p90 against a random node in the same order, per cent; waste.",
         "",
     )
     of_pool = ("mean gap, min", "mean change, cores")
