@@ -265,3 +265,9 @@ def test_kills_of_all_days_are_said_to_be_of_another_window_than_goodput() -> No
     for name in ("intervals-tails", "intervals-fill"):
         assert "of the last 30" in " ".join("\n".join(sections[name]()).split())
     assert "3 of 8 meet both" in " ".join("\n".join(sections["intervals-tails"]()).split())
+
+
+def test_what_is_kept_of_a_command_has_no_places_of_the_machine() -> None:
+    command = "ebb sim run /a/b.toml --input vms=/c/d.csv.gz --results /e --workers 1 --set 'x=[1, 2]'"
+    kept = made("kept_results")["without_places"](command)
+    assert kept == "ebb sim run experiments/b.toml --input vms=d.csv.gz --set 'x=[1, 2]'"
