@@ -76,6 +76,17 @@ class Sweep:
         (found,) = (one[metric] for one in self.kept["cases"] if all(one[name] == case[name] for name in case))
         return list(found)
 
+    def rents(self, **case: Any) -> float:
+        """How many transient servers came, as the mean number on and the mean lifetime have it."""
+        on_h = self.mean("transient_all_mean", **case) * self.mean("span_h", **case)
+        return on_h / self.mean("transient_lifetime_mean_h", **case)
+
+    def saving_from_asking(self, **case: Any) -> float:
+        """The saving where servers are paid for from when they are asked for, not from when they are there."""
+        until_there_h = self.kept["settings"]["provisioning_s"] / 3600
+        coming = self.rents(**case) * until_there_h / self.mean("arrivals_h", **case)
+        return 1 - (self.mean("transient_mean", **case) + coming) / self.mean("transient_most", **case)
+
     @property
     def command(self) -> str:
         return f"`{self.kept['command']}`, seeds 1 to {len(self.kept['seeds'])}"
@@ -144,11 +155,14 @@ def tables() -> Iterator[str]:
         )
     yield from (
         "",
-        "**A rule by the wait**, r = 3, the same runs: mean / longest wait of short tasks, s, and saving.",
+        "**A rule by the wait**, r = 3, the same runs: mean / longest wait of short tasks, s, and saving; servers that",
+        "were rented, and how long one was on in the mean. The saving is the paper's: of servers that are on. A server",
+        f"is on {yahoo.kept['settings']['provisioning_s']} s after it was asked for: in the last column that time is "
+        "paid for, too.",
         "",
     )
-    yield "| rule | wait | saving |"
-    yield "|---|---|---|"
+    yield "| rule | wait | saving | rents | on, h | saving, paid from asking |"
+    yield "|---|---|---|---|---|---|"
     for policy, words in (
         ("cloudcoaster", "long load, threshold .95 (the paper's)"),
         ("fixed-97", "long load, .97"),
@@ -158,8 +172,16 @@ def tables() -> Iterator[str]:
         ("by-wait", "**by the wait**, 50 s, 300 s"),
         ("always-on", "K servers always on"),
     ):
-        saved = "" if policy == "always-on" else f"{yahoo.text('saving', scale=100, policy=policy, cost_ratio=3)} %"
-        yield f"| {words} | {waits(policy, 3)} | {saved} |"
+        cells = ["", "", "", ""]
+        if policy != "always-on":
+            case = {"policy": policy, "cost_ratio": 3}
+            cells = [
+                f"{yahoo.text('saving', scale=100, **case)} %",
+                f"{yahoo.rents(**case):,.0f}",
+                f"{yahoo.mean('transient_lifetime_mean_h', **case):.2f}",
+                f"{yahoo.saving_from_asking(**case):.1%}",
+            ]
+        yield f"| {words} | {waits(policy, 3)} | {' | '.join(cells)} |"
     yield ""
     at_3: dict[str, Any] = {"cost_ratio": 3}
     near, saving = yahoo.mean("saving", policy="fixed-973", **at_3), yahoo.mean("saving", policy="by-wait", **at_3)
@@ -170,13 +192,26 @@ def tables() -> Iterator[str]:
     waits_of, peaks_of = made.by_seed("delay_mean_s", cost_ratio=3), made.by_seed("transient_peak", cost_ratio=3)
     idle = [str(seed) for seed, peak in zip(made.kept["seeds"], peaks_of["cloudcoaster"], strict=True) if peak == 0]
     none = f"; in seed {' and '.join(idle)} the threshold rents nothing" if idle else ""
+    paid = [yahoo.saving_from_asking(policy=policy, **at_3) for policy in ("by-wait", "fixed-973", "fixed-9745")]
+    rents = [yahoo.rents(policy=policy, **at_3) for policy in ("by-wait", "fixed-973")]
     yield filled(
-        f"`by-wait` saves {100 * (saving - near):.1f} points more than the threshold .973, whose mean wait differs "
-        f"by {100 * abs(theirs / ours - 1):.1f} %. Its longest wait is longer, {longest[0]:.0f} s against "
-        f"{longest[1]:.0f} and {longest[2]:.0f} (.9745), and its "
-        f"settings were chosen on this trace. At r = 1 short tasks wait {at_1[0]} s with it, and {at_1[1]} s "
+        f"By the paper's metric, servers that are on, `by-wait` saves {100 * (saving - near):+.1f} points against the "
+        f"threshold .973, whose mean wait differs by {100 * abs(theirs / ours - 1):.1f} %. But it rents "
+        f"{rents[0]:,.0f} servers where that rents {rents[1]:,.0f}, each after a time that nobody is charged for. With "
+        f"the {yahoo.kept['settings']['provisioning_s']} s until a server is there paid for: {paid[0]:.1%} against "
+        f"{paid[1]:.1%} and {paid[2]:.1%} (.9745), {100 * (paid[0] - paid[1]):+.1f} points against .973. So whether it "
+        "saves depends on when a rented server begins to cost. Two more things differ than what is compared with the "
+        "limit: it asks after every event, the others only when a long job or a server comes or a long task ends, and "
+        "only it releases idle servers first."
+    )
+    yield ""
+    yield filled(
+        f"Its longest wait is longer, {longest[0]:.0f} s against {longest[1]:.0f} and {longest[2]:.0f} (.9745), and "
+        f"its settings were chosen on this trace. At r = 1 short tasks wait {at_1[0]} s with it, and {at_1[1]} s "
         f"under Eagle. With 3500 servers ({trace.command}) mean wait and saving are "
-        f"{_two(trace, 'by-wait')}, by the threshold .95 {_two(trace, 'cloudcoaster')}."
+        f"{_two(trace, 'by-wait')} (paid from asking {trace.saving_from_asking(policy='by-wait', **at_3):.1%}), by "
+        f"the threshold .95 {_two(trace, 'cloudcoaster')} "
+        f"({trace.saving_from_asking(policy='cloudcoaster', **at_3):.1%})."
     )
     yield ""
     yield filled(

@@ -97,12 +97,15 @@ def origin(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_places(command: str) -> str:
-    """What was run, wherever its file was and its results were put, and with however many processes."""
+    """What was run, wherever its file and inputs were and its results were put, and with however many processes."""
     words = iter(command.split())
     kept = []
     for word in words:
         if word in ("--results", "--workers"):
             next(words)
+        elif word == "--input":
+            name, _, path = next(words).partition("=")
+            kept += [word, f"{name}={Path(path).name}"]
         else:
             kept.append(f"experiments/{Path(word).name}" if word.endswith(".toml") else word)
     return " ".join(kept)

@@ -16,7 +16,7 @@ YARN = ("capacity-random", "capacity-filling", "live", "oracle-no-shrink")
 
 
 def cases() -> Iterator[Case]:
-    """All pools on which filling and the matcher were run."""
+    """All pools on which filling, the matcher and an Oracle were run; what has no Oracle has filling in its section."""
     sweep = Sweep("persistent")
     for life in sweep.values(LIFE):
         text = f"persistent, VMs of at least {life / 60:.0f} min"
@@ -44,9 +44,15 @@ def cases() -> Iterator[Case]:
     sweep = Sweep("drawn-lives")
     for name in dict.fromkeys(str(one).rpartition(": ")[0] for one in sweep.values("policy")):
         random, fills, live, best = (f"{name}: {policy}" for policy in PLAIN)
-        # Those with more servers are above.
-        if "150 servers" in name or "172 servers" in name:
-            yield name, sweep, {}, (random, fills, live, best)
+        yield name, sweep, {}, (random, fills, live, best)
+    sweep = Sweep("calm")
+    for packing in sweep.values("packing"):
+        yield f"calm, {packing}", sweep, {"packing": packing}, PLAIN
+    sweep = Sweep("wind")
+    for cut in sweep.values("power_cut"):
+        for from_s in sweep.values("power_from_s"):
+            at = {"power_cut": cut, "power_from_s": from_s}
+            yield f"wind, day {from_s / 86400:.0f}, cut {'evenly' if cut == 'even' else 'by servers'}", sweep, at, PLAIN
 
 
 def filling() -> Iterator[str]:
@@ -59,7 +65,8 @@ def filling() -> Iterator[str]:
         "Here is what is left: filling against a random node in the same order of kills, then `live` and the Oracle",
         "against filling, and the aim with filling in the random node's place. Mean, p90, per cent; waste by filling",
         "and by `live`. Rows are of the experiments of the sections below, which have their commands; orders are a",
-        "manager's where none is named.",
+        "manager's where none is named. Pools with jobs that save their work, with an acquirer, and of costs were run",
+        "without an Oracle: filling stands in their sections.",
         "",
     )
     shares = ("of its gain: mean", "p90", "")

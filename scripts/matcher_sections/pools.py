@@ -178,6 +178,14 @@ SMALL = COSTS | {
 }
 
 
+#: What pools of harvest VMs are compared with.
+HARVEST = {
+    "harvest": "harvest alone",
+    "harvest-filling": "it, filling",
+    "harvest-filling-recent": "it, filling, the most recently changed goes",
+}
+
+
 def _none_replaced(sweep: Sweep) -> str:
     """A paragraph on pools in which Algorithm 2 replaces none."""
     cases = [case for case in _each(sweep, *_axes(sweep)) if case["policy"] in ("harvest", "harvest-live")]
@@ -193,9 +201,10 @@ def _none_replaced(sweep: Sweep) -> str:
     return filled(
         "**The acquirer hardly ever replaces a machine here**: of some "
         f"{count} harvest VMs in the mean a tenth, rounded down, is none (Algorithm "
-        "2). What "
-        "`live` saves against harvest alone is the matcher's, and that of which machine is given back when there are "
-        "too many: the most recently changed instead of a random one."
+        "2). It says which machine is given back when there are too many: the most recently changed instead of a "
+        "random one. What `live` saves against harvest alone, or against filling, is the matcher's and that rule's "
+        "together. Filling with the same rule differs from `live` by the matcher alone: the last of the columns of "
+        "costs."
     )
 
 
@@ -216,7 +225,7 @@ def costs() -> Iterator[str]:
         _none_replaced(sweep),
         "",
     )
-    against = {"spot": "Spot", "regular": "regular", "harvest": "harvest alone", "harvest-filling": "it, filling"}
+    against = {"spot": "Spot", "regular": "regular"} | HARVEST
     yield from head("tasks up to", "pool", *_titles(against))
     for longest in sweep.values("most_task_s"):
         yield from _paid(sweep, f"{longest / 60:.0f} min", SMALL, tuple(against), most_task_s=longest)
@@ -233,7 +242,7 @@ def others() -> Iterator[str]:
         _none_replaced(sweep),
         "",
     )
-    against = {"spot": "Spot", "harvest": "harvest alone", "harvest-filling": "it, filling"}
+    against = {"spot": "Spot"} | HARVEST
     yield from head("others want", "pool", *_titles(against))
     shown = {name: text for name, text in SMALL.items() if name in sweep.values("policy")}
     for share in sweep.values("others_share"):

@@ -34,7 +34,9 @@ def estimated() -> Iterator[str]:
     yield from (
         "Tasks are said to run so many times as long as they do, but for a relative error drawn evenly from [-e, e];",
         "all VMs of the pool that persists, a manager's order of kills for all. Mean, p90, per cent, against right",
-        "estimates; mean against a random node and against filling in the same order, which ask for none.",
+        "estimates; mean against a random node and against filling in the same order, which ask for none. A task of",
+        "which nothing is said counts as one of half an hour (`fallback_s`, 1800 s), which is about the mean of these",
+        "tasks (1830 s): that row does not show how the matcher does where such a guess is wrong.",
         "",
     )
     bases = ("against a random node", "against filling")

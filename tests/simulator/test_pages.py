@@ -199,3 +199,75 @@ def test_a_mean_over_a_part_of_the_seeds_says_over_how_many() -> None:
     assert 0 < missing < len(back)
     (row,) = [line for line in names["tables"]() if line.startswith("| 1.4 | `migration`")]
     assert row.count(f"({len(back) - missing})") == 2
+
+
+def test_what_renting_by_the_wait_saves_is_said_with_the_time_until_servers_are_there_paid_for_too() -> None:
+    kept = json.loads((KEPT / "coaster-yahoo.json").read_text())
+    (case,) = [case for case in kept["cases"] if (case["policy"], case["cost_ratio"]) == ("by-wait", 3)]
+    of = {name: case[name][0] for name in case if name not in ("policy", "cost_ratio")}
+    rents = of["transient_all_mean"] * of["span_h"] / of["transient_lifetime_mean_h"]
+    coming = rents * kept["settings"]["provisioning_s"] / 3600 / of["arrivals_h"]
+    saving = of["saving"] - coming / of["transient_most"]
+    page = " ".join(made("coaster_tables")["PAGE"].read_text().split())
+    assert f"rents {rents:,.0f} servers" in page
+    assert f"until a server is there paid for: {saving:.1%} against" in page
+
+
+def test_each_pool_with_filling_the_matcher_and_an_oracle_stands_in_the_section_on_filling() -> None:
+    names = made("matcher_tables")
+    shown = {sweep.kept["name"] for _, sweep, _, _ in names["filling"].__globals__["cases"]()}
+    for name in names["SECTIONS"]:
+        kept = json.loads((KEPT / f"{name}.json").read_text())
+        policies = " ".join(str(case["policy"]) for case in kept["cases"])
+        if all(word in policies for word in ("filling", "live", "oracle")):
+            assert name in shown
+
+
+def test_what_the_matcher_saves_is_said_against_filling_with_the_same_rule_of_removal_too() -> None:
+    """The last of the bases differs by the matcher alone."""
+    names = made("matcher_tables")
+    lines = [line for line in names["claims"]() if "the matcher alone" in line]
+    sweep = names["claims"].__globals__["Sweep"]("costs-persistent")
+    at = {"most_task_s": 3600}
+    saved, half = sweep.against({"policy": "harvest-filling-recent"} | at, "cost_total", policy="harvest-live", **at)
+    assert len(lines) == 2
+    assert f"| {saved:+.0f} ± {half:.0f}, " in lines[0]
+    tables = [line for line in names["PAGE"].read_text().splitlines() if "| against harvest alone |" in line]
+    assert len(tables) == 2
+    assert all("| against it, filling, the most recently changed goes |" in line for line in tables)
+
+
+def test_trials_on_spot_machines_are_compared_at_one_price_too() -> None:
+    """With short jobs that cost as much on both sides."""
+    cases = json.loads((KEPT / "waiting-trace.json").read_text())["cases"]
+    both, short, tried = (
+        next(case["on_demand_cost"] for case in cases if case["policy"] == name)
+        for name in ("both", "long-jobs-wait", "both-spot-after")
+    )
+    dearer = [100 * (c / (a - 0.7 * b) - 1) for a, b, c in zip(both, short, tried, strict=True)]
+    (line,) = [line for line in made("waiting_tables")["claims"]() if "`both-spot-after`, tried on spot" in line]
+    assert f"at one price, cost: {sum(dearer) / len(dearer):+.1f} ± " in line
+
+
+def test_widths_are_compared_seed_by_seed() -> None:
+    """A ratio of means over seeds would say that steps differ which no interval tells apart."""
+    names = made("interval_tables")
+    section = "\n".join(names["SECTIONS"]["intervals-sizes"]())
+    wide, narrow = (names["Sweep"]("intervals-sizes").of("wait_p99_s", policy=name) for name in ("4", "2"))
+    mean, half = names["interval"](narrow / wide)
+    assert f", {mean:.2f} ± {half:.2f} times |" in section
+    assert mean - half < 1.02 < mean + half
+    assert "in the p99 (not told apart)" in " ".join(section.split())
+
+
+def test_kills_of_all_days_are_said_to_be_of_another_window_than_goodput() -> None:
+    sections = made("interval_tables")["SECTIONS"]
+    for name in ("intervals-tails", "intervals-fill"):
+        assert "of the last 30" in " ".join("\n".join(sections[name]()).split())
+    assert "3 of 8 meet both" in " ".join("\n".join(sections["intervals-tails"]()).split())
+
+
+def test_what_is_kept_of_a_command_has_no_places_of_the_machine() -> None:
+    command = "ebb sim run /a/b.toml --input vms=/c/d.csv.gz --results /e --workers 1 --set 'x=[1, 2]'"
+    kept = made("kept_results")["without_places"](command)
+    assert kept == "ebb sim run experiments/b.toml --input vms=d.csv.gz --set 'x=[1, 2]'"

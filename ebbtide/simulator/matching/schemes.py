@@ -65,13 +65,9 @@ SCHEMES: Final[dict[str, Scheme]] = {
     # One switch at a time.
     "censored": Scheme(matching=MatchOptions(promises=False)),
     "promises": Scheme(),
-    "no-delay": Scheme(matching=MatchOptions(delay=False)),
     "equation-3": Scheme(predicting=PredictorOptions(form="next-shrink")),
     "sized": Scheme(predicting=_SIZED),
-    "sized-no-delay": Scheme(predicting=_SIZED, matching=MatchOptions(delay=False)),
-    "sized-no-promises": Scheme(predicting=_SIZED, matching=MatchOptions(promises=False)),
     "landmark": Scheme(predicting=_LANDMARK),
-    "landmark-no-delay": Scheme(predicting=_LANDMARK, matching=MatchOptions(delay=False)),
     "landmark-spare": Scheme(predicting=_LANDMARK, matching=MatchOptions(spare=0.02)),
     # A manager's match maker by Eq. 1 with sizes; and what it does by default, by landmarks.
     "sized-live": Scheme(predicting=_SIZED, matching=LIVE),
