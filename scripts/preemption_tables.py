@@ -99,7 +99,7 @@ def _only_rebalancing(sweep: Sweep) -> Iterator[str]:
     for level in sweep.values("overcommitment"):
         found = {name: sweep.of(PREEMPTIONS, overcommitment=level, policy=name) for name in sweep.values("policy")}
         ours = found.pop("rebalancing")
-        by_seed = zip(sweep.kept["seeds"], ours, sum(found.values()), strict=True)
+        by_seed = zip(sweep.kept["seeds"], ours, np.sum(list(found.values()), axis=0), strict=True)
         mine = {seed: n for seed, n, others in by_seed if n > others == 0}
         if mine:
             seeds, counts = (" and ".join(words) for words in (map(str, mine), (f"{n:.1f}" for n in mine.values())))

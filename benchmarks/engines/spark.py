@@ -271,9 +271,9 @@ def assemble(runs: Sequence[Run]) -> Figures:
             [statistics.mean(times)], "ratio", f"undeflated; mean of {len(both)} cases"
         )
     for workload in dict.fromkeys(case.workload for case in both):
-        if found := crossings(workload, runs):
+        if crossing_at := crossings(workload, runs):
             of = "share of the stages at which self and VM-level take as long, between two measured in one invocation"
-            figures[f"{workload}_crossover"] = Figure.over(found, "ratio", of)
+            figures[f"{workload}_crossover"] = Figure.over(crossing_at, "ratio", of)
     return figures
 
 

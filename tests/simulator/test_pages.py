@@ -97,7 +97,7 @@ def test_what_is_kept_of_how_a_sweep_was_made_says_what_policies_are_and_how_inp
 
 
 def row_of(script: str, claim: str) -> str:
-    (row,) = [line for line in made(script)["claims"]() if line.startswith(f"| {claim}:")]
+    (row,) = [str(line) for line in made(script)["claims"]() if line.startswith(f"| {claim}:")]
     return row
 
 
@@ -161,6 +161,38 @@ def test_how_much_less_steady_mode_reads_again_is_written_of_the_kept_results() 
             sweep.mean("refault_mib_per_vm_h", demand=demand, policy=scheme) for scheme in ("steady", "reactive")
         )
         assert re.search(rf"\s{100 * (1 - with_it / without):.0f} %\s+less\s+at\s+{demand}\b", page)
+
+
+def test_what_steady_mode_gains_is_said_where_it_is_told_apart_from_nothing() -> None:
+    names = made("steady_tables")
+    page = " ".join(names["PAGE"].read_text().split())
+    *_, one, more = [line for line in names["tables"]() if line.startswith("| 1")]
+    gains = [[[float(x) for x in cell.split(" ± ")] for cell in line.split(" | ")[1:4]] for line in (one, more)]
+    assert gains[0][0][0] == 0.5
+    assert gains[0][1][0] == -0.7
+    told = [[abs(mean) > half for mean, half in row] for row in gains]
+    assert told == [[True, True, False], [False, False, True]]
+    assert "at 1.3 times neither gain is told apart from nothing" in page
+    assert "the difference at 1.0 is not told apart from nothing" in page
+
+
+def test_steady_mode_was_compared_seed_by_seed_in_the_runs_of_the_table() -> None:
+    names = made("steady_tables")
+    means, by_seed = names["Sweep"]("steady"), names["kept_results"].Sweep(names["COMPARED"])
+    for metric, *_ in names["DIFFERENCES"]:
+        for case in by_seed.kept["cases"]:
+            which = {"demand": case["demand"], "policy": case["policy"]}
+            assert by_seed.mean(metric, **which) == pytest.approx(means.mean(metric, **which), rel=1e-4)
+
+
+def test_the_aim_of_steady_mode_is_missed_only_where_the_interval_says_so() -> None:
+    names = made("steady_tables")
+    assert [names["_aim"](*found).split(" (")[0] for found in ((93.7, 3.1), (88.2, 3.4), (97.0, 1.0))] == [
+        "not told",
+        "missed",
+        "met",
+    ]
+    assert "* **The aim of 95 % is missed at 1.3**; at 1.0 that is not told." in names["PAGE"].read_text()
 
 
 def test_matching_is_compared_over_ten_seeds() -> None:
