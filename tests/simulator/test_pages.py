@@ -119,6 +119,8 @@ def test_which_way_of_spark_is_faster_is_not_told_of_an_invocation_that_was_dist
     early, _, crossing = names["_earlier"](spark).partition("; ")
     assert early == "self faster early: met, slower late: met"
     assert crossing.startswith("as long at 0.60, for 30 %: missed")
+    del spark.figures["als_crossover"]
+    assert names["_earlier"](spark) == f"{early}; CPU only"
     spark.figures["als_50_at_75_self"]["value"] = spark.value("als_50_at_75_vm") - 0.1
     assert names["_earlier"](spark).startswith("self faster early: met, slower late: missed; CPU only")
 
