@@ -79,7 +79,7 @@ HIGHLIGHTS: Final = (
     ),
     ("memcached", "shrink_seconds", "1 GiB taken from memcached", ""),
     ("memcached", "shrink_during_get_p99_ms", "p99 of its gets meanwhile", ""),
-    ("jvm", "follows_to_stays_50_mean", "mean response time of a JVM whose heap follows its memory to one half", ""),
+    ("jvm", "follows_to_stays_50_mean", "mean response time of a JVM whose heap and cache follow to one half", ""),
     ("simulator", "jobs_14000000_s", "14 million jobs in the job simulator, without its loading and their making", ""),
     ("simulator", "plain_1000000_to_simulator", "a plain Python loop, a million jobs, without loading", "> 25"),
     ("matcher", "round_1000_1000_per_s", "decisions of the match maker in a round of 1,000 tasks, 1,000 machines", ""),
@@ -295,9 +295,9 @@ def results() -> str:
         "An aim stands where there is one, ours or the paper's (Sharma et al. 2019), and the median decides. Where the "
         "paper's set-up differs too much for that, [Deflation, claim by claim](deflation.md) says so. Besides: "
         "matching on a real Slurm ends tasks no sooner than Slurm's own choice of the least loaded node. **Withdrawn** "
-        "until they are measured again: the picks of the Spark policy, and what an idle agent takes to what it took "
-        "before there were metrics, `agent_to_before`; and what deflation does to a compile's p99, `compile_p99` "
-        "of `cold` ([Benchmarks](benchmarks.md) says why).\n"
+        "until they are measured again: `als_crossover` of Spark and what it is made of; what an idle agent takes to "
+        "what it took before there were metrics, `agent_to_before`; and what deflation does to a compile's p99, "
+        "`compile_p99` of `cold` ([Benchmarks](benchmarks.md) says why).\n"
     )
     for name, document in files.items():
         machine, found = document["machine"], document["figures"]

@@ -14,23 +14,26 @@ from kept_results import ROOT, Sweep, begin, filled, head, interval, placed, rew
 
 PAGE = ROOT / "docs" / "research" / "preemption.md"
 BEGIN = begin("preemption_tables.py")
+PREEMPTIONS, LOST = "preemptions_per_day", "work_lost_core_h_per_day"
+#: Overcommitment below which victims are too few for a ratio of what they lose.
+FEW = 1.6
 #: Metric, in words, digits, scale.
 COLUMNS = (
     ("preempted_vms_share", "preempted %", 1, 100.0),
-    ("preemptions_per_day", "preemptions a day", 0, 1.0),
+    (PREEMPTIONS, "preemptions a day", 0, 1.0),
     ("deflated_vm_h_share", "deflated % of VM-hours", 1, 100.0),
     ("taken_core_h_per_day", "1000 core-hours taken a day", 1, 0.001),
     ("back_median_s", "back, minutes", 0, 1 / 60.0),
     ("not_back_share", "not back %", 1, 100.0),
-    ("work_lost_core_h_per_day", "core-hours of work lost a day", 0, 1.0),
+    (LOST, "core-hours of work lost a day", 0, 1.0),
     ("moves_per_day", "moves a day", 0, 1.0),
     ("moved_gib_per_day", "GiB moved a day", 0, 1.0),
 )
 METRICS = tuple(name for name, *_ in COLUMNS)
 #: What `stop` loses that the others save: metric, policy, in words.
 SAVED = (
-    ("preemptions_per_day", "migration", "preemptions, `migration`"),
-    ("preemptions_per_day", "rebalancing", "preemptions, `rebalancing`"),
+    (PREEMPTIONS, "migration", "preemptions, `migration`"),
+    (PREEMPTIONS, "rebalancing", "preemptions, `rebalancing`"),
     ("deflated_vm_h_share", "rebalancing", "deflated VM-hours, `rebalancing`"),
     ("taken_core_h_per_day", "rebalancing", "core-hours taken, `rebalancing`"),
 )
@@ -45,7 +48,7 @@ def tables() -> Iterator[str]:
         f"seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins, times and lives that are "
         "drawn: the tenants are the same in all seeds. "
         f"In brackets: how many of the {len(seeds)} seeds have such a figure, where not all do; in "
-        "the others moves prevented every preemption."
+        "the others nobody was preempted."
     )
     yield ""
     yield from head("overcommitment", "policy", *(words for _, words, *_ in COLUMNS))
@@ -75,12 +78,34 @@ def tables() -> Iterator[str]:
     more = []
     for level in sweep.values("overcommitment"):
         alone, both = (
-            sweep.of("preemptions_per_day", overcommitment=level, policy=name) for name in ("migration", "rebalancing")
+            sweep.of(PREEMPTIONS, overcommitment=level, policy=name) for name in ("migration", "rebalancing")
         )
         mean, half = interval(both - alone)
         more.append(f"{mean:+.0f} ± {half:.0f} at {level:.1f}")
     yield ""
     yield filled(f"Preemptions a day with `rebalancing` beyond those with `migration` alone: {', '.join(more)}.")
+    yield from _only_rebalancing(sweep)
+    times = []
+    for level in sweep.values("overcommitment"):
+        if level >= FEW:
+            gone, off = (sweep.mean(LOST, overcommitment=level, policy=name) for name in ("delete", "stop"))
+            times.append(f"{gone / off:.0f} times at {level:.1f}")
+    yield ""
+    yield filled(f"Work that `delete` loses to that which `stop` loses: {', '.join(times)}.")
+
+
+def _only_rebalancing(sweep: Sweep) -> Iterator[str]:
+    """Seeds in which somebody is preempted with it, and nobody under any other policy."""
+    for level in sweep.values("overcommitment"):
+        found = {name: sweep.of(PREEMPTIONS, overcommitment=level, policy=name) for name in sweep.values("policy")}
+        ours = found.pop("rebalancing")
+        by_seed = zip(sweep.kept["seeds"], ours, np.sum(list(found.values()), axis=0), strict=True)
+        mine = {seed: n for seed, n, others in by_seed if n > others == 0}
+        if mine:
+            seeds, counts = (" and ".join(words) for words in (map(str, mine), (f"{n:.1f}" for n in mine.values())))
+            yield filled(
+                f"At {level:.1f} it has {counts} preemptions a day in seeds {seeds}, where no other policy has any."
+            )
 
 
 def _cell(sweep: Sweep, metric: str, digits: int, scale: float, case: dict[str, Any]) -> str:

@@ -131,7 +131,7 @@ class _Limits:
 
 
 def _jvm(inside: Group, directory: Path, how: Pass) -> Iterator[jvm.Window]:
-    """A service whose heap follows what is left."""
+    """A service whose heap and cache follow what is left."""
     size = jvm.QUICK if how.quick else jvm.FULL
     _take(inside, 0.0, memory=False)
     inside.limit(None)

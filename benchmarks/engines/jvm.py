@@ -1,4 +1,4 @@
-"""`jvm`: response times of a JVM whose heap follows its memory, beside one whose heap does not (004 Fig. 5d).
+"""`jvm`: response times of a JVM whose heap and cache follow its memory, beside one that stays (004 Fig. 5d).
 
 Two JVMs with the same fixed mix of requests (java/Mix.java), one after the other, each in a memory control group with
 swap behind it. Both are measured at full size, then at 75 and at 50 % of the resident memory that the first one had.

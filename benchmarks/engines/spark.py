@@ -271,12 +271,29 @@ def assemble(runs: Sequence[Run]) -> Figures:
             [statistics.mean(times)], "ratio", f"undeflated; mean of {len(both)} cases"
         )
     for workload in dict.fromkeys(case.workload for case in both):
-        line = [(c.at, w[SELF] - w[VM_LEVEL]) for c, w in both.items() if c == Case(workload, at=c.at)]
-        crossing = crossover(line)
-        if crossing is not None:
-            of = "share of the stages at which self and VM-level take as long, between the measured ones"
-            figures[f"{workload}_crossover"] = Figure.over([crossing], "ratio", of)
+        if crossing_at := crossings(workload, runs):
+            of = "share of the stages at which self and VM-level take as long, between two measured in one invocation"
+            figures[f"{workload}_crossover"] = Figure.over(crossing_at, "ratio", of)
     return figures
+
+
+def crossings(workload: str, runs: Sequence[Run]) -> list[float]:
+    """The crossover of each invocation that has one; no line goes through two, whose undeflated runs differ."""
+    found = []
+    mine = [one for one in runs if one.case == Case(workload, at=one.case.at)]
+    for undeflated_s in dict.fromkeys(one.undeflated_s for one in mine):
+        times: dict[float, dict[str, list[float]]] = {}
+        for one in mine:
+            if one.undeflated_s == undeflated_s:
+                times.setdefault(one.case.at, {}).setdefault(one.way, []).append(one.time)
+        crossing = crossover(
+            (at, statistics.median(ways[SELF]) - statistics.median(ways[VM_LEVEL]))
+            for at, ways in times.items()
+            if SELF in ways and VM_LEVEL in ways
+        )
+        if crossing is not None:
+            found.append(crossing)
+    return found
 
 
 def crossover(differences: Iterable[tuple[float, float]]) -> float | None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engines.spark_host import GRACE_S
+
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "experiments" / "results"
 #: Scripts, and what they write.
@@ -94,6 +96,65 @@ def test_what_is_kept_of_how_a_sweep_was_made_says_what_policies_are_and_how_inp
     assert "policies" not in origin(old)
 
 
+def row_of(script: str, claim: str) -> str:
+    (row,) = [str(line) for line in made(script)["claims"]() if line.startswith(f"| {claim}:")]
+    return row
+
+
+@pytest.mark.parametrize(("claim", "apart"), [("Fig. 6a", 1), ("Fig. 6b", 2)])
+def test_ways_of_spark_that_differ_by_less_than_one_may_keep_its_quota_are_not_told_apart(
+    claim: str, apart: int
+) -> None:
+    assert made("deflation_tables")["GRACE_S"] == GRACE_S
+    row = row_of("deflation_tables", claim)
+    assert row.count("not told apart") == apart
+    assert f"{GRACE_S:g} s for which self may keep the full quota" in row
+
+
+def test_which_way_of_spark_is_faster_is_not_told_of_an_invocation_that_was_disturbed() -> None:
+    names = made("deflation_tables")
+    spark = names["Benchmark"]("spark")
+    assert "not comparable until it is measured again: the invocation was disturbed" in names["_earlier"](spark)
+    spark.figures["als_undeflated_s"]["runs"] = [632.0, 640.0]
+    early, _, crossing = names["_earlier"](spark).partition("; ")
+    assert early == "self faster early: met, slower late: met"
+    assert crossing.startswith("as long at 0.60, for 30 %: missed")
+    del spark.figures["als_crossover"]
+    assert names["_earlier"](spark) == f"{early}; CPU only"
+    spark.figures["als_50_at_75_self"]["value"] = spark.value("als_50_at_75_vm") - 0.1
+    assert names["_earlier"](spark).startswith("self faster early: met, slower late: missed; CPU only")
+
+
+def test_placements_are_not_called_similar_where_all_vms_are_hosted_under_each() -> None:
+    names = made("deflation_tables")
+    row = row_of("deflation_tables", "Fig. 8d")
+    assert "| not similar: 13 % apart at 2.0; up to 1.4 the mean of what is hosted is what is offered" in row
+    table = [line for line in names["fig8d"]() if line.startswith("| 1")]
+    assert [line.endswith("| all are hosted |") for line in table] == [True] * 3 + [False] * 2
+
+
+def test_in_seeds_without_a_way_back_nobody_was_preempted() -> None:
+    names = made("preemption_tables")
+    assert "in the others nobody was preempted" in " ".join("\n".join(names["tables"]()).split())
+    for case in json.loads((KEPT / "preemption.json").read_text())["cases"]:
+        back = case.get("back_median_s", []) if case["policy"] != "delete" else []
+        for time_s, count in zip(back, case["preemptions_per_day"], strict=False):
+            assert (time_s is None) == (count == 0.0)
+
+
+def test_seeds_in_which_only_rebalancing_preempts_are_named() -> None:
+    text = " ".join("\n".join(made("preemption_tables")["tables"]()).split())
+    assert "At 1.4 it has 1.2 and 0.4 preemptions a day in seeds 7 and 8, where no other policy has any." in text
+
+
+def test_how_much_more_deletion_loses_than_stopping_is_written_of_the_kept_results() -> None:
+    text = "\n".join(made("preemption_tables")["tables"]())
+    assert (
+        "Work that `delete` loses to that which `stop` loses: 67 times at 1.6, 39 times at 1.8, 31 times at 2.0."
+        in text
+    )
+
+
 def test_how_much_less_steady_mode_reads_again_is_written_of_the_kept_results() -> None:
     names = made("steady_tables")
     sweep, page = names["Sweep"]("steady"), names["PAGE"].read_text()
@@ -102,6 +163,38 @@ def test_how_much_less_steady_mode_reads_again_is_written_of_the_kept_results() 
             sweep.mean("refault_mib_per_vm_h", demand=demand, policy=scheme) for scheme in ("steady", "reactive")
         )
         assert re.search(rf"\s{100 * (1 - with_it / without):.0f} %\s+less\s+at\s+{demand}\b", page)
+
+
+def test_what_steady_mode_gains_is_said_where_it_is_told_apart_from_nothing() -> None:
+    names = made("steady_tables")
+    page = " ".join(names["PAGE"].read_text().split())
+    *_, one, more = [line for line in names["tables"]() if line.startswith("| 1")]
+    gains = [[[float(x) for x in cell.split(" ± ")] for cell in line.split(" | ")[1:4]] for line in (one, more)]
+    assert gains[0][0][0] == 0.5
+    assert gains[0][1][0] == -0.7
+    told = [[abs(mean) > half for mean, half in row] for row in gains]
+    assert told == [[True, True, False], [False, False, True]]
+    assert "at 1.3 times neither gain is told apart from nothing" in page
+    assert "the difference at 1.0 is not told apart from nothing" in page
+
+
+def test_steady_mode_was_compared_seed_by_seed_in_the_runs_of_the_table() -> None:
+    names = made("steady_tables")
+    means, by_seed = names["Sweep"]("steady"), names["kept_results"].Sweep(names["COMPARED"])
+    for metric, *_ in names["DIFFERENCES"]:
+        for case in by_seed.kept["cases"]:
+            which = {"demand": case["demand"], "policy": case["policy"]}
+            assert by_seed.mean(metric, **which) == pytest.approx(means.mean(metric, **which), rel=1e-4)
+
+
+def test_the_aim_of_steady_mode_is_missed_only_where_the_interval_says_so() -> None:
+    names = made("steady_tables")
+    assert [names["_aim"](*found).split(" (")[0] for found in ((93.7, 3.1), (88.2, 3.4), (97.0, 1.0))] == [
+        "not told",
+        "missed",
+        "met",
+    ]
+    assert "* **The aim of 95 % is missed at 1.3**; at 1.0 that is not told." in names["PAGE"].read_text()
 
 
 def test_matching_is_compared_over_ten_seeds() -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,6 +84,19 @@ def test_the_crossover_is_between_the_points_around_it() -> None:
     early = [measured(Case("als", at=at), way, t) for at, way, t in [(0.25, VM_LEVEL, 1.8), (0.25, SELF, 1.7)]]
     late = [measured(Case("als"), VM_LEVEL, 1.5), measured(Case("als"), SELF, 1.6)]
     assert assemble(early + late)["als_crossover"].value == pytest.approx(0.375)
+
+
+def test_no_crossover_lies_between_points_of_two_invocations() -> None:
+    """Their times are relative to two undeflated runs."""
+    points = [(0.25, 1.6, 1.9), (0.5, 1.55, 1.6), (0.75, 1.4, 1.2)]
+    runs = {
+        at: [measured(Case("als", at=at), SELF, own), measured(Case("als", at=at), VM_LEVEL, vm)]
+        for at, own, vm in points
+    }
+    half_way = [replace(one, undeflated_s=90.0) for one in runs[0.5]]
+    assert assemble(runs[0.25] + half_way)["als_50_at_50_vm"].value == pytest.approx(160 / 90)
+    assert "als_crossover" not in assemble(half_way + runs[0.75])
+    assert assemble(half_way + runs[0.25] + runs[0.75])["als_crossover"].runs == (0.55,)
 
 
 def test_what_was_measured_is_kept_and_not_measured_again(tmp_path: Path) -> None:
