@@ -97,7 +97,7 @@ def test_each_task_has_a_probe_on_demand_or_the_job_has_one() -> None:
     ],
 )
 def test_servers_are_rented_by_the_wait_that_is_expected(expected_s: float, have: int, what: int) -> None:
-    assert wanted_by_wait(expected_s, 10, 50.0, have, 5) == what
+    assert wanted_by_wait(expected_s, 10, 50.0, 0.9, have, 5) == what
 
 
 def test_a_burst_is_remembered_for_a_while() -> None:

@@ -107,15 +107,15 @@ def expected_backlog_s(backlog_s: float, expected_s: float, passed_s: float, mem
     return max(backlog_s, faded_s)
 
 
-def wanted_by_wait(expected_s: float, servers: int, longest_s: float, have: int, most: int) -> int:
+def wanted_by_wait(expected_s: float, servers: int, longest_s: float, kept_share: float, have: int, most: int) -> int:
     """What to do next, as `wanted`, by how long a short task that comes now has to wait: ours.
 
     :param expected_s: short work that has come and not ended; ``servers``: those that take short tasks, transient ones
         that were asked for with them.
-    :param longest_s: the wait above which one more is rented, and with nine tenths of which one is released.
+    :param longest_s: the wait above which one more is rented; ``kept_share``: of it, at which one is released.
     """
     if expected_s > longest_s * servers:
         return 1 if have < most else 0
-    if have > 0 and expected_s <= 0.9 * longest_s * (servers - 1):
+    if have > 0 and expected_s <= kept_share * longest_s * (servers - 1):
         return -1
     return 0

@@ -118,6 +118,12 @@ class Numbers(NamedTuple):
     expected_s: int = 15
     expected_at_s: int = 16
     memory_s: int = 17
+    #: Integral of transient servers that were asked for and are not there, time of its last change; until the last job.
+    asked_s: int = 18
+    asked_at_s: int = 19
+    asked_arriving_s: int = 20
+    #: Share of the wait for which servers are rented at which one is released.
+    kept_share: int = 21
 
 
 NUMBER: Final = Numbers()

@@ -199,6 +199,13 @@ def active(s: Coaster, change: int, now_s: float) -> None:
     s.knobs[KNOB.peak] = max(s.knobs[KNOB.peak], s.knobs[KNOB.on])
 
 
+def asked(s: Coaster, change: int, now_s: float) -> None:
+    """So many transient servers more are asked for."""
+    s.numbers[NUMBER.asked_s] += s.knobs[KNOB.asked] * (now_s - s.numbers[NUMBER.asked_at_s])
+    s.numbers[NUMBER.asked_at_s] = now_s
+    s.knobs[KNOB.asked] += change
+
+
 def leaves(s: Coaster, server: int, now_s: float) -> None:
     """A transient server that has nothing more to do goes."""
     s.servers[server, SERVER.state] = OFF
@@ -229,7 +236,7 @@ def release(s: Coaster, now_s: float) -> None:
     s.knobs[KNOB.have] -= 1
     if s.servers[found, SERVER.state] == ASKED_FOR:
         s.servers[found, SERVER.state] = OFF
-        s.knobs[KNOB.asked] -= 1
+        asked(s, -1, now_s)
         return
     s.servers[found, SERVER.state] = DRAINING
     opens(s, found)
@@ -274,7 +281,7 @@ def server_comes(s: Coaster, server: int, now_s: float) -> bool:
     if s.servers[server, SERVER.state] != ASKED_FOR or s.since_s[server] > now_s:
         return False
     s.servers[server, SERVER.state] = ON
-    s.knobs[KNOB.asked] -= 1
+    asked(s, -1, now_s)
     s.knobs[KNOB.came] += 1
     active(s, 1, now_s)
     opens(s, server)
@@ -359,7 +366,8 @@ def resize(s: Coaster, ends: Ends, now_s: float) -> None:
         have, most = s.knobs[KNOB.have], s.knobs[KNOB.most]
         if s.knobs[KNOB.by_wait] != 0:
             servers = s.knobs[KNOB.open] + s.knobs[KNOB.asked]
-            what = wanted_by_wait(expected_s, servers, s.numbers[NUMBER.longest_wait_s], have, most)
+            longest_s, kept_share = s.numbers[NUMBER.longest_wait_s], s.numbers[NUMBER.kept_share]
+            what = wanted_by_wait(expected_s, servers, longest_s, kept_share, have, most)
         else:
             threshold = s.numbers[NUMBER.threshold]
             what = wanted(s.knobs[KNOB.long], s.knobs[KNOB.fixed] + have, threshold, have, most)
@@ -372,7 +380,7 @@ def resize(s: Coaster, ends: Ends, now_s: float) -> None:
         s.servers[server, SERVER.state] = ASKED_FOR
         s.since_s[server] = now_s + s.numbers[NUMBER.provisioning_s]
         s.knobs[KNOB.have] += 1
-        s.knobs[KNOB.asked] += 1
+        asked(s, 1, now_s)
         push(s, ends, s.since_s[server], server)
 
 
@@ -405,7 +413,9 @@ def simulate(s: Coaster) -> float:
             s.knobs[KNOB.jobs] = job
             if job == jobs:
                 active(s, 0, now_s)
+                asked(s, 0, now_s)
                 s.numbers[NUMBER.arriving_s] = s.numbers[NUMBER.active_s]
+                s.numbers[NUMBER.asked_arriving_s] = s.numbers[NUMBER.asked_s]
                 s.numbers[NUMBER.arrived_s] = now_s
         s.numbers[NUMBER.now_s] = now_s
         if long_changed or s.knobs[KNOB.by_wait] != 0:

@@ -30,7 +30,7 @@ class CoasterModel:
     """A run's seed draws the probes, and the jobs where they are made."""
 
     name: Final = "coaster"
-    version: Final = 4
+    version: Final = 5
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:
@@ -47,6 +47,7 @@ class CoasterModel:
                 cost_ratio=g.number("cost_ratio", usual.cost_ratio, above=0, most=1000),
                 threshold=g.number("threshold", usual.threshold, least=0),
                 longest_wait_s=g.number("longest_wait_s", usual.longest_wait_s, least=0),
+                kept_share=g.number("kept_share", usual.kept_share, least=0, most=1),
                 memory_s=g.number("memory_s", usual.memory_s, least=0),
                 provisioning_s=g.number("provisioning_s", usual.provisioning_s, least=0),
                 cutoff_s=g.number("cutoff_s", usual.cutoff_s, above=0),

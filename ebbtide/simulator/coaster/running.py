@@ -25,7 +25,7 @@ METRICS: Final = (
     *("short_completion_mean_s", "long_completion_mean_s", "short_tasks", "long_work_share", "servers_on_demand"),
     *("utilisation", "transient_most", "transient_peak", "transient_mean", "transient_lifetime_mean_h"),
     *("transient_lifetime_max_h", "probes_void", "span_h", "arrivals_h", "normalised_mean", "saving"),
-    *("transient_all_mean", "saving_all"),
+    *("transient_all_mean", "saving_all", "saving_asked"),
 )
 POLICIES: Final = ("eagle", "cloudcoaster", "by-wait", "always-on")
 #: Eagle as its paper tells it, and as its published simulator does it.
@@ -39,8 +39,9 @@ class Terms:
     """A cluster and its rules (Ogden and Guo 2019 §4: 4000 servers, 80 for short tasks only, p = .5, r = 1 to 3).
 
     :param policy: ``eagle``: all servers on demand; ``cloudcoaster``: transient ones in place of some, by long load;
-        ``by-wait``: the same by the expected wait of short tasks, above ``longest_wait_s``, with bursts of work in
-        mind for ``memory_s``; ``always-on``: as many as those are at most, on demand and all the time.
+        ``by-wait``: the same by the expected wait of short tasks, above ``longest_wait_s``, each kept until the others
+        have ``kept_share`` of that, with bursts of work in mind for ``memory_s``; ``always-on``: as many as those are
+        at most, on demand and all the time.
     :param cutoff_s: mean of the tasks from which a job is long.
     :param rules: ``paper``: a task is passed over ``bypasses`` times at most, and a server runs the job that it has to
         its end; ``simulator``: those who pass a task may take ``most_delays`` times its own estimate together, the job
@@ -57,8 +58,9 @@ class Terms:
     replaced_share: float = 0.5
     cost_ratio: float = 3.0
     threshold: float = 0.95
-    longest_wait_s: float = 50.0
+    longest_wait_s: float = 170.0
     memory_s: float = 300.0
+    kept_share: float = 0.15
     provisioning_s: float = 120.0
     cutoff_s: float = 90.5811
     probe_ratio: float = 2.0
@@ -86,7 +88,15 @@ class Terms:
             raise InvalidParameter("probe_ratio", "must be at least 1, so that every task has a probe")
         if not self.cost_ratio > 0:
             raise InvalidParameter("cost_ratio", f"must be above 0, but is {self.cost_ratio:g}")
-        for name in ("provisioning_s", "longest_wait_s", "memory_s", "least_probes", "bypasses", "most_delays"):
+        for name in (
+            "provisioning_s",
+            "longest_wait_s",
+            "kept_share",
+            "memory_s",
+            "least_probes",
+            "bypasses",
+            "most_delays",
+        ):
             if not getattr(self, name) >= 0:
                 raise InvalidParameter(name, f"must not be negative, but is {getattr(self, name):g}")
         if self.transient and kept_servers(self.short_servers, self.replaced_share) < 1:
@@ -196,6 +206,9 @@ class Run:
         # What is paid in servers on demand, in place of those that were given up (Table 1).
         found["normalised_mean"] = active / terms.cost_ratio if coaster else math.nan
         found["saving"] = 1.0 - active / terms.cost_ratio / replaced if coaster and replaced else math.nan
+        # The same if they are paid from when they are asked for, also those that are given up before they come.
+        paid = active + float(state.numbers[a.NUMBER.asked_arriving_s]) / arrivals_s if arrivals_s > 0 else math.nan
+        found["saving_asked"] = 1.0 - paid / terms.cost_ratio / replaced if coaster and replaced else math.nan
         found["transient_all_mean"] = active_all
         found["saving_all"] = 1.0 - active_all / terms.cost_ratio / replaced if coaster and replaced else math.nan
         return found
@@ -246,7 +259,7 @@ def _state(at_s: Floats, mean_s: Floats, tasks: Any, runtime_s: Floats, terms: T
     knobs[a.KNOB.by_wait] = terms.policy == "by-wait"
     numbers = np.zeros(a.NUMBERS)
     numbers[a.NUMBER.longest_wait_s], numbers[a.NUMBER.memory_s] = terms.longest_wait_s, terms.memory_s
-    numbers[a.NUMBER.most_delays] = terms.most_delays
+    numbers[a.NUMBER.most_delays], numbers[a.NUMBER.kept_share] = terms.most_delays, terms.kept_share
     numbers[a.NUMBER.cutoff_s], numbers[a.NUMBER.probe_ratio] = terms.cutoff_s, terms.probe_ratio
     numbers[a.NUMBER.threshold], numbers[a.NUMBER.provisioning_s] = terms.threshold, terms.provisioning_s
     numbers[a.NUMBER.since_s] = at_s[0]

@@ -54,6 +54,7 @@ def test_transient_servers_come_after_the_delay_and_go_with_the_long_tasks() -> 
     assert found.metrics["transient_mean"] == pytest.approx(160 / 210)
     assert found.metrics["normalised_mean"] == pytest.approx(80 / 210)
     assert found.metrics["saving"] == pytest.approx(1 - 80 / 210)
+    assert found.metrics["saving_asked"] == pytest.approx(1 - (80 + 120) / 210), "two were asked for at 0 s"
     assert found.metrics["transient_all_mean"] == pytest.approx(160 / 220)
     assert found.metrics["saving_all"] == pytest.approx(1 - 80 / 220)
 
@@ -71,7 +72,13 @@ def test_by_the_wait_servers_are_rented_for_short_work_and_released_when_it_is_d
     and one is given up; at 140 s there are 120 s of work, and one is rented again. It is given up at 170 s, with 60 s
     left, and the other at 200 s, when no work is left."""
     jobs = [job(0, 1, 900, 900), job(10, 1, 90), job(140, 1, 30, 30, 30, 30), job(800, 1, 1)]
-    given = FOUR | {"policy": "by-wait", "longest_wait_s": 40.0, "memory_s": 0.0, "provisioning_s": 0.0}
+    given = FOUR | {
+        "policy": "by-wait",
+        "longest_wait_s": 40.0,
+        "kept_share": 0.9,
+        "memory_s": 0.0,
+        "provisioning_s": 0.0,
+    }
     found = told(jobs, **given, copies="job")
     assert found.metrics["transient_peak"] == 2
     assert found.metrics["transient_mean"] == pytest.approx((190 + 90 + 30) / 800)
