@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import http.client
 import inspect
 import json
 import socket
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -21,11 +18,10 @@ from typing import Any, cast
 
 import pytest
 
-from app_adapters import server as hook_server
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.aio import AsyncHookServer
 from app_adapters.errors import ApplicationError
-from app_adapters.hook import CONNECTIONS, REQUEST_TIMEOUT_S, Hook
+from app_adapters.hook import Hook
 from app_adapters.operations import attempt
 from app_adapters.server import HookServer
 from app_adapters.wsgi import hook_application
@@ -407,23 +403,6 @@ def test_a_port_is_listened_on_by_choice_only(adapter: Scripted) -> None:
         for server in (HookServer, AsyncHookServer):
             with pytest.raises(ValueError, match="path: must be that of a Unix socket"):
                 server(adapter, path, port=port)
-
-
-def test_silent_clients_do_not_keep_the_hook_from_others_for_ever(
-    server: HookServer, rest: Rest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert hook_server._Handler.timeout == REQUEST_TIMEOUT_S
-    monkeypatch.setattr(hook_server._Handler, "timeout", 0.3)
-    silent = [socket.create_connection(server.address) for _ in range(CONNECTIONS)]
-    end = time.monotonic() + 30
-    while True:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            assert rest.send("GET", "/healthz")[0] == 200
-            break
-        assert time.monotonic() < end, "they hold all places"
-        time.sleep(0.05)
-    for connection in silent:
-        connection.close()
 
 
 class Answering(Scripted):
