@@ -124,23 +124,31 @@ class Client(threading.Thread):
         super().__init__(daemon=True)
         self._connection = socket.create_connection(("127.0.0.1", port), LIMIT_S)
         self._ended = threading.Event()
+        self._turn = threading.Lock()
         self.times_s: list[float] = []
         self.errors: list[str] = []
 
     def run(self) -> None:
         lines = self._connection.makefile("rw", encoding="ascii")
         while not self._ended.wait(0.002):
-            began = time.perf_counter()
-            try:
-                lines.write("get\n")
-                lines.flush()
-                answer = lines.readline()
-            except OSError as error:
-                answer = str(error)
-            self.times_s.append(time.perf_counter() - began)
+            with self._turn:
+                began = time.perf_counter()
+                try:
+                    lines.write("get\n")
+                    lines.flush()
+                    answer = lines.readline()
+                except OSError as error:
+                    answer = str(error)
+                self.times_s.append(time.perf_counter() - began)
             if answer != "ok\n":
                 self.errors.append(answer)
                 return
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """It asks nothing meanwhile."""
+        with self._turn:
+            yield
 
     def stop(self) -> dict[str, float]:
         """What it saw: requests, errors, p99 and the worst in ms."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ebbtide.cli import main
+from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import Output
 from ebbtide.cli.main import app
 from ebbtide.cli.schemas import DOCUMENTS, schema_of
@@ -198,21 +200,35 @@ async def test_lists_and_shows_have_each_form(running: Running, words: str) -> N
     assert "list" not in words or len(printed[Output.NAME].splitlines()) == len(rows)
 
 
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [("vm show th", "there"), ("explain ta", "table"), ("host drain host-", "host-a"), ("wait task ta", "table")],
-)
-async def test_a_shell_completes_the_names_of_things(running: Running, line: str, names: str) -> None:
+def completing(running: Running, line: str) -> dict[str, str]:
+    """What a shell sets that asks for the words by which a line can go on."""
     variables = {"_EBB_COMPLETE": "complete_bash", "COMP_WORDS": f"ebb {line}", "COMP_CWORD": str(len(line.split()))}
-    reach = {"EBB_MANAGER": running.lab.url, "EBB_TOKEN_FILE": str(running.lab.token_file)}
+    return {**variables, "EBB_MANAGER": running.lab.url, "EBB_TOKEN_FILE": str(running.lab.token_file)}
+
+
+@pytest.mark.parametrize(
+    ("line", "names"), [("explain ta", "table"), ("host drain host-", "host-a"), ("wait task ta", "table")]
+)
+async def test_a_shell_completes_the_names_of_things(
+    running: Running, monkeypatch: pytest.MonkeyPatch, line: str, names: str
+) -> None:
     # A busy machine is slow: it is not the time that is looked at.
+    monkeypatch.setattr(completion, "LIMIT_S", 60)
+    shell = CliRunner(env=completing(running, line))
+    result = await asyncio.to_thread(functools.partial(shell.invoke, app, [], prog_name="ebb"))
+    assert (result.exit_code, result.stdout.split()) == (0, names.split())
+
+
+async def test_the_program_completes_a_line_for_a_shell(running: Running) -> None:
     code = "from ebbtide.cli.commands import completion; completion.LIMIT_S = 60; "
     code += "import sys; from ebbtide.cli.main import main; sys.argv[0] = 'ebb'; main()"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, env={**os.environ, **variables, **reach}, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", code),
+        env={**os.environ, **completing(running, "vm show th")},
+        stdout=asyncio.subprocess.PIPE,
     )
     out, _ = await process.communicate()
-    assert out.decode().split() == names.split()
+    assert out.decode().split() == ["there"]
 
 
 async def test_a_vm_that_is_shown_says_where_its_size_comes_from_and_what_happened_last(running: Running) -> None:

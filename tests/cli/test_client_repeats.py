@@ -175,9 +175,16 @@ async def test_what_was_too_much_is_asked_again_of_the_same_manager_when_it_has_
 
 async def test_a_manager_that_stays_too_busy_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BUSY_PAUSE_S", 0.01)
-    monkeypatch.setattr(connection, "BUSY_S", 0.1)
-    manager = Manager(busy(math.inf))
+    too_much = busy(math.inf)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if len(manager.asked) == 3:
+            # Longer than it is asked again for.
+            monkeypatch.setattr(connection, "BUSY_PAUSE_S", connection.BUSY_S + 1.0)
+        return await too_much(request)
+
+    manager = Manager(answer)
     async with client_of(manager) as client:
         with pytest.raises(ManagerBusy):
             await client.invite_host()
-    assert len(manager.asked) > 1
+    assert len(manager.asked) == 3

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbtide.cli.commands import options
-from ebbtide.cli.main import app
+from ebbtide.cli.main import app, main
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.common import Problem, Vector
 from ebbtide.messages.operations import Operation, OperationState
@@ -138,11 +138,40 @@ def begin(manager: StandIn | str, token: Path, *words: str, **options: Any) -> s
     return subprocess.Popen([sys.executable, "-m", "ebbtide.cli.main", *words], env=environment, text=True, **pipes)
 
 
+Ran = Callable[..., tuple[int, str, str]]
+
+
 def run(manager: StandIn | str, token: Path, *words: str, **options: Any) -> tuple[int, str, str]:
     with begin(manager, token, *words, **options) as process:
         out, err = process.communicate(timeout=60)
     assert "Traceback" not in err, err
     return process.returncode, out or "", err
+
+
+@pytest.fixture
+def ebb(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
+    """`run` within this process, which saves the start of an interpreter; with the parameter True `run` itself."""
+    if getattr(request, "param", False):
+        return run
+
+    def within(manager: StandIn | str, token: Path, *words: str) -> tuple[int, str, str]:
+        for name in [name for name in os.environ if name.startswith(("EBB_", "XDG_"))]:
+            monkeypatch.delenv(name)
+        url = manager if isinstance(manager, str) else manager.url
+        for name, value in (("EBB_MANAGER", url), ("EBB_TOKEN_FILE", token), ("HOME", token.parent)):
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(sys, "argv", ["ebb", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, *capsys.readouterr()
+
+    return within
+
+
+def each(*rows: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Rows for `ebb` and other parameters: the first one in a process of its own, as people run it."""
+    return [(at == 0, *row) for at, row in enumerate(rows)]
 
 
 CREATE = ("vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
@@ -166,9 +195,11 @@ def test_ctrl_c_says_that_the_operation_goes_on_and_how_to_look_at_it(
     assert "Traceback" not in err
 
 
-def test_a_creation_whose_answer_is_lost_is_asked_for_again_under_its_request_id(manager: StandIn, token: Path) -> None:
+def test_a_creation_whose_answer_is_lost_is_asked_for_again_under_its_request_id(
+    manager: StandIn, token: Path, ebb: Ran
+) -> None:
     manager.state, manager.away = OperationState.DONE, ["lost"]
-    code, _, err = run(manager, token, *CREATE)
+    code, _, err = ebb(manager, token, *CREATE)
     assert (code, manager.begun) == (0, ["web"]), err
     assert len(manager.requests) > 1
     assert len(set(manager.requests)) == 1
@@ -209,33 +240,34 @@ def test_what_fails_without_a_reader_still_fails(manager: StandIn, token: Path) 
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "nonsense",
-        "http://?",
-        "http://[::1",
-        "ftp://x",
-        "http://127.0.0.1:99999",
-        "http://127.0.0.1:x",
-        "127.0.0.1:7100",
-    ],
+    ("ebb", "url"),
+    each(
+        ("nonsense",),
+        ("http://?",),
+        ("http://[::1",),
+        ("ftp://x",),
+        ("http://127.0.0.1:99999",),
+        ("http://127.0.0.1:x",),
+        ("127.0.0.1:7100",),
+    ),
+    indirect=["ebb"],
 )
-def test_an_address_that_is_none_is_said_to_be_none(token: Path, url: str) -> None:
-    code, _, err = run(url, token, "host", "list")
+def test_an_address_that_is_none_is_said_to_be_none(token: Path, ebb: Ran, url: str) -> None:
+    code, _, err = ebb(url, token, "host", "list")
     assert code == 1
     assert err == f"error: {url!r} is no address of a manager: it must be like http://127.0.0.1:7100\n"
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "86401", "soon"])
-def test_seconds_that_are_none_are_said_with_their_bounds(token: Path, value: str) -> None:
-    code, _, err = run("http://127.0.0.1:9", token, *CREATE, "--deadline-s", value)
+@pytest.mark.parametrize(("ebb", "value"), each(("nan",), ("inf",), ("-1",), ("86401",), ("soon",)), indirect=["ebb"])
+def test_seconds_that_are_none_are_said_with_their_bounds(token: Path, ebb: Ran, value: str) -> None:
+    code, _, err = ebb("http://127.0.0.1:9", token, *CREATE, "--deadline-s", value)
     assert code == 2
     assert f"must be a number from 0 to 86400, but is '{value}'" in err
 
 
-@pytest.mark.parametrize("name", ["Web_1", "-web", "w" * 41, "wéb"])
-def test_a_name_is_refused_with_a_sentence(token: Path, name: str) -> None:
-    code, _, err = run(
+@pytest.mark.parametrize(("ebb", "name"), each(("Web_1",), ("-web",), ("w" * 41,), ("wéb",)), indirect=["ebb"])
+def test_a_name_is_refused_with_a_sentence(token: Path, ebb: Ran, name: str) -> None:
+    code, _, err = ebb(
         "http://127.0.0.1:9", token, "vm", "create", "--cpu-cores", "1", "--memory-mib", "512", "--", name
     )
     said = "error: name must be 1 to 40 lower-case letters, digits and hyphens, with no hyphen first or last\n"
@@ -263,10 +295,10 @@ def two_vms(directory: Path) -> str:
     ("away", "said"), [("lost", "no manager answers at"), ("elected", "no manager leads yet; it is asked again")]
 )
 def test_apply_asks_again_while_its_manager_is_away_for_a_moment(
-    manager: StandIn, token: Path, tmp_path: Path, away: str, said: str
+    manager: StandIn, token: Path, ebb: Ran, tmp_path: Path, away: str, said: str
 ) -> None:
     manager.state, manager.away = OperationState.DONE, [away, away]
-    code, _, err = run(manager, token, "apply", "-f", two_vms(tmp_path))
+    code, _, err = ebb(manager, token, "apply", "-f", two_vms(tmp_path))
     assert (code, manager.begun) == (0, ["a", "b"]), err
     assert err.count(said) == 1
     # It is one creation, however often it is asked for.
@@ -289,8 +321,8 @@ def test_apply_gives_a_vm_up_whose_manager_stays_away_and_goes_on_with_the_next(
 
 
 @pytest.mark.parametrize(
-    ("words", "field"),
-    [
+    ("ebb", "words", "field"),
+    each(
         (("vm", "migrate", "web", "--copy-storage"), "live"),
         ((*CREATE, "--priority", "fixed", "--start", "deflated"), "start"),
         (("vm", "resize", "web", "--preemption-notice-s", "7200"), "preemption_notice_s"),
@@ -301,12 +333,13 @@ def test_apply_gives_a_vm_up_whose_manager_stays_away_and_goes_on_with_the_next(
         (("host", "invite", "Host_B"), "host"),
         (("host", "revoke", "h", "--yes", "--reason", ""), "reason"),
         (("task", "submit", "train", "--request-id", "a b", "--", "true"), "request_id"),
-    ],
+    ),
+    indirect=["ebb"],
 )
 def test_a_word_that_cannot_be_is_one_sentence_with_its_field_and_nothing_is_sent(
-    manager: StandIn, token: Path, words: tuple[str, ...], field: str
+    manager: StandIn, token: Path, ebb: Ran, words: tuple[str, ...], field: str
 ) -> None:
-    code, _, err = run(manager, token, *words)
+    code, _, err = ebb(manager, token, *words)
     assert (code, manager.begun) == (1, [])
     assert field in err
     assert err.count("\n") <= 3
@@ -331,7 +364,7 @@ def test_an_output_of_few_letters_shows_others_as_question_marks() -> None:
     assert (done.returncode, done.stdout) == (0, b"? web\n")
 
 
-def test_a_kind_of_event_that_there_is_none_of_is_refused_with_those_that_there_are(token: Path) -> None:
-    code, _, err = run("http://127.0.0.1:9", token, "event", "list", "--kind", "bogus")
+def test_a_kind_of_event_that_there_is_none_of_is_refused_with_those_that_there_are(token: Path, ebb: Ran) -> None:
+    code, _, err = ebb("http://127.0.0.1:9", token, "event", "list", "--kind", "bogus")
     assert code == 2
     assert "'bogus' is no kind of event; there are acquirer-decommissioned, " in " ".join(err.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,12 @@ from typer.testing import CliRunner
 from ebbtide.cli import main
 from ebbtide.cli.main import COMMANDS, app
 from ebbtide.cli.schemas import DOCUMENTS, schema_of
+from ebbtide.errors import EbbError
+
+
+def environment(state_dir: Path) -> dict[str, str]:
+    places = {"EBB_STATE_DIR": str(state_dir), "EBB_CACHE_DIR": str(state_dir / "cache")}
+    return {"PATH": "/usr/bin:/bin", "HOME": str(state_dir), **places}
 
 
 def run(*words: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
@@ -23,12 +30,7 @@ def run(*words: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=60,
         check=False,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(state_dir),
-            "EBB_STATE_DIR": str(state_dir),
-            "EBB_CACHE_DIR": str(state_dir / "cache"),
-        },
+        env=environment(state_dir),
     )
 
 
@@ -70,15 +72,23 @@ def test_a_wrong_call_ends_with_2(words: list[str]) -> None:
     assert CliRunner().invoke(app, words).exit_code == 2
 
 
-@pytest.mark.parametrize(
-    "words", [["host", "list"], ["vms"], ["vm", "delete", "web", "--yes"], ["lab", "status"], ["demo"]], ids=" ".join
-)
-def test_without_a_lab_a_command_ends_with_1_and_says_how_to_start_one(words: list[str], tmp_path: Path) -> None:
-    result = run(*words, state_dir=tmp_path / "none")
+def test_without_a_lab_a_command_ends_with_1_and_says_how_to_start_one(tmp_path: Path) -> None:
+    result = run("host", "list", state_dir=tmp_path / "none")
     assert result.returncode == 1
     assert result.stdout == ""
     assert "ebb lab up" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("words", ["vms", "vm delete web --yes", "lab status", "demo"])
+def test_without_a_lab_no_command_does_anything(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("EBB_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    result = CliRunner(env=environment(tmp_path / "none")).invoke(app, words.split())
+    assert result.stdout == ""
+    assert isinstance(result.exception, EbbError)
+    assert main.exit_code_of(result.exception) == 1
+    assert "ebb lab up" in str(result.exception)
 
 
 def test_a_manager_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
+from ebbtide.cli import main
 from ebbtide.cli.commands.explain import print_explanation
+from ebbtide.cli.main import app
 from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism
 from ebbtide.deflation.ledger import Layer
 from ebbtide.deflation.modes import HostMode
+from ebbtide.errors import EbbError
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Explanation, FindingRow, PastResize, VMExplanation
 from ebbtide.messages.operations import VMOutcome
@@ -44,12 +49,28 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+    # Logs of the manager must not stand between what a command prints in the same process.
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     async with lab_of(tmp_path) as made:
         yield made
+    structlog.reset_defaults()
 
 
 async def ebb(lab: Lab, *words: str) -> tuple[int, str, str]:
-    """The command in a process of its own: (exit code, stdout, stderr)."""
+    """The command within this process, which saves the start of an interpreter: (exit code, stdout, stderr)."""
+    argv = [*words, "--manager", lab.url, "--token-file", str(lab.token_file)]
+    result = await asyncio.to_thread(CliRunner(env={"COLUMNS": "100"}).invoke, app, argv)
+    match result.exception:
+        case EbbError() as error:
+            return main.exit_code_of(error), result.stdout, f"{result.stderr}error: {error}\n"
+        case None | SystemExit():
+            return result.exit_code, result.stdout, result.stderr
+        case error:
+            raise error
+
+
+async def program(lab: Lab, *words: str) -> tuple[int, str, str]:
+    """The same in a process of its own."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "ebbtide.cli.main", *words, "--manager", lab.url, "--token-file", str(lab.token_file),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "100"},
@@ -174,7 +195,7 @@ async def test_as_json_it_is_the_body_of_the_api(lab: Lab) -> None:
 
 
 async def test_an_unknown_vm_is_one_sentence(lab: Lab) -> None:
-    code, out, err = await ebb(lab, "vm", "explain", "nobody")
+    code, out, err = await program(lab, "vm", "explain", "nobody")
     assert (code, out, err) == (3, "", "error: there is no VM named nobody\n")
 
 
@@ -252,8 +273,13 @@ async def test_pause_drain_off_and_resume_end_with_their_sentence(lab: Lab) -> N
         assert code == 0, err
         assert out.startswith(sentence), word
         assert "host-a is to be " in err
-    code, out, err = await ebb(lab, "host", "list")
-    assert re.search(r"\nhost-a +ready +draining \(new disks\) ", out)
+
+    async def listed() -> bool:
+        _, out, _ = await ebb(lab, "host", "list")
+        return re.search(r"\nhost-a +ready +draining \(new disks\) ", out) is not None
+
+    # With the host's next report.
+    await lab.cluster.until(listed)
     code, out, err = await ebb(lab, "vm", "explain", "low-1")
     assert "\nits host host-a is draining (new disks)\n" in out
 
@@ -263,7 +289,7 @@ async def test_off_that_cannot_undo_all_ends_with_1_and_says_what_is_left(lab: L
     code, _, err = await ebb(lab, "vm", "target", "low-1", "--memory-mib", "600")
     assert code == 0, err
     lab.agent.host.memory_available_mib = lambda: 0.0
-    code, out, err = await ebb(lab, "host", "undeflate", "host-a", "-o", "json")
+    code, out, err = await program(lab, "host", "undeflate", "host-a", "-o", "json")
     assert code == 1
     operation = json.loads(out)
     assert operation["state"] == "partial"

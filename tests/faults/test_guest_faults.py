@@ -104,7 +104,7 @@ async def test_a_guest_at_its_minimum_gives_nothing_more(ward: Ward) -> None:
     assert after.vms[LOW].held.cpu_cores == low.vms[LOW].held.cpu_cores
 
 
-async def test_pressure_that_rises_in_the_middle_stops_the_deflation_before_anything_is_killed(ward: Ward) -> None:
+async def test_an_application_that_grows_in_the_middle_of_a_deflation_is_not_killed(ward: Ward) -> None:
     hand = ward.hand()
     async with hand.running("hog", "200", "1.2") as pid:
         operation = await ward.target(3.0, 330)

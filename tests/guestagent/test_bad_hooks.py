@@ -301,8 +301,14 @@ SLOW: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("where", ["capabilities", "target", "progress"])
-@pytest.mark.parametrize("kind", SLOW)
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *((kind, "target") for kind in SLOW),
+        # The same reader reads them all.
+        *((kind, where) for kind in ("silent", "endless") for where in ("capabilities", "progress")),
+    ],
+)
 def test_who_is_slow_costs_a_limited_time_and_leaves_nothing_behind(
     host: Host, register: Register, serve: Serve, monkeypatch: pytest.MonkeyPatch, kind: str, where: str
 ) -> None:

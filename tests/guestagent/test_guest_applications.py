@@ -246,8 +246,10 @@ def test_an_application_that_promises_after_its_time_is_followed_all_the_same(ho
         late.go.clear()
         assert deflate(host, request_id, 400)["state"] == state
         late.hang.set()
-        time.sleep(0.5)
-        assert host.result("application.status", request_id=request_id)["state"] == "running"
+        end = time.monotonic() + 20
+        while (said := host.result("application.status", request_id=request_id)["state"]) != "running":
+            assert time.monotonic() < end, said
+            time.sleep(0.02)
         late.go.set()
         status = finished(host, request_id)
         assert (status["state"], status["released"]["memory_mib"] > 0) == ("released", True), status

@@ -20,7 +20,7 @@ import pytest
 
 from app_adapters.errors import ApplicationError
 from app_adapters.request_more import ask_for_more
-from guestagent import requests
+from guestagent import notices, requests
 from guestagent.notices import NOTICE_S, PressureTrigger
 from tests.guestagent.harness import BOOT_ID, Bench, Host, bench
 
@@ -141,9 +141,12 @@ def test_a_request_of_a_service_reaches_the_host(host: Host, path: str) -> None:
     }
 
 
-def test_requests_are_passed_on_once_a_second_at_most(host: Host, path: str) -> None:
+def test_requests_are_passed_on_once_a_second_at_most(host: Host, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert NOTICE_S == 1.0
+    # On a busy machine the second one may come late.
+    monkeypatch.setattr(notices, "NOTICE_S", 60.0)
     ask_for_more(memory_mib=1, path=path)
-    with pytest.raises(ApplicationError, match="less than 1 s ago"):
+    with pytest.raises(ApplicationError, match="less than 60 s ago"):
         ask_for_more(memory_mib=2, path=path)
     assert host.receive()["params"]["memory_mib"] == 1
     assert host.result("status")["boot_id"] == BOOT_ID, "nothing more was passed on"

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import tempfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,8 @@ def test_a_broken_file_ends_a_daemon_with_2_before_it_has_begun_anything(
         code, said = run(daemon, file)
         assert sorted(os.listdir(here)) == before
         if code is None:
+            values = tomllib.loads(content.decode() + "\n" + tail.decode())
+            assert set(values) <= set(options), "it begins with what is no option"
             return
         assert code == 2, said
         assert said

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
-import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import cluster_manager.main as manager
 import hostagent.main as host_agent
@@ -153,47 +148,6 @@ def test_a_host_agent_with_a_wrong_file_ends_before_it_begins(
     said = f"ebb-hostagent: {file}:2: capacity: this is not like cpu_cores=6,memory_mib=4096, nor auto, but is 'much'\n"
     assert capsys.readouterr().err == said
     assert not (file.parent / "state").exists()
-
-
-_VALUES: st.SearchStrategy[Any] = st.one_of(
-    st.integers(-(10**20), 10**20), st.floats(), st.booleans(), st.text(max_size=20),
-    st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=5)), max_size=3),
-)  # fmt: skip
-
-
-def _line(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return f"{name} = {str(value).lower()}"
-    if isinstance(value, float):
-        return f"{name} = {'nan' if math.isnan(value) else 'inf' if value == math.inf else repr(value)}"
-    if isinstance(value, str):
-        return f'{name} = "' + "".join(f"\\U{ord(c):08x}" for c in value if not 0xD800 <= ord(c) < 0xE000) + '"'
-    if isinstance(value, list):
-        return f"{name} = [" + ", ".join(_line("", one).removeprefix(" = ") for one in value) + "]"
-    return f"{name} = {value}"
-
-
-@pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_a_broken_file_is_always_told_by_file_line_and_key(model: type[DaemonOptions], data: st.DataObject) -> None:
-    names = st.sampled_from([*model.model_fields, "sede", "Listen"])
-    lines = st.lists(st.tuples(names, _VALUES).map(lambda pair: _line(*pair)), max_size=6)
-    text = data.draw(st.one_of(lines.map("\n".join).map(str.encode), st.binary(max_size=60)))
-    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
-        _tell(model, Path(file.name), text)
-
-
-def _tell(model: type[DaemonOptions], path: Path, text: bytes) -> None:
-    path.write_bytes(text)
-    try:
-        made = collect(model, path, {})
-    except OptionsError as error:
-        for sentence in str(error).splitlines():
-            assert re.match(rf"{re.escape(str(path))}:\d+: .|--[a-z-]+ is missing$", sentence), sentence
-            assert len(sentence) < 400
-    else:
-        assert set(made.origins) <= set(model.model_fields)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -61,10 +61,11 @@ def test_a_guest_that_boots_under_kvm_makes_it_kvm(bench: Bench) -> None:
 def test_a_guest_that_hangs_is_killed_at_the_limit_and_makes_it_emulation(bench: Bench) -> None:
     bench.qemu_does("exec sleep 60")
     begin_s = time.monotonic()
-    kind, reason, _ = bench.probe(time_limit_s=0.5)
+    # By then a busy machine, too, has begun the program, which says its pid.
+    kind, reason, _ = bench.probe(time_limit_s=3.0)
     assert time.monotonic() - begin_s < 30
     assert kind == "qemu"
-    assert "0.5 s" in reason
+    assert "within 3 s" in reason
     with pytest.raises(ProcessLookupError):
         os.kill(int(bench.pids.read_text()), 0)
 

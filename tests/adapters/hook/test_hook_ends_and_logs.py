@@ -1,4 +1,4 @@
-"""A hook that ends while it is asked, one whose log fails, and deadlines that go on while a request waits."""
+"""A hook that ends while it is asked, silent clients, a log that fails, and deadlines while a request waits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,10 +18,11 @@ from typing import Any
 
 import pytest
 
+from app_adapters import server as hook_server
 from app_adapters.adapter import Answer, Deadline, Promise, Release
 from app_adapters.aio import AsyncHookServer
 from app_adapters.errors import ApplicationError
-from app_adapters.hook import Hook
+from app_adapters.hook import CONNECTIONS, REQUEST_TIMEOUT_S, Hook
 from app_adapters.server import HookServer
 from app_adapters.shared import Group
 from tests.adapters.hook.test_hook_server import GOOD, TOKEN, Scripted
@@ -259,3 +261,23 @@ def test_a_notice_that_one_of_several_processes_did_not_hear_is_told_again_to_th
         for server in servers:
             server.stop()
     assert [one.told for one in members] == [["stop", "withdrawn", "stop"]] * 2
+
+
+def test_silent_clients_do_not_keep_the_hook_from_others_for_ever(
+    token_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hook_server._Handler.timeout == REQUEST_TIMEOUT_S
+    monkeypatch.setattr(hook_server._Handler, "timeout", 0.3)
+    server = HookServer(Scripted(), port=0, token_file=token_file).start()
+    rest = Rest(server.address, TOKEN)
+    silent = [socket.create_connection(server.address) for _ in range(CONNECTIONS)]
+    end = time.monotonic() + 30
+    while True:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            assert rest.send("GET", "/healthz")[0] == 200
+            break
+        assert time.monotonic() < end, "they hold all places"
+        time.sleep(0.05)
+    for connection in silent:
+        connection.close()
+    server.stop()

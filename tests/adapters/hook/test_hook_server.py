@@ -405,13 +405,6 @@ def test_a_port_is_listened_on_by_choice_only(adapter: Scripted) -> None:
                 server(adapter, path, port=port)
 
 
-def test_silent_clients_do_not_keep_the_hook_from_others_for_ever(server: HookServer, rest: Rest) -> None:
-    silent = [socket.create_connection(server.address) for _ in range(8)]
-    assert rest.send("GET", "/healthz")[0] == 200
-    for connection in silent:
-        connection.close()
-
-
 class Answering(Scripted):
     """Answers with whatever it is given."""
 

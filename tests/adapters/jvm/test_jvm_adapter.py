@@ -75,17 +75,18 @@ def test_a_deflated_jvm_gives_memory_back_answers_all_the_time_and_grows_again(
     client = Client(service.port)
     client.start()
     with hooked(service, tmp_path) as rest:
-        memory = rest.capabilities()["resources"]["memory_mib"]
-        assert memory["current"] == pytest.approx(service.pss_mib(), abs=25)
-        assert MAXIMUM_MIB < memory["maximum"] < MAXIMUM_MIB + 200
-        # The service drops its cache: what it does not drop nobody can take.
-        service.say("cache 0")
-        before_mib = service.pss_mib()
-        assert before_mib > LIVE_MIB + CACHE_MIB
-        status, answer = rest.target("down", "deflate", TARGET_MIB)
-        assert status == 202, answer
-        # Requests go on meanwhile, and the young generation may grow with them until it is collected.
-        assert -40 <= answer["promised"]["memory_mib"] - (before_mib - TARGET_MIB) <= 90
+        # By requests the young generation grows until it is collected: between two readings of a busy machine a lot.
+        with client.silent():
+            memory = rest.capabilities()["resources"]["memory_mib"]
+            assert memory["current"] == pytest.approx(service.pss_mib(), abs=25)
+            assert MAXIMUM_MIB < memory["maximum"] < MAXIMUM_MIB + 200
+            # The service drops its cache: what it does not drop nobody can take.
+            service.say("cache 0")
+            before_mib = service.pss_mib()
+            assert before_mib > LIVE_MIB + CACHE_MIB
+            status, answer = rest.target("down", "deflate", TARGET_MIB)
+            assert status == 202, answer
+        assert answer["promised"]["memory_mib"] == pytest.approx(before_mib - TARGET_MIB, abs=15)
         done = rest.finished("down")
         after_mib = service.pss_mib()
         assert done["state"] == "released", done

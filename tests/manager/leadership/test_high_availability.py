@@ -161,7 +161,6 @@ async def test_a_killed_leader_is_followed_by_the_other_and_every_accepted_reque
         finally:
             await stream.end()
         operations = {name: await client.wait(await client.operation(name), limit_s=60) for name in stream.accepted}
-        assert set(stream.accepted) == set(operations), "a request that was accepted was forgotten"
         failed = {name: row.sentence for name, row in operations.items() if row.state is not OperationState.DONE}
         # One that is deleted while its place is looked for is called off.
         called_off = {name.replace("delete", "create") for name in operations if name.startswith("delete-")}

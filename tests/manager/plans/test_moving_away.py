@@ -146,7 +146,8 @@ def test_one_that_is_still_moving_when_time_is_up_is_left_alone() -> None:
     late = Moved(32.5, False, "low-1 is still moving to b")
     moving = at_a(low("low-1", LEAST, state=VMState.MIGRATING), low("low-2", LEAST), at=32.5, room=0.1)
     instruction = after(*RECLAIMED, SHRUNK, late, moving).state.instruction
-    assert not isinstance(instruction, Preempt) or instruction.vm == "low-2"
+    assert isinstance(instruction, Preempt)
+    assert instruction.vm == "low-2"
 
 
 def test_a_placement_that_is_called_off_meanwhile_gives_back_what_it_took() -> None:
