@@ -385,4 +385,6 @@ def test_once_some_have_gone_no_more_go_in_the_place_of_what_one_whose_call_fail
     short = step.state.next_step(there(*left, cpu_cores=8.95)).state
     assert isinstance(short, PlacementPlan)
     assert (short.instruction.do, short.victims) == ("reinflate", state.victims)
-    assert "tiny could not be deflated" in short.next_step(ended("reinflate")).state.instruction.sentence
+    end = short.next_step(ended("reinflate")).state.instruction
+    assert isinstance(end, Finish)
+    assert "tiny could not be deflated" in end.sentence
