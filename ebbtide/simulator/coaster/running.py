@@ -25,7 +25,7 @@ METRICS: Final = (
     *("short_completion_mean_s", "long_completion_mean_s", "short_tasks", "long_work_share", "servers_on_demand"),
     *("utilisation", "transient_most", "transient_peak", "transient_mean", "transient_lifetime_mean_h"),
     *("transient_lifetime_max_h", "probes_void", "span_h", "arrivals_h", "normalised_mean", "saving"),
-    *("transient_all_mean", "saving_all", "saving_asked"),
+    *("saving_asked", "transient_all_mean", "saving_all"),
 )
 POLICIES: Final = ("eagle", "cloudcoaster", "by-wait", "always-on")
 #: Eagle as its paper tells it, and as its published simulator does it.
