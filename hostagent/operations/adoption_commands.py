@@ -14,7 +14,7 @@ from ebbtide.deflation.allocations import Priority, check_sizes
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.ordinary import STATS_PERIOD_S, is_fresh
 from ebbtide.deflation.floors import HARD_FLOOR
-from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.modes import HostEvent, HostMode
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.use import Use, minimum_cpu_cores, minimum_memory_mib, use_of
 from ebbtide.messages.adoptions import MEASURED_S, Adoptable
@@ -35,7 +35,7 @@ from hostagent.errors import (
     wrong_state,
 )
 from hostagent.libvirt.hypervisor import Candidate
-from hostagent.operations.lifecycle_commands import NEAR, give_up_change, stay_as_it_was
+from hostagent.operations.lifecycle_commands import NEAR, give_up_change, left_as_it_is, stay_as_it_was
 from hostagent.operations.operations import Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_present
 from hostagent.operations.respec import returning
@@ -267,57 +267,60 @@ class AdoptionCommands:
                 f"the memory of {vm.name} is saved as it is: start it first, or remove what is saved", "name"
             )
 
-    async def _release(
+    async def _release(self, operation: Operation, vm: ManagedVM, deadline_s: float, request: Request) -> Operation:
+        async with vm.lock:
+            return await self._release_locked(operation, vm, deadline_s, request)
+
+    async def _release_locked(
         self, operation: Operation, vm: ManagedVM, deadline_s: float, request: Request | None
     ) -> Operation:
         """:param request: None: an earlier agent had begun, and the intent is half way."""
         host = self._host
-        async with vm.lock:
-            check_present(host, vm)
-            before = vm.intent.adopted
-            if before is None:
-                raise wrong_state(f"{vm.name} was made here: it can be deleted, not released", "name")
-            await self._check_not_saved(vm)
-            old, current = vm.intent.was or vm.intent.spec, vm.allocation().current
-            size = (before.size or old.nominal).vector()
-            # A resize may have changed what it is sold; what it gets back is what it had when it was adopted.
-            differs = vm.intent.phase in RESIZING or not (size.fits_in(current + NEAR) and current.fits_in(size + NEAR))
-            resizes = vm.running and differs
-            states = await host.domain_states()
-            paused = states.get(vm.domain) == "paused"
-            if paused and differs and not resizes and vm.intent.phase not in PAUSED_BY_US:
-                raise wrong_state(
-                    f"another program has paused {vm.name}: what was taken from it can be given back once it runs",
-                    "name",
-                )
-            if request is not None:
-                target = size if resizes else None
-                await self._begin_release(vm, returning(old, size), target, request.cause(current))
-            outcomes = []
-            if resizes:
-                outcomes.append(await host.resize_one(vm, deadline_s))
-                reached = vm.intent.committed.vector()
-                if vm.intent.phase in RESIZING or not (size.fits_in(reached + NEAR) and reached.fits_in(size + NEAR)):
-                    return await self._kept(operation, vm, old, outcomes[0])
-            try:
-                # However it is started later, it comes up as it was.
-                await host.hypervisor.prepare_start(vm.domain, size)
-                if vm.intent.phase in PAUSED_BY_US and paused:
-                    # While it still bears our intent: after that no agent would let it run if this one were killed.
-                    await host.hypervisor.resume(vm.domain)
-                await host.hypervisor.adoption.give_back(vm.domain, before)
-            except HypervisorError:
-                await host.mark_failed(operation.request_id)
-                with contextlib.suppress(HypervisorError):
-                    await stay_as_it_was(host, vm, old, operation.request_id)
-                raise
-            try:
-                if vm.intent.phase is not Phase.STOPPED:
-                    await host.record_change(vm.name, size, ZERO, operation.request_id)
-            except JournalError as error:
-                # It is its owner's again, and nothing may be taken from it any more.
-                log.warning("a release was not told", vm=vm.name, why=str(error))
-            await host.drop(vm)
+        check_present(host, vm)
+        before = vm.intent.adopted
+        if before is None:
+            raise wrong_state(f"{vm.name} was made here: it can be deleted, not released", "name")
+        await self._check_not_saved(vm)
+        old, current = vm.intent.was or vm.intent.spec, vm.allocation().current
+        size = (before.size or old.nominal).vector()
+        # A resize may have changed what it is sold; what it gets back is what it had when it was adopted.
+        differs = vm.intent.phase in RESIZING or not (size.fits_in(current + NEAR) and current.fits_in(size + NEAR))
+        resizes = vm.running and differs
+        states = await host.domain_states()
+        paused = states.get(vm.domain) == "paused"
+        if paused and differs and not resizes and vm.intent.phase not in PAUSED_BY_US:
+            raise wrong_state(
+                f"another program has paused {vm.name}: what was taken from it can be given back once it runs",
+                "name",
+            )
+        if request is not None:
+            target = size if resizes else None
+            await self._begin_release(vm, returning(old, size), target, request.cause(current))
+        outcomes = []
+        if resizes:
+            outcomes.append(await host.resize_one(vm, deadline_s))
+            reached = vm.intent.committed.vector()
+            if vm.intent.phase in RESIZING or not (size.fits_in(reached + NEAR) and reached.fits_in(size + NEAR)):
+                return await self._kept(operation, vm, old, outcomes[0])
+        try:
+            # However it is started later, it comes up as it was.
+            await host.hypervisor.prepare_start(vm.domain, size)
+            if vm.intent.phase in PAUSED_BY_US and paused:
+                # While it still bears our intent: after that no agent would let it run if this one were killed.
+                await host.hypervisor.resume(vm.domain)
+            await host.hypervisor.adoption.give_back(vm.domain, before)
+        except HypervisorError:
+            await host.mark_failed(operation.request_id)
+            with contextlib.suppress(HypervisorError):
+                await stay_as_it_was(host, vm, old, operation.request_id)
+            raise
+        try:
+            if vm.intent.phase is not Phase.STOPPED:
+                await host.record_change(vm.name, size, ZERO, operation.request_id)
+        except JournalError as error:
+            # It is its owner's again, and nothing may be taken from it any more.
+            log.warning("a release was not told", vm=vm.name, why=str(error))
+        await host.drop(vm)
         sentence = f"{vm.domain} is as it was when it was adopted, and is not looked after any more"
         host.note(vm.name, DecisionKind.REMOVE, sentence, {})
         return done(operation, sentence, *outcomes)
@@ -355,10 +358,14 @@ class AdoptionCommands:
         if vm.intent.was is None:
             # It had ended, or it would be gone.
             return partly_done(operation, f"{vm.name} was not given back: {vm.summary().sentence}")
-        if vm.intent.phase in RESIZING:
-            await vm.wait_for_hello(HELLO_S)
         try:
-            return await self._release(operation, vm, float(cause_of(vm).body["deadline_s"]), None)
+            # From the start on: half way a fixed VM counts as one that gives.
+            async with vm.lock:
+                if vm.intent.phase in RESIZING:
+                    if self._host.modes.mode is HostMode.PAUSED:
+                        return await left_as_it_is(self._host, operation, vm, vm.intent.was)
+                    await vm.wait_for_hello(HELLO_S)
+                return await self._release_locked(operation, vm, float(cause_of(vm).body["deadline_s"]), None)
         except HostAgentError:
             await give_up_change(self._host, vm, operation.request_id)
             raise

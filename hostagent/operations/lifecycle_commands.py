@@ -386,28 +386,33 @@ class LifecycleCommands:
 
         return await self._requests.take("resize", command, accept, name=name)
 
-    async def _resize(
-        self, operation: Operation, vm: ManagedVM, command: SpecCommand, request: Request | None
-    ) -> Operation:
-        """:param request: None: an earlier agent had begun, and the intent is half way."""
+    async def _resize(self, operation: Operation, vm: ManagedVM, command: SpecCommand, request: Request) -> Operation:
         until = now() + command.deadline_s
         async with self._host.locked_until(vm, until):
-            check_present(self._host, vm)
-            # A template or XML cannot be changed by a resize.
-            new = command.spec.model_copy(update={"template": vm.intent.spec.template, "xml": None})
-            if vm.intent.phase in _OFF and not vm.running and not vm.paused:
-                return await self._resize_off(operation, vm, new, request)
-            self._host.check_resizable(vm)
-            old, current = vm.intent.spec, vm.allocation().current
-            if request is None:
-                old, current = vm.intent.was or old, cause_of(vm).before.vector()
-            most = (await self._host.hypervisor.sizes.most(vm.domain)).larger(current)
-            way = respec(old, new, current, most)
-            if way.at_next_start is not None and vm.intent.adopted is not None:
-                raise no_room(f"the running domain has no room for {way.why}, and is not ours to define")
-            if request is not None:
-                await self._begin_resize(vm, way, request.cause(current))
-            return await self._settle_spec(operation, vm, way, old, left(until))
+            return await self._resize_locked(operation, vm, command, request, until)
+
+    async def _resize_locked(
+        self, operation: Operation, vm: ManagedVM, command: SpecCommand, request: Request | None, until: float
+    ) -> Operation:
+        """:param request: None: an earlier agent had begun, and the intent is half way."""
+        check_present(self._host, vm)
+        # A template or XML cannot be changed by a resize.
+        new = command.spec.model_copy(update={"template": vm.intent.spec.template, "xml": None})
+        if vm.intent.phase in _OFF and not vm.running and not vm.paused:
+            return await self._resize_off(operation, vm, new, request)
+        old, current = vm.intent.spec, vm.allocation().current
+        if request is None:
+            old, current = vm.intent.was or old, cause_of(vm).before.vector()
+            if not self._host.modes.does(HostEvent.UNFINISHED):
+                return await left_as_it_is(self._host, operation, vm, old)
+        self._host.check_resizable(vm)
+        most = (await self._host.hypervisor.sizes.most(vm.domain)).larger(current)
+        way = respec(old, new, current, most)
+        if way.at_next_start is not None and vm.intent.adopted is not None:
+            raise no_room(f"the running domain has no room for {way.why}, and is not ours to define")
+        if request is not None:
+            await self._begin_resize(vm, way, request.cause(current))
+        return await self._settle_spec(operation, vm, way, old, left(until))
 
     async def _begin_resize(self, vm: ManagedVM, way: Respec, cause: Cause) -> None:
         """Store what is going to happen.
@@ -516,10 +521,12 @@ class LifecycleCommands:
             return self._as_found(operation, vm)
         cause = cause_of(vm)
         command = SpecCommand.model_validate({key: cause.body[key] for key in ("request_id", "spec", "deadline_s")})
-        if vm.intent.phase in RESIZING:
-            await vm.wait_for_hello(HELLO_S)
         try:
-            return await self._resize(operation, vm, command, None)
+            # From the start on: half way a fixed VM counts as one that gives.
+            async with vm.lock:
+                if vm.intent.phase in RESIZING:
+                    await vm.wait_for_hello(HELLO_S)
+                return await self._resize_locked(operation, vm, command, None, now() + command.deadline_s)
         except HostAgentError:
             await give_up_change(self._host, vm, operation.request_id)
             raise
@@ -546,6 +553,13 @@ async def stay_as_it_was(host: Host, vm: ManagedVM, old: VMSpec, request_id: str
     except HypervisorError:
         await host.mark_failed(request_id)
         raise
+
+
+async def left_as_it_is(host: Host, operation: Operation, vm: ManagedVM, old: VMSpec) -> Operation:
+    """The end of a change that an earlier agent had begun, on a host that is not to go on with it; under its lock."""
+    await stay_as_it_was(host, vm, old, operation.request_id)
+    reached = vm.intent.committed.vector()
+    return partly_done(operation, f"{vm.name} stays what it was and has {reached}: {host.modes.sentence}")
 
 
 async def give_up_change(host: Host, vm: ManagedVM, request_id: str) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ebbtide.deflation.allocations import Priority
+from ebbtide.messages.commands import ReclaimCommand
+from ebbtide.messages.common import Vector
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, succeeding
 from tests.hostagent.doing import reclaim, report
 from tests.hostagent.operations.test_lifecycle import start, stop
+from tests.hostagent.operations.test_modes import set_mode
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -165,6 +169,60 @@ async def test_a_resize_that_was_cut_off_by_a_kill_comes_to_its_end(
         ended = await successor.requests.operations.get("resize", 10)
         assert ended is not None
         assert ended.state == "done", ended.sentence
+
+
+async def half_resized(command: Command, agent: Agent, world: World, mode: str = "active") -> Domain:
+    """A fixed VM, as a kill after the first write of its resize to 768 MiB would leave it; its guest is silent."""
+    fixed = low_vm("low-1", priority="fixed", minimum={})
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": fixed})
+    (domain,) = world.domains.values()
+    old = Intent.model_validate_json(domain.intent)
+    smaller = fixed | {"nominal": {"cpu_cores": 2.0, "memory_mib": 768.0}}
+    body = {"request_id": "resize", "spec": smaller, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/low-1/spec", body)).state == "done"
+    await set_mode(command, mode)
+    await agent.close()
+    now = Intent.model_validate_json(domain.intent)
+    meanwhile = old.spec.model_copy(update={"priority": Priority.DEFLATABLE})
+    change = {"was": old.spec, "spec": meanwhile, "target": now.target, "cause": now.cause, "generation": 2}
+    domain.intent = old.changed(phase=Phase.DEFLATING, **change).model_dump_json()
+    domain.plugged_mib, domain.online, domain.quota, domain.cap = 512.0, {0, 1, 2}, None, None
+    world.guests_answer = False
+    return domain
+
+
+async def test_while_a_resize_that_was_cut_off_waits_for_its_guest_a_fixed_vm_gives_nothing(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    domain = await half_resized(command, agent, world)
+    async with succeeding(world, tmp_path) as successor:
+        need = ReclaimCommand(request_id="r", need=Vector(cpu_cores=1.0), deadline_s=1.0)
+        asked = await successor.sizes.reclaim(need)
+        ended = await successor.requests.operations.get(asked.request_id, 10)
+        assert ended is not None
+        assert ended.state != "done"
+        assert (domain.quota, domain.cap) == (None, None)
+        world.guests_answer = True
+        resized = await successor.requests.operations.get("resize", 20)
+        assert resized is not None
+        assert resized.state == "done", resized.sentence
+        intent = successor.host.vm("low-1").intent
+        assert (intent.was, intent.spec.priority, intent.committed.memory_mib) == (None, Priority.FIXED, 768.0)
+
+
+async def test_a_resize_that_was_cut_off_is_given_up_on_a_host_that_is_paused_by_now(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    domain = await half_resized(command, agent, world, "paused")
+    world.guests_answer = True
+    async with succeeding(world, tmp_path) as successor:
+        ended = await successor.requests.operations.get("resize", 20)
+        assert ended is not None
+        assert ended.state == "partial"
+        assert "low-1 stays what it was and has 3 cores, 1024 MiB: host-a is paused" in ended.sentence
+        assert (domain.bound_mib, domain.cap) == (1024.0, None)
+        intent = successor.host.vm("low-1").intent
+        assert (intent.was, intent.spec.priority, intent.phase) == (None, Priority.FIXED, Phase.SETTLED)
 
 
 async def test_a_vm_that_is_off_is_resized_at_once(client: Client, command: Command, two_vms: list[Domain]) -> None:
