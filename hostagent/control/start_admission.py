@@ -77,7 +77,8 @@ async def charge_memory(host: Host, vm: ManagedVM) -> tuple[bool, dict[str, floa
     inputs = {"committed_mib": committed.memory_mib, "more_mib": round(more_mib, 1), "free_mib": round(free_mib, 1)}
     if more_mib <= SLACK.memory_mib:
         return True, inputs
-    if more_mib > free_mib:
+    # What it is charged with already is no part of what is free.
+    if more_mib - max(vm.allocation().current.memory_mib - committed.memory_mib, 0.0) > free_mib:
         return False, inputs
     # In the turn in which the room was found: no other operation counts on it while this is being written.
     await _charge(vm, committed.memory_mib + more_mib)

@@ -120,7 +120,7 @@ class DriftRepair:
         # Where the VMs hold more than there is, one that has more than was agreed is asked for it again.
         wanted = committed.smaller(record.intent.target.vector()) if resizer.host.is_overcommitted() else committed
         resizer.bound = sight.bound
-        self._charge(committed, sight)
+        self._charge(committed, sight, bool(leave) or self.looks == 0)
         needed = repairs(wanted, nominal, sight, cpu_shares(spec.priority, spec.nominal.cpu_cores))
         now = _now()
         self.looks += 1
@@ -152,14 +152,14 @@ class DriftRepair:
             return needed
         return ()
 
-    def _charge(self, committed: ResourceVector, sight: Sight) -> None:
+    def _charge(self, committed: ResourceVector, sight: Sight, whole: bool) -> None:
         """Charge the VM with what it holds beyond its committed size."""
         record, bound = self._resizer.record, sight.bound.size
-        before, record.beyond = record.beyond, held_beyond(committed, record.beyond, sight)
+        before, record.beyond = record.beyond, held_beyond(committed, record.beyond, sight, whole)
         if before.is_zero() and not record.beyond.is_zero():
             self._note(
-                f"it holds {bound.cpu_cores:g} cores and {bound.memory_mib:g} MiB, more than is committed, and its "
-                "guest is silent: it is charged with that until it is measured again",
+                f"it holds {bound.cpu_cores:g} cores and {bound.memory_mib:g} MiB, more than is committed: it is "
+                "charged with that until it is taken, or measured again",
                 kind=DecisionKind.DRIFT,
             )
 

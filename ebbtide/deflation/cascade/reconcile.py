@@ -106,17 +106,18 @@ def held_below(minimum_cores: float, sight: Sight) -> float | None:
     return left if left < min(minimum_cores, float(cpus)) - SLACK.cpu_cores else None
 
 
-def held_beyond(committed: ResourceVector, before: ResourceVector, sight: Sight) -> ResourceVector:
+def held_beyond(committed: ResourceVector, before: ResourceVector, sight: Sight, whole: bool = False) -> ResourceVector:
     """What a VM is charged with that it holds beyond its committed size, as one may that was started past us.
 
     From a silent guest no memory is taken; once it speaks, what it was charged with stays until that is taken or gone.
 
     :param before: what it was charged with until now.
+    :param whole: all of it, since nothing is taken, or it is not known what it was charged with.
     """
     bound = sight.bound.size
     held = {name: bound[name] for name in ("cpu_cores", "memory_mib") if bound[name] > committed[name] + SLACK[name]}
     found = ResourceVector(**held)
-    return found.smaller(before) if sight.online_known or sight.memory_known else found
+    return found.smaller(before) if (sight.online_known or sight.memory_known) and not whole else found
 
 
 def lacks_memory(bound: Bound, memory_mib: float) -> bool:

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ebbtide.messages.commands import ModeCommand
+from ebbtide.messages.commands import CreateCommand, ModeCommand
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMSpec
 from hostagent.operations import mode_commands
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.conftest import Command, low_vm, succeeding
+from tests.hostagent.operations.test_modes import set_mode
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -95,3 +97,40 @@ async def test_what_its_guest_keeps_beyond_what_it_is_sold_stays_charged(
         domain.used_mib = 80.0
         await until(lambda: domain.bound_mib == 400.0, limit_s=60)
         await until(lambda: host.free().memory_mib == CAPACITY.memory_mib - 400.0 - OVERHEAD_MIB)
+
+
+async def test_what_it_is_charged_with_does_not_count_against_it_when_it_goes_on(
+    command: Command, agent: Agent, world: World, tmp_path: Path
+) -> None:
+    """On a host that is full another program pauses it and lets it go on, as for a snapshot."""
+    domain = await restarted(command, agent, world)
+    async with succeeding(world, tmp_path) as successor:
+        host, vm = successor.host, successor.host.vms["low-1"]
+        await until(lambda: host.free().memory_mib == CAPACITY.memory_mib - 512.0 - OVERHEAD_MIB)
+        rest = {"cpu_cores": 1.0, "memory_mib": host.free().memory_mib - OVERHEAD_MIB - 10.0}
+        high = VMSpec.model_validate(low_vm("high", priority="fixed", minimum={}, nominal=rest))
+        asked = await successor.creations.create(CreateCommand(request_id="h", vm=high))
+        made = await successor.requests.operations.get(asked.request_id, 20)
+        assert made is not None
+        assert made.state == "done", made.sentence
+        domain.state = "paused"
+        await until(lambda: vm.paused)
+        domain.state = "running"
+        await until(lambda: vm.running and domain.state == "running")
+        assert host.free().memory_mib == 10.0
+
+
+async def test_on_a_paused_host_what_it_holds_is_charged_though_its_guest_speaks(
+    command: Command, agent: Agent, world: World
+) -> None:
+    assert (await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})).state == "done"
+    host, vm, domain = agent.host, agent.host.vms["low-1"], world.domains[LOW]
+    await until(lambda: vm.link.connected)
+    smaller = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 3.0, "memory_mib": 512.0}}
+    assert (await command("PUT", "/v1/vms/low-1/target", smaller)).state == "done"
+    await set_mode(command, "paused")
+    domain.plugged_mib = 512.0
+    await until(lambda: host.free().memory_mib == CAPACITY.memory_mib - 1024.0 - OVERHEAD_MIB)
+    await set_mode(command, "active")
+    await until(lambda: host.free().memory_mib == CAPACITY.memory_mib - 512.0 - OVERHEAD_MIB, limit_s=30)
+    assert domain.bound_mib == 512.0
