@@ -21,7 +21,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
 from hostagent.clock import now
-from hostagent.control.start_admission import charge_memory, turn_off_again
+from hostagent.control.start_admission import admit_later, charge_memory, turn_off_again
 from hostagent.errors import (
     DomainGone,
     HostAgentError,
@@ -317,7 +317,7 @@ class LifecycleCommands:
         except Exception:
             # Nor does a later agent carry it out, or say that it came about.
             await host.mark_failed(operation.request_id)
-            await (self._admit_later(vm) if keep else self._off_again(vm))
+            await (admit_later(host, vm) if keep else self._off_again(vm))
             raise
         # It runs, and what cannot be written now is no reason to end it.
         size = vm.allocation().current
@@ -334,21 +334,14 @@ class LifecycleCommands:
         host.changed.set()
         return done(operation, sentence)
 
-    async def _admit_later(self, vm: ManagedVM) -> None:
-        """Have the reconciler hold a VM to its size that was on already, as one that was started from outside."""
-        await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING, saved_mib=None))
-        await self._host.tell_growth(vm, vm.allocation().current, cause_of(vm).request_id)
-        vm.start()
-        vm.request_check()
-
     async def _off_again(self, vm: ManagedVM) -> None:
-        """A VM that could not be started is off; where even that fails, it stays charged until it is."""
+        """A VM that could not be started is off, unless it runs; where that fails it stays charged until it is."""
         try:
             await turn_off_again(self._host, vm)
         except DomainGone:
             await self._host.drop(vm)
         except HostAgentError as error:
-            # The reconciler turns it off.
+            # The reconciler turns it off, unless it runs.
             await self._decide(vm, vm.intent.changed(phase=Phase.STOPPING))
             self._host.note(vm.name, DecisionKind.STOPPED, f"it could not be stopped again yet: {error}", {})
             vm.request_check()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ebbtide.messages.commands import Command as Deletion
+from hostagent.errors import HypervisorError
 from hostagent.operations import lifecycle_commands, resuming
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
@@ -99,6 +101,40 @@ async def test_a_vm_that_another_program_has_just_started_is_kept_where_it_canno
     await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
     methods = [method for method, _ in world.calls]
     assert (domain.state, methods.count("shut_down")) == ("running", 0)
+    last = [method for method in methods if method in ("suspend", "set_quota", "resume")][-3:]
+    assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told at once", "told later"])
+async def test_a_vm_that_another_program_starts_while_it_is_being_started_goes_on_though_that_start_fails(
+    command: Command,
+    host: Host,
+    world: World,
+    two_vms: list[Domain],
+    monkeypatch: pytest.MonkeyPatch,
+    is_told: bool,
+) -> None:
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+
+    async def too_late(name: str, intent: Intent) -> None:
+        world.domains[name].state = "running"
+        if not is_told:
+            world.failures["domains"] = "no connection"
+        raise HypervisorError("domain is already running")
+
+    monkeypatch.setattr(host.hypervisor, "start", too_late)
+    world.calls.clear()
+    failed = await start(command)
+    assert (failed.state, failed.sentence) == ("failed", "domain is already running")
+    assert vm.intent.phase is (Phase.ADMITTING if is_told else Phase.STOPPING)
+    assert not vm.allocation().charge.is_zero()
+    world.failures.clear()
+    await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
+    methods = [method for method, _ in world.calls]
+    assert (domain.state, methods.count("shut_down")) == ("running", 0)
+    told = host.journal.changes[-1]
+    assert (told.machine, told.cores_before, told.cores_after) == ("low-1", 0.0, 3.0)
     last = [method for method in methods if method in ("suspend", "set_quota", "resume")][-3:]
     assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
 
@@ -270,6 +306,25 @@ async def test_a_start_that_fails_and_cannot_be_undone_is_undone_later(
     await until(lambda: vm.intent.phase is Phase.STOPPED)
     assert domain.state == "stopped"
     assert (await start(command, request_id="second")).state == "done"
+
+
+async def test_a_vm_that_an_operator_lets_run_before_its_failed_start_could_be_undone_goes_on(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+    world.failures |= {"resume": "busy", "shut_down": "busy"}
+    assert (await start(command)).state == "failed"
+    assert (domain.state, vm.intent.phase) == ("paused", Phase.STOPPING)
+    vm.drift_repair.pace.not_before = math.inf
+    domain.state = "running"
+    world.failures.clear()
+    world.calls.clear()
+    await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
+    methods = [method for method, _ in world.calls]
+    assert (domain.state, methods.count("shut_down")) == ("running", 0)
+    last = [method for method in methods if method in ("suspend", "set_quota", "resume")][-3:]
+    assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
 
 
 async def test_a_start_that_was_answered_as_failed_is_not_carried_out_by_the_next_agent(
