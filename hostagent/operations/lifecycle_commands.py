@@ -94,12 +94,16 @@ class LifecycleCommands:
             if vm.intent.phase in MOVING:
                 raise busy(f"{name} is moving to another host; try again when it has", "name")
             vm.resizer.mark_terminating("it is being stopped")
-            return partial(self._stop, vm=vm, request=request)
+            return partial(self._stop, vm=vm, request=request, began=now())
 
         return await self._requests.take("stop", command, accept, name=name)
 
-    async def _stop(self, operation: Operation, vm: ManagedVM, request: Request | None = None) -> Operation:
-        """:param request: None: an earlier agent had begun, and it stands in the intent."""
+    async def _stop(
+        self, operation: Operation, vm: ManagedVM, request: Request | None = None, began: float | None = None
+    ) -> Operation:
+        """:param request: None: an earlier agent had begun, and it stands in the intent.
+        :param began: when it was taken, by the loop's clock; None: by an earlier agent.
+        """
         host = self._host
         vm.resizer.mark_terminating("it is being stopped")
         try:
@@ -114,7 +118,7 @@ class LifecycleCommands:
                 cause = cause_of(vm)
                 try:
                     try:
-                        how = await self._power_off(vm, cause, resumed=request is None)
+                        how = await self._power_off(vm, cause, began)
                     except NoticeWithdrawn as error:
                         return await stays(operation, host, vm, error)
                     vm.running = False
@@ -176,15 +180,15 @@ class LifecycleCommands:
         with contextlib.suppress(HostAgentError):
             await vm.record.persist()
 
-    async def _power_off(self, vm: ManagedVM, cause: Cause, resumed: bool) -> str:
+    async def _power_off(self, vm: ManagedVM, cause: Cause, began: float | None) -> str:
         """Have a guest power off; where it is preempted, it is told first.
 
-        :param resumed: whether an earlier agent had begun; the guest's programs may run for it.
+        :param began: see `Ending.end`.
         :returns: how it ended, in words.
         """
         if cause.body.get("reason", "stop") == "stop":
             return await self._host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
-        return await self._ending.end(vm, cause, resumed)
+        return await self._ending.end(vm, cause, began)
 
     async def withdraw(self, name: str, command: WithdrawCommand) -> Operation:
         """Call off the preemption of a VM whose notice runs: it stays, and its guest is told.

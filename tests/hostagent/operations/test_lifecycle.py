@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ebbtide.messages.commands import Command as Deletion
 from hostagent.errors import HypervisorError
-from hostagent.operations import lifecycle_commands, resuming
+from hostagent.operations import ending, lifecycle_commands, resuming
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
+from hostagent.vm import notice
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent, succeeding
 from tests.hostagent.doing import reclaim, report
@@ -201,6 +204,16 @@ async def test_a_preempted_vm_is_told_and_keeps_its_disk_and_comes_up_at_another
     assert (await command("POST", "/v1/vms/low-1/start", begun)).state == "done"
     status = (await report(client)).vms[0]
     assert (status.current.cpu_cores, status.current.memory_mib) == (1.0, 512.0), "no less than it boots with"
+
+
+async def test_a_notice_is_as_long_as_promised_though_the_clock_is_set_meanwhile(
+    command: Command, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "time", SimpleNamespace(time=lambda: time.time() + 3600.0))
+    monkeypatch.setattr(notice, "POLLED_S", 0.1)
+    body = {"request_id": "p", "limit_s": 60.0, "reason": "shortfall"}
+    assert (await command("POST", "/v1/vms/low-1/stop", body)).state == "done"
+    assert 30.0 < world.notices[0]["seconds_left"] <= 60.0
 
 
 async def test_a_vm_that_is_preempted_for_good_is_told_first(
