@@ -354,10 +354,12 @@ class LifecycleCommands:
         async with vm.lock:
             if self._host.has_failed(operation):
                 if vm.intent.phase is Phase.STARTING:
-                    # One that runs was let run by another program, and goes on. Written: it is paused next.
-                    runs = await state_of(self._host, vm) == "running"
-                    await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPING))
-                    vm.request_check()
+                    if await state_of(self._host, vm) == "running":
+                        # Let run by another program, it goes on. Written: it is paused next.
+                        await admit_later(self._host, vm)
+                    else:
+                        await self._decide(vm, vm.intent.changed(phase=Phase.STOPPING))
+                        vm.request_check()
                 return failed(operation, f"{vm.name} could not be started, as was answered before this agent started")
             if vm.intent.phase is not Phase.STARTING:
                 return self._as_found(operation, vm)

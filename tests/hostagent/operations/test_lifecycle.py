@@ -163,6 +163,7 @@ async def test_a_vm_that_runs_though_its_start_was_answered_as_failed_is_held_to
         settled = Phase.SETTLED if state == "running" else Phase.STOPPED
         await until(lambda: successor.host.vm("low-1").intent.phase is settled)
         assert domain.state == state
+        assert successor.host.journal.last_cores("low-1") == (3.0 if state == "running" else 0.0)
         ended = await successor.requests.operations.get("start", 10)
         assert ended is not None
         assert ended.state == "failed"
