@@ -218,6 +218,12 @@ class LibvirtConnection:
         """
         return await self.call(lambda c: c.read(domain, function), modifies=domain)
 
+    async def ended(self, domain: str) -> None:
+        """Wait until no call changes the domain any more, also none that was given up but goes on in its thread."""
+        if (lock := self._locks.get(domain)) is not None:
+            async with lock:
+                pass
+
     def forget(self, domain: str) -> None:
         """Keep no lock for a domain that is gone."""
         lock = self._locks.get(domain)

@@ -264,8 +264,8 @@ class Reconciler:
         if vm.record.uncertain and summary.state != "running":
             await vm.record.persist()
         if vm.intent.phase is Phase.STOPPING and vm.intent.cause is not None and vm.intent.cause.kind == "start":
-            if summary.state == "stopped":
-                vm.drift_repair.pace.held()  # there is nothing left to refuse
+            if summary.state != "paused":
+                vm.drift_repair.pace.held()  # there is nothing left to refuse, or it runs and is kept
             await self._paced(vm, DecisionKind.STOPPED, "turned off", partial(turn_off_again, self._host))
             return
         if vm.intent.phase is Phase.ARRIVING and summary.state == "running":

@@ -8,6 +8,7 @@ balloon, which only a running guest can fill) must fit into what is free, or the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
@@ -155,14 +156,30 @@ async def _charge_all(host: Host, vm: ManagedVM) -> dict[str, float]:
     return inputs
 
 
+async def admit_later(host: Host, vm: ManagedVM) -> None:
+    """Have the reconciler hold a VM to its size that is on although its start failed, as one started from outside."""
+    assert vm.intent.cause is not None
+    vm.record.intent = vm.intent.changed(phase=Phase.ADMITTING, saved_mib=None)
+    # What cannot be written now, the reconciler writes later.
+    with contextlib.suppress(HostAgentError):
+        await vm.record.persist()
+    await host.tell_growth(vm, vm.allocation().current, vm.intent.cause.request_id)
+    vm.start()
+    vm.request_check()
+
+
 async def turn_off_again(host: Host, vm: ManagedVM) -> None:
     """Have a VM off whose start failed. Under its lock; until it is off it is STOPPING, and charged.
 
-    One that was suspended and could not go on is saved again; as long as that fails it stays paused.
+    One that was suspended and could not go on is saved again; as long as that fails it stays paused. One that runs may
+    have worked since another program let it run: it goes on.
 
     :raises DomainGone: there is nothing to turn off.
     :raises HypervisorError: it may still be on; the reconciler tries again.
     """
+    if (await host.domain_states()).get(vm.domain) == "running":
+        await admit_later(host, vm)
+        return
     saved_mib = vm.intent.saved_mib
     if saved_mib is not None:
         try:

@@ -58,6 +58,9 @@ class MemoryLimits:
         #: Swap claimed by limits that are on their way, MiB by domain.
         self._claims: dict[str, float] = {}
         self._claiming = asyncio.Lock()
+        #: The same by limits that were given up while libvirt may still set them.
+        self._late: dict[str, float] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         #: The group of each running domain, and which run of it that is.
         self._groups: dict[str, tuple[tuple[int, int], MemoryGroup]] = {}
         #: Domains that stood still at their limits when they were last looked at.
@@ -88,11 +91,31 @@ class MemoryLimits:
         async with self._claiming:
             if reason := await self._unbacked(domain, vm.footprint, limit_mib, strict=True):
                 return reason
-            self._claims[domain] = vm.footprint.claim_mib(limit_mib)
+            self._claims[domain] = claim_mib = vm.footprint.claim_mib(limit_mib)
         try:
             return await self._approach(domain, vm, limit_mib, until)
+        except (HypervisorTimeout, asyncio.CancelledError):
+            self._claim_late(domain, claim_mib)
+            raise
         finally:
             self._claims.pop(domain, None)
+
+    def _claim_late(self, domain: str, claim_mib: float) -> None:
+        """Have no other limit count on swap that one may need which libvirt may still set, until it has or will not."""
+        is_waited_for = domain in self._late
+        self._late[domain] = max(self._late.get(domain, 0.0), claim_mib)
+        if is_waited_for:
+            return
+
+        async def until_ended() -> None:
+            try:
+                await self._connection.ended(domain)
+            finally:
+                del self._late[domain]
+
+        task = asyncio.create_task(until_ended(), name=f"a late limit of {domain}")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def lift(self, domain: str) -> None:
         """Take the limit away: in the cgroup at once, then in libvirt, whose domain may be busy.
@@ -156,7 +179,8 @@ class MemoryLimits:
             if vm is None or vm.limit_mib is None or vm.limit_mib >= vm.footprint.touchable_mib:
                 continue
             with _logged(domain):
-                if reason := await self._why_unbacked(domain, vm.footprint, vm.limit_mib, known, lifted):
+                claims = self._claimed()
+                if reason := await self._why_unbacked(domain, vm.footprint, vm.limit_mib, known, claims, lifted):
                     await lift(domain, reason)
         # No limit that must go waits for a libvirt that does not answer, nor does the next look.
         for domain in telling:
@@ -168,10 +192,11 @@ class MemoryLimits:
         return lifted
 
     async def close(self) -> None:
-        """Nothing is told any more."""
-        for task in self._telling:
+        """Nothing is told or waited for any more."""
+        tasks = [*self._telling, *self._ending]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stands_still(self, domain: str, group: MemoryGroup) -> str:
         """Why the limit must go, if the VM stood still at it before; the first time it is made to try again."""
@@ -322,10 +347,12 @@ class MemoryLimits:
         :param strict: the limit is a new one: what others count on must be known.
         :raises HypervisorError: it is not known.
         """
+        # First: one that comes into force while the others are looked at is among the ones or the others.
+        claims = self._claimed()
         limited = await LIMITS.run(self._limited, OURS)
         limited.pop(domain, None)
         if not strict:
-            return await self._why_unbacked(domain, vm, limit_mib, await self._known(limited))
+            return await self._why_unbacked(domain, vm, limit_mib, await self._known(limited), claims)
         known: dict[str, LimitedVM] = {}
         for other in limited:
             try:
@@ -333,7 +360,11 @@ class MemoryLimits:
             except HypervisorError:
                 if other in await LIMITS.run(self._limited, OURS):
                     raise  # else it has just ended
-        return await self._why_unbacked(domain, vm, limit_mib, known)
+        return await self._why_unbacked(domain, vm, limit_mib, known, claims)
+
+    def _claimed(self) -> dict[str, float]:
+        """Swap claimed by limits that are on their way, or may still be, MiB by domain."""
+        return {name: max(self._claims.get(name, 0.0), self._late.get(name, 0.0)) for name in self._claims | self._late}
 
     async def _why_unbacked(
         self,
@@ -341,9 +372,10 @@ class MemoryLimits:
         vm: Footprint,
         limit_mib: float,
         known: Mapping[str, LimitedVM],
+        claims: Mapping[str, float],
         without: Collection[str] = (),
     ) -> str:
-        others = dict(self._claims)
+        others = dict(claims)
         for other, its in known.items():
             if its.limit_mib is not None:
                 claim = its.footprint.claim_mib(its.limit_mib)

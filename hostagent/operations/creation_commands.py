@@ -17,7 +17,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from hostagent.control.harvest import Harvest
 from hostagent.control.start_admission import adopt_new, check_new
-from hostagent.errors import DomainGone, HypervisorError, NoticeWithdrawn, already_exists, superseded
+from hostagent.errors import DomainGone, HypervisorError, JournalError, NoticeWithdrawn, already_exists, superseded
 from hostagent.operations.ending import end_of_notice, stays
 from hostagent.operations.operations import WRITE_AGAIN_S, Run, done, failed, partly_done
 from hostagent.operations.requests import Requests, answer, cause_of, check_not_arrived, left
@@ -200,6 +200,7 @@ class CreationCommands:
                             how = await self._tell(vm, cause)
                         except NoticeWithdrawn as error:
                             return await stays(operation, self._host, vm, error, cause=kept)
+                        told = vm.intent
                         with contextlib.suppress(DomainGone):
                             deleting = {"cause": cause, "committed": Vector.of(size), "told": ""}
                             await vm.record.store(phase=Phase.DELETING, **deleting)
@@ -209,8 +210,17 @@ class CreationCommands:
                         raise
                     # What fails now is tried again at once, however long a repair of it was to wait.
                     vm.request_check()
-                    await self._host.record_change(vm.name, size, ZERO, operation.request_id)
-                    await asyncio.to_thread(self._host.journal.add_deleted, operation.request_id)
+                    try:
+                        await self._write_down(vm, size, operation.request_id)
+                    except JournalError:
+                        # Nothing has been done to it, nor is it once there is room to write again.
+                        if before.phase is not Phase.DELETING:
+                            vm.record.intent = told
+                            await self._not_removed(vm, cause.request_id, kept)
+                            # What cannot be written now, the reconciler writes later.
+                            with contextlib.suppress(HypervisorError):
+                                await vm.record.persist()
+                        raise
                     await self._host.forget(vm)
         finally:
             vm.resizer.terminating = ""
@@ -221,6 +231,18 @@ class CreationCommands:
             vm.name, DecisionKind.REMOVE, sentence, {"request_id": operation.request_id, "size": sizes(size)}
         )
         return done(operation, sentence)
+
+    async def _write_down(self, vm: ManagedVM, size: ResourceVector, request_id: str) -> None:
+        """Have a VM's end in the journal before it comes.
+
+        :raises JournalError: it could not be written; it is as before.
+        """
+        await self._host.record_change(vm.name, size, ZERO, request_id)
+        try:
+            await asyncio.to_thread(self._host.journal.add_deleted, request_id)
+        except JournalError:
+            await self._host.tell_growth(vm, size, request_id)
+            raise
 
     async def _not_removed(self, vm: ManagedVM, request_id: str, cause: Cause | None) -> None:
         """Have a VM looked after whose deletion is answered as failed before it has begun.

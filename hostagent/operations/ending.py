@@ -27,7 +27,8 @@ from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 from hostagent.vm.notice import give_notice
 
-#: A notice that a restart of the agent has cut off is at least so long, where so much was promised, seconds.
+#: A notice that a restart of the agent or another operation has cut off is at least so long, where so much was
+#: promised, seconds.
 LEAST_S: Final = 5.0
 #: Of the notice, what a VM that is to be suspended has to give memory back: what it gives need not be saved.
 DEFLATION_SHARE: Final = 1 / 4
@@ -41,16 +42,17 @@ class Ending:
         #: What the disk for saved memory took lately.
         self._rate_mib_s = PRIOR_MIB_S
 
-    async def end(self, vm: ManagedVM, cause: Cause, resumed: bool) -> str:
+    async def end(self, vm: ManagedVM, cause: Cause, began: float | None) -> str:
         """Have a VM off. Under its lock.
 
-        :param resumed: whether an earlier agent had begun; the guest's programs may run for it.
+        :param began: when its operation did, by the loop's clock; None: an earlier agent had begun, and the guest's
+            programs may run for it.
         :returns: how it ended, in words.
         :raises HypervisorError: it could not be turned off.
         :raises NoticeWithdrawn: it stays; its guest is still to be told.
         """
-        until = end_of_notice(cause, float(cause.body["limit_s"]))
-        if resumed and vm.running:
+        until = end_of_notice(cause, float(cause.body["limit_s"]), began)
+        if began is None and vm.running:
             await vm.wait_for_hello(left(until) / 3)
         said = ""
         if cause.body.get("suspend"):
@@ -124,9 +126,13 @@ class Ending:
                 await vm.resizer.reach_at_end(target, limit_s, Mode.ASK)
 
 
-def end_of_notice(cause: Cause, notice_s: float) -> float:
-    """When a notice ends that began when its operation did, by the loop's clock."""
-    return now() + max(notice_s - max(time.time() - cause.started_at, 0.0), min(notice_s, LEAST_S))
+def end_of_notice(cause: Cause, notice_s: float, began: float | None = None) -> float:
+    """When a notice ends that began when its operation did, by the loop's clock.
+
+    :param began: when that was; None: it is known by the wall clock only, which may have been set since.
+    """
+    passed_s = max(time.time() - cause.started_at, 0.0) if began is None else now() - began
+    return now() + max(notice_s - passed_s, min(notice_s, LEAST_S))
 
 
 async def stays(operation: Operation, host: Host, vm: ManagedVM, error: NoticeWithdrawn, **fields: object) -> Operation:

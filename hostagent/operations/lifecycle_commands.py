@@ -21,7 +21,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
 from hostagent.clock import now
-from hostagent.control.start_admission import charge_memory, turn_off_again
+from hostagent.control.start_admission import admit_later, charge_memory, turn_off_again
 from hostagent.errors import (
     DomainGone,
     HostAgentError,
@@ -94,12 +94,16 @@ class LifecycleCommands:
             if vm.intent.phase in MOVING:
                 raise busy(f"{name} is moving to another host; try again when it has", "name")
             vm.resizer.mark_terminating("it is being stopped")
-            return partial(self._stop, vm=vm, request=request)
+            return partial(self._stop, vm=vm, request=request, began=now())
 
         return await self._requests.take("stop", command, accept, name=name)
 
-    async def _stop(self, operation: Operation, vm: ManagedVM, request: Request | None = None) -> Operation:
-        """:param request: None: an earlier agent had begun, and it stands in the intent."""
+    async def _stop(
+        self, operation: Operation, vm: ManagedVM, request: Request | None = None, began: float | None = None
+    ) -> Operation:
+        """:param request: None: an earlier agent had begun, and it stands in the intent.
+        :param began: when it was taken, by the loop's clock; None: by an earlier agent.
+        """
         host = self._host
         vm.resizer.mark_terminating("it is being stopped")
         try:
@@ -114,7 +118,7 @@ class LifecycleCommands:
                 cause = cause_of(vm)
                 try:
                     try:
-                        how = await self._power_off(vm, cause, resumed=request is None)
+                        how = await self._power_off(vm, cause, began)
                     except NoticeWithdrawn as error:
                         return await stays(operation, host, vm, error)
                     vm.running = False
@@ -176,15 +180,15 @@ class LifecycleCommands:
         with contextlib.suppress(HostAgentError):
             await vm.record.persist()
 
-    async def _power_off(self, vm: ManagedVM, cause: Cause, resumed: bool) -> str:
+    async def _power_off(self, vm: ManagedVM, cause: Cause, began: float | None) -> str:
         """Have a guest power off; where it is preempted, it is told first.
 
-        :param resumed: whether an earlier agent had begun; the guest's programs may run for it.
+        :param began: see `Ending.end`.
         :returns: how it ended, in words.
         """
         if cause.body.get("reason", "stop") == "stop":
             return await self._host.hypervisor.shut_down(vm.domain, float(cause.body["limit_s"]))
-        return await self._ending.end(vm, cause, resumed)
+        return await self._ending.end(vm, cause, began)
 
     async def withdraw(self, name: str, command: WithdrawCommand) -> Operation:
         """Call off the preemption of a VM whose notice runs: it stays, and its guest is told.
@@ -317,7 +321,7 @@ class LifecycleCommands:
         except Exception:
             # Nor does a later agent carry it out, or say that it came about.
             await host.mark_failed(operation.request_id)
-            await (self._admit_later(vm) if keep else self._off_again(vm))
+            await (admit_later(host, vm) if keep else self._off_again(vm))
             raise
         # It runs, and what cannot be written now is no reason to end it.
         size = vm.allocation().current
@@ -334,21 +338,14 @@ class LifecycleCommands:
         host.changed.set()
         return done(operation, sentence)
 
-    async def _admit_later(self, vm: ManagedVM) -> None:
-        """Have the reconciler hold a VM to its size that was on already, as one that was started from outside."""
-        await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING, saved_mib=None))
-        await self._host.tell_growth(vm, vm.allocation().current, cause_of(vm).request_id)
-        vm.start()
-        vm.request_check()
-
     async def _off_again(self, vm: ManagedVM) -> None:
-        """A VM that could not be started is off; where even that fails, it stays charged until it is."""
+        """A VM that could not be started is off, unless it runs; where that fails it stays charged until it is."""
         try:
             await turn_off_again(self._host, vm)
         except DomainGone:
             await self._host.drop(vm)
         except HostAgentError as error:
-            # The reconciler turns it off.
+            # The reconciler turns it off, unless it runs.
             await self._decide(vm, vm.intent.changed(phase=Phase.STOPPING))
             self._host.note(vm.name, DecisionKind.STOPPED, f"it could not be stopped again yet: {error}", {})
             vm.request_check()
@@ -357,10 +354,12 @@ class LifecycleCommands:
         async with vm.lock:
             if self._host.has_failed(operation):
                 if vm.intent.phase is Phase.STARTING:
-                    # One that runs was let run by another program, and goes on. Written: it is paused next.
-                    runs = await state_of(self._host, vm) == "running"
-                    await self._decide(vm, vm.intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPING))
-                    vm.request_check()
+                    if await state_of(self._host, vm) == "running":
+                        # Let run by another program, it goes on. Written: it is paused next.
+                        await admit_later(self._host, vm)
+                    else:
+                        await self._decide(vm, vm.intent.changed(phase=Phase.STOPPING))
+                        vm.request_check()
                 return failed(operation, f"{vm.name} could not be started, as was answered before this agent started")
             if vm.intent.phase is not Phase.STARTING:
                 return self._as_found(operation, vm)

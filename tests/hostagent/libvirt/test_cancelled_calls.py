@@ -1,4 +1,7 @@
-"""A call of libvirt that is cancelled is cancelled, also where the answer comes in the same moment."""
+"""A call of libvirt that is cancelled is cancelled, also where the answer comes in the same moment.
+
+One that was given up is waited for.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hostagent.errors import HypervisorTimeout
 from hostagent.libvirt_connection import LibvirtConnection
 
 
@@ -49,4 +53,21 @@ async def test_a_cancellation_that_comes_with_the_answer_is_not_forgotten(turns:
         assert task.cancelled()
         assert went_on is was_answered, "it goes on no further once it is cancelled"
     finally:
+        await connection.close()
+
+
+async def test_a_call_that_was_given_up_is_waited_for_until_its_thread_has_come_back() -> None:
+    connection, answered = LibvirtConnection("test:///", lambda _: _Connection()), threading.Event()
+    try:
+        await connection.ended("d")
+        with pytest.raises(HypervisorTimeout):
+            await connection.call(lambda _: answered.wait(30.0), modifies="d", limit_s=0.05)
+        waiting = asyncio.create_task(connection.ended("d"), name="waiting")
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        answered.set()
+        async with asyncio.timeout(10.0):
+            await waiting
+    finally:
+        answered.set()
         await connection.close()

@@ -168,12 +168,17 @@ class Machine:
         #: Domains of which libvirt says nothing now, and how often it was asked.
         self.unreadable: set[str] = set()
         self.looks = 0
+        #: Set for domains that no call changes any more.
+        self.answered = {domain: asyncio.Event() for domain in self.vms}
 
     async def call(self, function: Callable[[Any], Any], *, modifies: str | None = None, limit_s: float = 15.0) -> Any:
         try:
             return function(self)
         except libvirt.libvirtError as error:
             raise HypervisorError(str(error)) from error
+
+    async def ended(self, domain: str) -> None:
+        await self.answered[domain].wait()
 
     def lookupByName(self, domain: str) -> VM:
         return self.vms[domain]
@@ -296,6 +301,70 @@ async def test_two_limits_do_not_count_on_the_same_swap(limits: Limits) -> None:
     assert "it may need 368 MiB more" in reason
     assert "back other limits" in reason
     assert second.limits == []
+
+
+async def test_a_limit_that_libvirt_may_set_late_keeps_others_off_its_swap_until_it_has(
+    limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, made = limits(a=VM(version=2, usage_mib=300), b=VM())
+    machine.swap = Swap(600, 600)
+    late, call = machine.vms["ebb-a.a"], machine.call
+
+    async def hangs(function: Callable[[Any], Any], *, modifies: str | None = None, limit_s: float = 15.0) -> Any:
+        if modifies == "ebb-a.a":
+            raise HypervisorTimeout("libvirt did not answer within 30 s")
+        return await call(function)
+
+    monkeypatch.setattr(machine, "call", hangs)
+    for _ in range(2):
+        with pytest.raises(HypervisorTimeout):
+            await made.set("ebb-a.a", 400, 30)
+        assert "368 MiB back other limits" in await made.set("ebb-a.b", 400, 30)
+    late.hard_mib = 400 + ALLOWANCE_MIB
+    machine.answered["ebb-a.a"].set()
+    await asyncio.sleep(0.01)
+    assert "368 MiB back other limits" in await made.set("ebb-a.b", 400, 30), "it has been set"
+    late.hard_mib = None
+    assert await made.set("ebb-a.b", 400, 30) == "", "it is gone"
+    await made.close()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_limit_that_comes_into_force_while_another_one_is_reckoned_is_counted(
+    limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, made = limits(a=VM(version=2, usage_mib=300), b=VM(), c=VM(hard_mib=768 + ALLOWANCE_MIB))
+    machine.swap = Swap(600, 600)
+    look, looked, go_on = made._look, asyncio.Event(), asyncio.Event()
+
+    async def slowly(domain: str, measure: bool = True, limit_s: float = 15.0) -> LimitedVM:
+        if domain == "ebb-a.c":
+            looked.set()
+            await go_on.wait()
+        return await look(domain, measure, limit_s)
+
+    approach, begun, reached = made._approach, asyncio.Event(), asyncio.Event()
+
+    async def later(domain: str, vm: LimitedVM, limit_mib: float, until: float) -> str:
+        if domain == "ebb-a.a":
+            begun.set()
+            await reached.wait()
+        return await approach(domain, vm, limit_mib, until)
+
+    go_on.set()
+    monkeypatch.setattr(made, "_look", slowly)
+    monkeypatch.setattr(made, "_approach", later)
+    first = asyncio.create_task(made.set("ebb-a.a", 400, 30), name="first")
+    await begun.wait()
+    looked.clear()
+    go_on.clear()
+    second = asyncio.create_task(made.set("ebb-a.b", 400, 30), name="second")
+    await looked.wait()
+    reached.set()
+    assert await first == ""
+    go_on.set()
+    assert "368 MiB back other limits" in await second
+    assert machine.vms["ebb-a.b"].limits == []
 
 
 async def test_a_limit_is_not_set_while_it_is_unknown_what_another_one_counts_on(limits: Limits) -> None:

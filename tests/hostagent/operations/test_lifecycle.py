@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ebbtide.messages.commands import Command as Deletion
-from hostagent.operations import lifecycle_commands, resuming
+from hostagent.errors import HypervisorError
+from hostagent.operations import ending, lifecycle_commands, resuming
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
+from hostagent.vm import notice
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent, succeeding
 from tests.hostagent.doing import reclaim, report
@@ -103,6 +108,40 @@ async def test_a_vm_that_another_program_has_just_started_is_kept_where_it_canno
     assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["told at once", "told later"])
+async def test_a_vm_that_another_program_starts_while_it_is_being_started_goes_on_though_that_start_fails(
+    command: Command,
+    host: Host,
+    world: World,
+    two_vms: list[Domain],
+    monkeypatch: pytest.MonkeyPatch,
+    is_told: bool,
+) -> None:
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+
+    async def too_late(name: str, intent: Intent) -> None:
+        world.domains[name].state = "running"
+        if not is_told:
+            world.failures["domains"] = "no connection"
+        raise HypervisorError("domain is already running")
+
+    monkeypatch.setattr(host.hypervisor, "start", too_late)
+    world.calls.clear()
+    failed = await start(command)
+    assert (failed.state, failed.sentence) == ("failed", "domain is already running")
+    assert vm.intent.phase is (Phase.ADMITTING if is_told else Phase.STOPPING)
+    assert not vm.allocation().charge.is_zero()
+    world.failures.clear()
+    await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
+    methods = [method for method, _ in world.calls]
+    assert (domain.state, methods.count("shut_down")) == ("running", 0)
+    told = host.journal.changes[-1]
+    assert (told.machine, told.cores_before, told.cores_after) == ("low-1", 0.0, 3.0)
+    last = [method for method in methods if method in ("suspend", "set_quota", "resume")][-3:]
+    assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
+
+
 @pytest.mark.parametrize("state", ["running", "stopped"])
 async def test_a_vm_that_runs_though_its_start_was_answered_as_failed_is_held_to_its_size_by_the_next_agent(
     command: Command, agent: Agent, world: World, tmp_path: Path, two_vms: list[Domain], state: str
@@ -124,6 +163,7 @@ async def test_a_vm_that_runs_though_its_start_was_answered_as_failed_is_held_to
         settled = Phase.SETTLED if state == "running" else Phase.STOPPED
         await until(lambda: successor.host.vm("low-1").intent.phase is settled)
         assert domain.state == state
+        assert successor.host.journal.last_cores("low-1") == (3.0 if state == "running" else 0.0)
         ended = await successor.requests.operations.get("start", 10)
         assert ended is not None
         assert ended.state == "failed"
@@ -165,6 +205,16 @@ async def test_a_preempted_vm_is_told_and_keeps_its_disk_and_comes_up_at_another
     assert (await command("POST", "/v1/vms/low-1/start", begun)).state == "done"
     status = (await report(client)).vms[0]
     assert (status.current.cpu_cores, status.current.memory_mib) == (1.0, 512.0), "no less than it boots with"
+
+
+async def test_a_notice_is_as_long_as_promised_though_the_clock_is_set_meanwhile(
+    command: Command, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "time", SimpleNamespace(time=lambda: time.time() + 3600.0))
+    monkeypatch.setattr(notice, "POLLED_S", 0.1)
+    body = {"request_id": "p", "limit_s": 60.0, "reason": "shortfall"}
+    assert (await command("POST", "/v1/vms/low-1/stop", body)).state == "done"
+    assert 30.0 < world.notices[0]["seconds_left"] <= 60.0
 
 
 async def test_a_vm_that_is_preempted_for_good_is_told_first(
@@ -270,6 +320,25 @@ async def test_a_start_that_fails_and_cannot_be_undone_is_undone_later(
     await until(lambda: vm.intent.phase is Phase.STOPPED)
     assert domain.state == "stopped"
     assert (await start(command, request_id="second")).state == "done"
+
+
+async def test_a_vm_that_an_operator_lets_run_before_its_failed_start_could_be_undone_goes_on(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    await stop(command)
+    domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
+    world.failures |= {"resume": "busy", "shut_down": "busy"}
+    assert (await start(command)).state == "failed"
+    assert (domain.state, vm.intent.phase) == ("paused", Phase.STOPPING)
+    vm.drift_repair.pace.not_before = math.inf
+    domain.state = "running"
+    world.failures.clear()
+    world.calls.clear()
+    await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
+    methods = [method for method, _ in world.calls]
+    assert (domain.state, methods.count("shut_down")) == ("running", 0)
+    last = [method for method in methods if method in ("suspend", "set_quota", "resume")][-3:]
+    assert last == ["suspend", "set_quota", "resume"], "held to its size before it goes on"
 
 
 async def test_a_start_that_was_answered_as_failed_is_not_carried_out_by_the_next_agent(
