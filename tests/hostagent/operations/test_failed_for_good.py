@@ -16,7 +16,7 @@ from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import PartialVector
 from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.control import reconciler
-from hostagent.errors import HypervisorError, HypervisorTimeout, JournalError
+from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.operations import creation_commands, operations
 from hostagent.operations.agent import Agent
@@ -376,41 +376,6 @@ async def test_what_may_be_begun_late_is_not_answered_as_failed_before_that_is_w
         assert ended is not None
         assert ended.state == ("done" if killed else "failed"), ended.sentence
         assert ("ebb-host-a.low-1" in world.domains) is (kind != "deletion" or not killed)
-
-
-@pytest.mark.parametrize("unwritten", ["add", "add_deleted"])
-@pytest.mark.parametrize("state", ["running", "told", "off"])
-async def test_a_deletion_that_cannot_be_written_down_is_not_carried_out_once_there_is_room_to_write(
-    command: Command,
-    host: Host,
-    two_vms: list[Domain],
-    world: World,
-    monkeypatch: pytest.MonkeyPatch,
-    unwritten: str,
-    state: str,
-) -> None:
-    def full(*_: object) -> None:
-        raise JournalError("no space left on device")
-
-    if off := state == "off":
-        assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
-    domain, vm = two_vms[0], host.vms["low-1"]
-    before, notice = vm.intent, "&notice_s=1&reason=minimum" if state == "told" else ""
-    with monkeypatch.context() as broken:
-        broken.setattr(host.journal, "add_deleted", full)
-        broken.setattr(host.journal, unwritten, full)
-        gone = await command("DELETE", f"/v1/vms/low-1?request_id=d{notice}")
-        assert (gone.state, gone.sentence) == ("failed", "no space left on device")
-    looked = world.calls.count(("survey", ""))
-    await until(lambda: world.calls.count(("survey", "")) > looked + 4)
-    await until(lambda: set(world.withdrawn) == ({"d"} if state == "told" else set()) and not vm.lock.locked())
-    assert host.vms["low-1"] is vm
-    assert (domain.state, vm.allocation().current) == ("stopped", ZERO) if off else ("running", FULL)
-    stored = Intent.model_validate_json(domain.intent)
-    assert (stored.phase, stored.cause) == (before.phase, before.cause)
-    assert host.journal.last_cores("low-1") == (0.0 if off else 3.0)
-    assert (await command("DELETE", "/v1/vms/low-1?request_id=d-2")).state == "done"
-    assert list(world.domains) == ["ebb-host-a.low-2"]
 
 
 async def test_a_deletion_of_a_creation_that_may_come_about_late_lasts_beyond_the_agent(
