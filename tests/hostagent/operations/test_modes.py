@@ -389,7 +389,8 @@ async def test_what_off_gives_back_its_operation_names_though_it_has_to_wait_for
     await reclaim(command, cpu_cores=4.0, memory_mib=900.0)
     async with host.vms["low-1"].lock:
         switching = asyncio.ensure_future(set_mode(command, "off"))
-        await until(lambda: host.modes.mode is HostMode.OFF)
+        await until(lambda: agent.requests.operations.under_way()["mode"] > 0)
+        assert host.modes.mode is HostMode.OFF
         # As it does every now and then by itself.
         await agent.mode_commands._keep()
     assert {outcome.name for outcome in (await switching).vms} == {"low-1", "low-2"}
