@@ -105,7 +105,8 @@ class Lifecycle:
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
             waits = row.phase is VMPhase.PREEMPTED
-            return start_start(plan_id("start", name), request, sold, host, gone_s=self._gone_s, waits=waits)
+            new_id, off = plan_id("start", name), row.phase in OFF
+            return start_start(new_id, request, sold, host, gone_s=self._gone_s, waits=waits, off=off)
 
         return await self._begin("start", name, request, prepare)
 

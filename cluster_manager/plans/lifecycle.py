@@ -170,10 +170,18 @@ def start_stop(plan_id: str, request_id: str, vm: str, host: str, limit_s: float
 
 
 def start_start(
-    plan_id: str, request: StartRequest, spec: VMSpec, host: str, *, gone_s: float = GONE_S, waits: bool = False
+    plan_id: str,
+    request: StartRequest,
+    spec: VMSpec,
+    host: str,
+    *,
+    gone_s: float = GONE_S,
+    waits: bool = False,
+    off: bool = True,
 ) -> StartPlan:
     """A VM that is off is to run again, on its host or, where that has no room, anywhere.
 
+    :param off: whether its host keeps it off: one that powered off by itself is stopped before it starts elsewhere.
     :param gone_s: see `cluster_manager.plans.migrations.start_migration`.
     :param waits: whether it waits for room after a preemption.
     """
@@ -188,7 +196,7 @@ def start_start(
         spec=spec,
         anywhere=request.anywhere,
         waits=waits,
-        off=True,
+        off=off,
         was_running=False,
         gone_s=gone_s,
     )
