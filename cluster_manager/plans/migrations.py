@@ -211,10 +211,10 @@ def _on_stopped(state: MovePlan, event: OperationEnded | HostFailed) -> Step:
 
 
 def _back(state: MovePlan, phase: VMPhase, sentence: str) -> SetVM:
-    """The row of a VM that did not move. One that was preempted meanwhile waits for room; one that was waiting already
-    says why it still does.
+    """The row of a VM that did not move. One that was preempted meanwhile waits for room, and so does one that ran
+    although it was waiting; one that was waiting already says why it still does.
     """
-    return SetVM(state.vm, phase, state.home, sentence, unless_preempted=not state.waits)
+    return SetVM(state.vm, phase, state.home, sentence, unless_preempted=phase is not VMPhase.PREEMPTED)
 
 
 def _leave(state: MovePlan, failure: str, reachable: bool = True) -> Step:

@@ -22,6 +22,7 @@ from cluster_manager.plans.plans import (
     SetVM,
     SpawnFollowUp,
     Step,
+    Stop,
     VMPhase,
 )
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
@@ -290,3 +291,14 @@ def test_one_that_waits_for_room_after_a_preemption_goes_on_waiting_where_it_has
             "plan", request, SPEC, "home", running=False, policy=PlacementPolicy.FIRST_FIT, waits=waits
         )
         assert row_of(state.next_step(chosen())).phase is phase
+
+
+def test_one_that_ran_although_it_was_to_wait_waits_on_where_its_host_has_it_no_more() -> None:
+    """It has been removed for another VM meanwhile: its way back finds that out."""
+    request = MigrateRequest(request_id="request", host="away", limit_s=1.0, deadline_s=60.0)
+    policy = PlacementPolicy.FIRST_FIT
+    state = start_migration("plan", request, SPEC, "home", running=True, policy=policy, waits=True)
+    stopping = heard(state, unrecorded("away"))
+    assert isinstance(stopping.instruction, Stop)
+    row = row_of(stopping.next_step(HostFailed(1.0, "home refused: no VM low", uncertain=False)))
+    assert (row.phase, row.unless_preempted) == (VMPhase.RUNNING, True)
