@@ -32,9 +32,9 @@ from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec
 
 #: Where a migration is: finding room, unsure whether the VM runs on its new host, removing what must not be there,
-#: clearing away what is left on the old host, removing it from a new host that was waited for no longer. ``home``: only
-#: in plans that an earlier version has stored, on the way back to the old host. The others are a live migration's:
-#: reading the old host, moving, asking both where it is, removing what was kept for it on the new host.
+#: clearing away what is left on the old host, removing it from a new host that was waited for no longer. The others are
+#: a live migration's: reading the old host, moving, asking both where it is, removing what was kept for it on the new
+#: host.
 Stage = Literal["room", "unsure", "clean", "clear", "left", "source", "moving", "doubt", "abort"]
 #: At the end of the id of a plan that continues what an operation left; and of one that clears up after that.
 CONTINUATION: Final = ".rest"

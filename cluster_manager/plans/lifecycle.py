@@ -72,7 +72,7 @@ MADE_AS: Final = ("xml", "template", "start", "on_preemption", "preemption_notic
 _LEAST: Final = Vector.of(HARD_FLOOR.with_component("disk_mib_s", 0.0).with_component("network_mib_s", 0.0))
 #: While a VM is one of these, its host and whether it runs stay what they are.
 _STAYING: Final = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING, VMState.PAUSED, VMState.STOPPED)
-DONE, FAILED, PARTIAL = OperationState.DONE, OperationState.FAILED, OperationState.PARTIAL
+DONE, FAILED = OperationState.DONE, OperationState.FAILED
 
 
 class StopPlan(LifecyclePlan):
