@@ -53,6 +53,7 @@ from cluster_manager.plans.reclaim_steps import (
     shared,
     status_in,
 )
+from cluster_manager.plans.report_queries import closed
 from cluster_manager.plans.starting import advance_starting, stays_off
 from ebbtide.deflation.allocations import Priority, size_after
 from ebbtide.deflation.errors import InvalidField
@@ -278,6 +279,9 @@ def advance_start(state: StartPlan, event: Event) -> Step:
         return begin_moving(state, said).also(owed)
 
     def make_room_at_home(report: HostReport, found: VMStatus) -> Step:
+        if report.unavailable:
+            # Whether it is off there is not known: it starts nowhere else either.
+            return stays_off(state, state.off_phase, closed(report))
         why: Step | str = refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
         if not why:
             demand = start_demand(report.vm_overhead_mib, found)
