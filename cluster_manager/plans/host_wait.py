@@ -58,6 +58,8 @@ class MovePlan(LifecyclePlan):
     #: Whether the VM is off, and whether it ran when this began.
     off: bool = False
     was_running: bool = True
+    #: Whether what it leaves behind may be lost; if not, its host is read once it is off: it may have been suspended.
+    lose_disk: bool = True
     #: Until when hosts that do not answer are waited for, as ``elapsed_s``; None: none was waited for yet.
     waits_until_s: float | None = None
     #: Whether it waits for room after a preemption, and goes on waiting where it is not started.

@@ -199,6 +199,7 @@ def start_start(
         waits=waits,
         off=off,
         was_running=False,
+        lose_disk=request.lose_disk,
         gone_s=gone_s,
     )
 
