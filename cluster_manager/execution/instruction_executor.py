@@ -16,7 +16,7 @@ from cluster_manager.defaults import MoveFirst
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable, RequestError
 from cluster_manager.execution.in_place_of_hosts import runs_on, was_gone
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
-from cluster_manager.execution.running_plans import arrival_of, looks, may_be_on, wanted
+from cluster_manager.execution.running_plans import arrival_of, how_ended, looks, wanted
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
@@ -45,7 +45,6 @@ from cluster_manager.plans.plans import (
     Moved,
     OperationEnded,
     Plan,
-    PlanEnded,
     Preempt,
     PreemptTogether,
     ReadHost,
@@ -204,7 +203,7 @@ class InstructionExecutor:
                 while (placement := await self._store.plan(request_id)) is not None and not placement.state.finished:
                     await self._hosts.heard(LOOK_S)
                 self.called_off.discard(request_id)
-                return PlanEnded(elapsed_s(), may_be_on(placement.state) if placement is not None else None)
+                return how_ended(elapsed_s(), placement)
             case PreemptTogether(victims=victims):
                 sides = _Sides()
 

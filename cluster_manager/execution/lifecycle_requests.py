@@ -28,7 +28,7 @@ from cluster_manager.plans.lifecycle import (
 from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.migrations import start_migration
 from cluster_manager.plans.placements import PlacementPlan
-from cluster_manager.plans.plans import OFF, MoveAway, Plan, VMPhase
+from cluster_manager.plans.plans import OFF, Finish, MoveAway, Plan, VMPhase
 from cluster_manager.plans.reading import UnreadPlan
 from cluster_manager.plans.removals import cancelled_already, start_cancel, why_not_cancelled
 from cluster_manager.store import queries
@@ -40,7 +40,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import NAME_PATTERN, problem_of
 from ebbtide.messages.dry_runs import ProposedMove
-from ebbtide.messages.operations import Operation
+from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.requests import (
     AdoptRequest,
@@ -105,7 +105,8 @@ class Lifecycle:
             if request.anywhere:
                 self._check_disk(row, host, request.lose_disk)
             waits = row.phase is VMPhase.PREEMPTED
-            return start_start(plan_id("start", name), request, sold, host, gone_s=self._gone_s, waits=waits)
+            new_id, off = plan_id("start", name), row.phase in OFF
+            return start_start(new_id, request, sold, host, gone_s=self._gone_s, waits=waits, off=off)
 
         return await self._begin("start", name, request, prepare)
 
@@ -135,6 +136,10 @@ class Lifecycle:
                 raise RequestError(404, f"there is no operation {request_id}", "id")
             if plan.state.finished:
                 sentence = f"{request_id} has ended: {plan.state.progress[-1] if plan.state.progress else 'at once'}"
+                end, vm = plan.state.instruction, plan.state.vm
+                if unread and isinstance(end, Finish) and end.state is OperationState.FAILED:
+                    # Perhaps by this very request, whose own record came to nothing after that.
+                    return cancelled_already(plan_id("cancel", vm), request.request_id, vm, sentence)
                 raise wrong_state(sentence, "id")
             if isinstance(plan.state, UnreadPlan):
                 return await self._end_unread(plan.state, plan.state.vm, request.request_id)

@@ -207,7 +207,7 @@ class Operations:
                 return start_calling_off(new_id, request_id, name, row.request_id)
             if row.host is None:
                 return removed_already(new_id, request_id, name)
-            return start_removal(new_id, request_id, name, row.host, row.phase)
+            return start_removal(new_id, request_id, name, row.host, row.phase, owed=row.owes_removal)
 
         return await self.begin(request_id, f"delete {name}", prepare)
 

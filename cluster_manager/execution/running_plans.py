@@ -22,6 +22,7 @@ from cluster_manager.plans.plans import (
     Finish,
     Note,
     Plan,
+    PlanEnded,
     PlanKind,
     Purpose,
     ReadHost,
@@ -146,6 +147,15 @@ def may_be_on(state: Plan) -> str | None:
     """Where the VM of a placement that has ended is, or may be."""
     may = isinstance(state, UnreadPlan) or (isinstance(state, PlacementPlan) and state.starts)
     return state.host if may else None
+
+
+def how_ended(elapsed_s: float, placement: StoredPlan | None) -> PlanEnded:
+    """What is heard of a placement that has ended, or of which nothing is known."""
+    if placement is None:
+        return PlanEnded(elapsed_s, None)
+    end = placement.state.instruction
+    done = isinstance(end, Finish) and end.state is OperationState.DONE
+    return PlanEnded(elapsed_s, may_be_on(placement.state), done)
 
 
 def acts(state: Plan, vm: str, host: str | None, holds: bool) -> str:

@@ -98,8 +98,8 @@ class SetVM:
 
 @dataclass(frozen=True, slots=True)
 class SetPreempted:
-    """A VM was stopped for lack of room. One that a plan is at work on stays that plan's; where it looks for room on
-    another host, it is kept for its end (``SetVM.unless_preempted``).
+    """A VM was stopped for lack of room. One that a plan is at work on stays that plan's; where that moves, starts or
+    deletes it, it is kept for its end (``SetVM.unless_preempted``).
 
     ``unsure``: perhaps it was not; its host's next report says.
     """

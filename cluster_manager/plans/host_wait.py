@@ -32,9 +32,9 @@ from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec
 
 #: Where a migration is: finding room, unsure whether the VM runs on its new host, removing what must not be there,
-#: clearing away what is left on the old host, removing it from a new host that was waited for no longer. ``home``: only
-#: in plans that an earlier version has stored, on the way back to the old host. The others are a live migration's:
-#: reading the old host, moving, asking both where it is, removing what was kept for it on the new host.
+#: clearing away what is left on the old host, removing it from a new host that was waited for no longer. The others are
+#: a live migration's: reading the old host, moving, asking both where it is, removing what was kept for it on the new
+#: host.
 Stage = Literal["room", "unsure", "clean", "clear", "left", "source", "moving", "doubt", "abort"]
 #: At the end of the id of a plan that continues what an operation left; and of one that clears up after that.
 CONTINUATION: Final = ".rest"
@@ -58,6 +58,8 @@ class MovePlan(LifecyclePlan):
     #: Whether the VM is off, and whether it ran when this began.
     off: bool = False
     was_running: bool = True
+    #: Whether what it leaves behind may be lost; if not, its host is read once it is off: it may have been suspended.
+    lose_disk: bool = True
     #: Until when hosts that do not answer are waited for, as ``elapsed_s``; None: none was waited for yet.
     waits_until_s: float | None = None
     #: Whether it waits for room after a preemption, and goes on waiting where it is not started.

@@ -53,6 +53,7 @@ from cluster_manager.plans.reclaim_steps import (
     shared,
     status_in,
 )
+from cluster_manager.plans.report_queries import closed
 from cluster_manager.plans.starting import advance_starting, stays_off
 from ebbtide.deflation.allocations import Priority, size_after
 from ebbtide.deflation.errors import InvalidField
@@ -72,7 +73,7 @@ MADE_AS: Final = ("xml", "template", "start", "on_preemption", "preemption_notic
 _LEAST: Final = Vector.of(HARD_FLOOR.with_component("disk_mib_s", 0.0).with_component("network_mib_s", 0.0))
 #: While a VM is one of these, its host and whether it runs stay what they are.
 _STAYING: Final = (VMState.RUNNING, VMState.DEFLATING, VMState.REINFLATING, VMState.PAUSED, VMState.STOPPED)
-DONE, FAILED, PARTIAL = OperationState.DONE, OperationState.FAILED, OperationState.PARTIAL
+DONE, FAILED = OperationState.DONE, OperationState.FAILED
 
 
 class StopPlan(LifecyclePlan):
@@ -170,10 +171,18 @@ def start_stop(plan_id: str, request_id: str, vm: str, host: str, limit_s: float
 
 
 def start_start(
-    plan_id: str, request: StartRequest, spec: VMSpec, host: str, *, gone_s: float = GONE_S, waits: bool = False
+    plan_id: str,
+    request: StartRequest,
+    spec: VMSpec,
+    host: str,
+    *,
+    gone_s: float = GONE_S,
+    waits: bool = False,
+    off: bool = True,
 ) -> StartPlan:
     """A VM that is off is to run again, on its host or, where that has no room, anywhere.
 
+    :param off: whether its host keeps it off: one that powered off by itself is stopped before it starts elsewhere.
     :param gone_s: see `cluster_manager.plans.migrations.start_migration`.
     :param waits: whether it waits for room after a preemption.
     """
@@ -188,8 +197,9 @@ def start_start(
         spec=spec,
         anywhere=request.anywhere,
         waits=waits,
-        off=True,
+        off=off,
         was_running=False,
+        lose_disk=request.lose_disk,
         gone_s=gone_s,
     )
 
@@ -270,6 +280,9 @@ def advance_start(state: StartPlan, event: Event) -> Step:
         return begin_moving(state, said).also(owed)
 
     def make_room_at_home(report: HostReport, found: VMStatus) -> Step:
+        if report.unavailable:
+            # Whether it is off there is not known: it starts nowhere else either.
+            return stays_off(state, state.off_phase, closed(report))
         why: Step | str = refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
         if not why:
             demand = start_demand(report.vm_overhead_mib, found)

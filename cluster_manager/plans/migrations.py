@@ -108,6 +108,7 @@ def start_migration(
         limit_s=request.limit_s,
         off=not running if stopped is None else stopped,
         was_running=running,
+        lose_disk=request.lose_disk,
         gone_s=gone_s,
         waits=waits,
     )
@@ -152,6 +153,8 @@ def _next(state: MovePlan) -> Step:
 
 def _finding_room(state: MovePlan, event: Event) -> Step:
     match state.instruction, event:
+        case ReadHost(host=asked), (HostRead() | HostFailed()) if asked == state.home:
+            return _on_reading_home(state, event)
         case ReadHost(), HostRead(report=report):
             return _on_reading(state, report, event.elapsed_s)
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
@@ -201,6 +204,8 @@ def _on_stopped(state: MovePlan, event: OperationEnded | HostFailed) -> Step:
     if isinstance(event, OperationEnded) and event.operation.state is not FAILED:
         said = event.operation.sentence
         step = again(state, said, off=True, stage="room")
+        if not state.lose_disk:
+            step = instruct(state, ReadHost(host=home), said, off=True, stage="room")
         return step.also(SetVM(vm, VMPhase.MIGRATING, home, said), Note("stopped", vm, home, said))
     why = event.sentence
     sentence = f"{vm} stays on {home}: {why}"
@@ -210,11 +215,24 @@ def _on_stopped(state: MovePlan, event: OperationEnded | HostFailed) -> Step:
     return end(state, FAILED, sentence, _back(state, phase, sentence))
 
 
+def _on_reading_home(state: MovePlan, event: HostRead | HostFailed) -> Step:
+    """It is off: whether it was suspended while room was made for it is for its host to say."""
+    if isinstance(event, HostRead):
+        found = status_in(event.report, state.vm)
+        if found is None or found.saved_mib is None:
+            return again(state)
+        why = "its memory was saved there meanwhile, and would stay behind"
+    else:
+        why = event.sentence
+    sentence = f"{state.vm} stays off on {state.home}: {why}"
+    return end(state, FAILED, sentence, _back(state, state.off_phase, sentence))
+
+
 def _back(state: MovePlan, phase: VMPhase, sentence: str) -> SetVM:
-    """The row of a VM that did not move. One that was preempted meanwhile waits for room; one that was waiting already
-    says why it still does.
+    """The row of a VM that did not move. One that was preempted meanwhile waits for room, and so does one that ran
+    although it was waiting; one that was waiting already says why it still does.
     """
-    return SetVM(state.vm, phase, state.home, sentence, unless_preempted=not state.waits)
+    return SetVM(state.vm, phase, state.home, sentence, unless_preempted=phase is not VMPhase.PREEMPTED)
 
 
 def _leave(state: MovePlan, failure: str, reachable: bool = True) -> Step:

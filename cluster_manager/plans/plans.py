@@ -399,9 +399,10 @@ class CalledOff(Event):
 
 @dataclass(frozen=True, slots=True)
 class PlanEnded(Event):
-    """A placement has ended. ``host``: where its VM is, or may be; None: on none."""
+    """A placement has ended. ``host``: where its VM is, or may be; None: on none. ``done``: whether it was placed."""
 
     host: str | None
+    done: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,8 +561,7 @@ class RoomPlan(Plan):
     failed_layer: str | None = None
     starts: int = 0
     lapses: int = 0
-    #: On the present host: calls of its hypervisor that failed, and the VMs that they leave out of the reckoning:
-    #: charged in full, given nothing.
+    #: On the present host: calls of its hypervisor that failed, and the VMs left out for them: all charged, none given.
     errors: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     #: Those that gave less than they were asked for, so that others are.

@@ -29,7 +29,7 @@ class Evidence(StrEnum):
     #: All VMs at their minimums would leave too little.
     MINIMUMS = "minimums"
     #: What can be deflated was, or nothing can be, and a verified reading says that room is missing. Guests that do not
-    #: answer yet have been waited for (`placements._wait`).
+    #: answer yet have been waited for (`waits.wait_for_guests`).
     MEASURED = "measured"
     #: A VM could not be deflated: calls of the hypervisor failed, or it is paused.
     CALLS_FAILED = "calls-failed"

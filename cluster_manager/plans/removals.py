@@ -40,6 +40,8 @@ class RemovalPlan(Plan):
     vm: str
     #: What it was before, and is again where its host refuses: one that was preempted keeps its place in the queue.
     before: VMPhase = VMPhase.RUNNING
+    #: Whether the manager owes its removal anyway: it is no VM that its owner could have again.
+    owed: bool = False
 
     @property
     def claim(self) -> ClaimRemoval:
@@ -81,14 +83,18 @@ class ReinflationPlan(Plan):
         return advance_reinflation(self, event)
 
 
-def start_removal(plan_id: str, request_id: str, vm: str, host: str, phase: VMPhase = VMPhase.RUNNING) -> RemovalPlan:
+def start_removal(
+    plan_id: str, request_id: str, vm: str, host: str, phase: VMPhase = VMPhase.RUNNING, *, owed: bool = False
+) -> RemovalPlan:
     """The deletion of a VM, then reinflation in the room that came free.
 
-    :param phase: what it is by the manager's record.
+    :param phase: what it is by the manager's record; and whether its removal is ``owed``.
     """
     remove = Remove(host=host, step=0, vm=vm, reason="delete")
     before = phase if phase in OFF else VMPhase.RUNNING
-    return RemovalPlan(id=plan_id, request_id=request_id, instruction=remove, vm=vm, host=host, before=before)
+    return RemovalPlan(
+        id=plan_id, request_id=request_id, instruction=remove, vm=vm, host=host, before=before, owed=owed
+    )
 
 
 def start_calling_off(plan_id: str, request_id: str, vm: str, placement: str) -> RemovalPlan:
@@ -158,16 +164,17 @@ def advance_removal(state: RemovalPlan, event: Event) -> Step:
         case AwaitPlan(), PlanEnded(host=None):
             sentence = f"called off the placement of {vm}, which is on no host"
             return finish(state, OperationState.DONE, sentence).also(SetVM(vm, VMPhase.ENDED, None, sentence))
-        case AwaitPlan(), PlanEnded(host=str(where)):
-            # It had come too far, or could not be asked.
+        case AwaitPlan(), PlanEnded(host=str(where), done=done):
+            # It had come too far, or could not be asked: its removal is owed then, which the placement cannot record.
             remove = Remove(host=where, step=state.step, vm=vm, reason="delete")
-            return instruct(state, remove, f"the placement of {vm} has ended on {where}: deleting it there", host=where)
+            said = f"the placement of {vm} has ended on {where}: deleting it there"
+            return instruct(state, remove, said, host=where, owed=not done)
         case Remove(), OperationEnded(operation=operation) if operation.state is not OperationState.FAILED:
             sentence = f"deleted {vm} on {host}"
             return instruct(state, Reinflate(host=host, step=state.step), sentence).also(
                 SetVM(vm, VMPhase.ENDED, host, sentence), Note("deleted", vm, host, sentence)
             )
-        case Remove(), (OperationEnded() | HostFailed()) if state.internal:
+        case Remove(), (OperationEnded() | HostFailed()) if state.internal or state.owed:
             # What must not be there: one refusal does not pay the debt.
             return _not_removed(state, f"{vm} is still to be removed: {event.sentence}", VMPhase.FAILED, owed=True)
         case Remove(), OperationEnded(operation=operation):

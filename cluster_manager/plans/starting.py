@@ -81,6 +81,8 @@ def advance_starting(
 
 
 def stays_off(state: LifecyclePlan, off: VMPhase, why: str, share: bool | None = None) -> Step:
-    """It is not started."""
-    sentence = f"{state.vm} stays {'preempted' if off is VMPhase.PREEMPTED else 'off'}: {why}"
-    return end(state, FAILED, sentence, SetVM(state.vm, off, state.home, sentence), share=share)
+    """It is not started. One that was preempted meanwhile waits for room; one that was waiting already says why."""
+    waits = off is VMPhase.PREEMPTED
+    sentence = f"{state.vm} stays {'preempted' if waits else 'off'}: {why}"
+    row = SetVM(state.vm, off, state.home, sentence, unless_preempted=not waits)
+    return end(state, FAILED, sentence, row, share=share)

@@ -130,17 +130,19 @@ def outcome(arriving: str, victim: Victim, event: Event) -> Outcome:
             sentence += f": {operation.sentence}"
             if isinstance(victim, Preempt):
                 sentence += "; it keeps its disk and waits for room"
-            return Outcome((_gone(victim, sentence), Note("preempted", vm, host, sentence)), sentence)
+            return Outcome((*_gone(victim, sentence), Note("preempted", vm, host, sentence)), sentence)
         case HostFailed(sentence=why, uncertain=uncertain):
             effects = (_perhaps_gone(arriving, victim, why),) if uncertain else ()
             return Outcome(effects, failure=why, reachable=event.reached and not uncertain)
     raise ProtocolViolation("event", f"{type(event).__name__} does not answer {victim.do}")
 
 
-def _gone(victim: Victim, sentence: str) -> SetPreempted | SetVM:
+def _gone(victim: Victim, sentence: str) -> tuple[Effect, ...]:
     if isinstance(victim, Preempt):
-        return SetPreempted(victim.vm, victim.host, victim.reason, sentence)
-    return SetVM(victim.vm, VMPhase.ENDED, victim.host, sentence)
+        return (SetPreempted(victim.vm, victim.host, victim.reason, sentence),)
+    vm, host, reason = victim.vm, victim.host, PreemptionReason(victim.reason)
+    # Another plan may be at work on it, and has its name then: when that has come to nothing, its way back ends it.
+    return SetVM(vm, VMPhase.ENDED, host, sentence), SetPreempted(vm, host, reason, sentence, unsure=True)
 
 
 def _perhaps_gone(arriving: str, victim: Victim, failure: str) -> SetPreempted:

@@ -60,7 +60,7 @@ _CLAIMED: Final = tuple(
     phase.value for phase in (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
 )
 #: Of these it may come to nothing, and then one that was preempted meanwhile waits for room.
-_MAY_STAY: Final = (VMPhase.MIGRATING.value, VMPhase.DELETING.value)
+_MAY_STAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value, VMPhase.DELETING.value)
 #: It is off, or may be, and waits for room as before.
 _WAITS: Final = frozenset({VMPhase.PREEMPTED, VMPhase.STARTING, VMPhase.STOPPING, VMPhase.DELETING, VMPhase.MIGRATING})
 #: By how much hosts' clocks may differ, seconds.
@@ -127,9 +127,9 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                     # While it waited its VM may have been preempted and the name given to another VM.
                     row = row.where(schema.vms.c.request_id == state.request_id)
                 else:
-                    # A preempted VM whose deletion waits: its name is free when that plan has ended, not before. And
-                    # what was found on this host by that name may be none of ours: ours is where its row says.
-                    row = row.where(schema.vms.c.phase != VMPhase.DELETING.value, schema.vms.c.host == host)
+                    # A preempted VM whose deletion, move or start waits: its name is free when that plan has ended, not
+                    # before. And what was found here by that name may be none of ours: ours is where its row says.
+                    row = row.where(schema.vms.c.phase.not_in(_MAY_STAY), schema.vms.c.host == host)
                 values = {**_phase(phase, now), "host": host, "sentence": sentence, "owes_removal": int(owed)}
                 if name == state.vm and state.kind == "delete" and not owed and phase is not VMPhase.ENDED:
                     # Its owner's deletion came to nothing: what takes its cores later is not that.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import VMState
@@ -133,12 +134,17 @@ async def test_a_vm_that_is_off_moves_and_starts_there(cluster: Cluster) -> None
     await consistent(cluster)
 
 
-async def test_a_vm_that_powered_off_by_itself_is_kept_off_before_it_is_started_elsewhere(cluster: Cluster) -> None:
+@pytest.mark.parametrize("verb", ["migrate", "start"])
+async def test_a_vm_that_powered_off_by_itself_is_kept_off_before_it_is_started_elsewhere(
+    cluster: Cluster, verb: str
+) -> None:
     first, second = cluster.agents
     # Whoever has started it again since that report would have it run twice.
     first.vms["low-1"] = first.vms["low-1"].model_copy(update={"state": VMState.STOPPED})
+    if verb == "start":
+        first.mode = HostMode.DRAINING
     await cluster.ready()
-    moved = await ask(cluster, "low-1", "migrate", lose_disk=True)
+    moved = await ask(cluster, "low-1", verb, lose_disk=True, **({"anywhere": True} if verb == "start" else {}))
     assert moved.state is OperationState.DONE, moved.sentence
     assert [kind for kind, name in first.done if name == "low-1"] == ["create", "stop", "delete"]
     assert runs(second.vms["low-1"])

@@ -12,10 +12,12 @@ from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.lifecycle import start_stop
 from cluster_manager.plans.plans import SetVM, VMPhase, finish
 from cluster_manager.store.store import Store
+from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.commands import CreateCommand
 from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.vms import VMSpec
+from ebbtide.messages.vms import VMSpec, VMState
 from ebbtide.rest.credentials import command_token
 from tests.manager import cluster as clusters
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
@@ -193,6 +195,53 @@ async def test_a_preempted_vm_whose_deletion_waits_keeps_its_name_until_that_has
         for request_id in ("high", "delete-low-1", "delete-low-2"):
             assert (await cluster.ended(request_id)).state is OperationState.DONE
         assert (await cluster.create(vm(victim, cpu_cores=0.5, memory_mib=300.0), "anew")).state is OperationState.DONE
+
+
+@pytest.mark.parametrize("verb", ["migrate", "start"])
+async def test_a_vm_that_goes_while_a_plan_looks_for_room_elsewhere_keeps_its_name_until_that_has_ended(
+    tmp_path: Path, verb: str
+) -> None:
+    """Otherwise the plan would power off the VM that has the name by then, and start the old one on no record."""
+    first, second = pair()
+    first.templates = (HostTemplate(name="lab"), HostTemplate(name="here"))
+    second.templates = (HostTemplate(name="lab"),)
+    async with cluster_of(tmp_path, first, second) as cluster:
+        await cluster.create(vm("low-1", on_preemption="delete"), policy="first-fit")
+        body = {"request_id": "move", "lose_disk": True, "deadline_s": 20.0}
+        if verb == "start":
+            # Its room is still charged, and its host takes no VM as long as it drains.
+            first.vms["low-1"] = first.vms["low-1"].model_copy(update={"state": VMState.STOPPED})
+            first.mode = HostMode.DRAINING
+            body |= {"anywhere": True}
+        else:
+            body |= {"host": second.id}
+        await cluster.ready()
+        second.trouble.read_after = asyncio.Event()
+        reads = second.reads
+        assert (await cluster.call("POST", f"/v1/vms/low-1/{verb}", json=body))[0] == 202
+        async with asyncio.timeout(5):
+            await cluster.until(lambda: _read_again(second, reads))
+        # Somebody has started it past the manager meanwhile.
+        first.vms["low-1"] = first.vms["low-1"].model_copy(update={"state": VMState.RUNNING})
+        first.mode = HostMode.ACTIVE
+        await cluster.ready()
+        high = await cluster.create(vm("high-1", "fixed", 5.8, 800.0, template="here"))
+        assert (high.state, high.host, sorted(first.vms)) == (OperationState.DONE, "host-a", ["high-1"]), high.sentence
+        status, problem = await cluster.call("POST", "/v1/vms", json={"request_id": "again", "vm": vm("low-1")})
+        assert (status, problem.get("field")) == (409, "vm.name"), problem
+        second.trouble.read_after.set()
+        ended = await cluster.ended("move")
+        assert (ended.state, second.vms) == (OperationState.FAILED, {}), ended
+        assert cluster.manager is not None
+        # The queue would come to it later.
+        await cluster.manager.operations._bring_back("low-1", "host-a")
+        await cluster.until(lambda: _is_gone(cluster, "low-1"))
+        anew = await cluster.create(vm("low-1"), "anew")
+        assert (anew.state, anew.host) == (OperationState.DONE, "host-b"), anew
+
+
+async def _read_again(agent: FakeAgent, reads: int) -> bool:
+    return agent.reads > reads
 
 
 async def test_a_report_that_a_later_one_has_overtaken_is_neither_believed_nor_a_sign_of_life(tmp_path: Path) -> None:

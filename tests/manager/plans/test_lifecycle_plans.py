@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cluster_manager.plans.lifecycle import sold_as, start_adoption, start_release, start_start, start_stop
@@ -121,3 +123,17 @@ def test_a_vm_that_is_still_being_stopped_is_not_said_to_run() -> None:
     assert isinstance(step.state.instruction, Finish)
     assert step.state.instruction.state is OperationState.FAILED
     assert "still being stopped" in step.state.instruction.sentence
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_vm_whose_host_cannot_say_whether_it_is_off_is_started_nowhere_else(waits: bool) -> None:
+    spec = spec_of("low", "deflatable")
+    request = StartRequest(request_id="r", anywhere=True, deadline_s=10.0)
+    state = start_start("p", request, spec, "host-a", waits=waits)
+    there = read("host-a", status_of(spec, "host-a", state=VMState.STOPPED))
+    silent = replace(there, report=there.report.model_copy(update={"unavailable": "no answer for 30 s"}))
+    step = state.next_step(silent)
+    assert isinstance(step.state.instruction, Finish)
+    assert "the hypervisor of host-a does not answer (no answer for 30 s)" in step.state.instruction.sentence
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert row.phase is (VMPhase.PREEMPTED if waits else VMPhase.STOPPED)

@@ -22,6 +22,7 @@ from cluster_manager.plans.plans import (
     SetVM,
     SpawnFollowUp,
     Step,
+    Stop,
     VMPhase,
 )
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
@@ -29,17 +30,17 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMState
-from tests.manager.plan_events import chosen, ended, report_of, spec_of, status_of, unrecorded
+from tests.manager.plan_events import chosen, ended, read, report_of, spec_of, status_of, unrecorded
 
 SPEC = spec_of("low", "deflatable")
 HOME = status_of(SPEC, "home")
 OFF = HOME.model_copy(update={"state": VMState.STOPPED, "start_size": SPEC.nominal, "current": Vector()})
 
 
-def begun(running: bool = True, deadline_s: float = 60.0) -> MovePlan:
+def begun(running: bool = True, deadline_s: float = 60.0, lose_disk: bool = True) -> MovePlan:
     state = start_migration(
         "plan",
-        MigrateRequest(request_id="request", limit_s=1.0, deadline_s=deadline_s),
+        MigrateRequest(request_id="request", limit_s=1.0, deadline_s=deadline_s, lose_disk=lose_disk),
         SPEC,
         "home",
         running=running,
@@ -290,3 +291,33 @@ def test_one_that_waits_for_room_after_a_preemption_goes_on_waiting_where_it_has
             "plan", request, SPEC, "home", running=False, policy=PlacementPolicy.FIRST_FIT, waits=waits
         )
         assert row_of(state.next_step(chosen())).phase is phase
+
+
+def test_one_that_ran_although_it_was_to_wait_waits_on_where_its_host_has_it_no_more() -> None:
+    """It has been removed for another VM meanwhile: its way back finds that out."""
+    request = MigrateRequest(request_id="request", host="away", limit_s=1.0, deadline_s=60.0)
+    policy = PlacementPolicy.FIRST_FIT
+    state = start_migration("plan", request, SPEC, "home", running=True, policy=policy, waits=True)
+    stopping = heard(state, unrecorded("away"))
+    assert isinstance(stopping.instruction, Stop)
+    row = row_of(stopping.next_step(HostFailed(1.0, "home refused: no VM low", uncertain=False)))
+    assert (row.phase, row.unless_preempted) == (VMPhase.RUNNING, True)
+
+
+def test_what_was_saved_of_a_vm_while_room_was_made_for_it_is_not_left_behind() -> None:
+    stopped = begun(lose_disk=False).next_step(ended("stop"))
+    assert stopped.state.instruction == ReadHost(host="home"), "it may have been suspended meanwhile"
+    suspended = OFF.model_copy(update={"saved_mib": 100.0})
+    for event, why in (
+        (read("home", suspended), "its memory was saved there meanwhile, and would stay behind"),
+        (HostFailed(1.0, "home is silent", uncertain=True), "home is silent"),
+    ):
+        step = stopped.state.next_step(event)
+        assert isinstance(step.state.instruction, Finish)
+        assert step.state.instruction.sentence == f"low stays off on home: {why}"
+        row = row_of(step)
+        assert (row.phase, row.host, row.unless_preempted) == (VMPhase.STOPPED, "home", True)
+    goes_on = heard(stopped.state, read("home", OFF))
+    assert goes_on.instruction == ReadHost(host="away")
+    assert heard(goes_on, unrecorded("away")).instruction.do == "create"
+    assert begun().next_step(ended("stop")).state.instruction == ReadHost(host="away"), "it may be lost"

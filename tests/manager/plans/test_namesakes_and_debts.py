@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster_manager.execution import operations
-from cluster_manager.execution.running_plans import defect, looks
+from cluster_manager.execution.running_plans import defect, how_ended, looks
 from cluster_manager.plans.lifecycle import start_stop
 from cluster_manager.plans.plans import (
     ChooseHosts,
@@ -20,6 +21,7 @@ from cluster_manager.plans.plans import (
     Forgotten,
     HostFailed,
     Plan,
+    PlanEnded,
     ReadHost,
     Reinflate,
     ReinflationPending,
@@ -30,7 +32,8 @@ from cluster_manager.plans.plans import (
 )
 from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.reading import read_plan
-from cluster_manager.plans.removals import start_removal
+from cluster_manager.plans.removals import RemovalPlan, start_calling_off, start_removal
+from cluster_manager.store.rows import StoredPlan
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
@@ -120,6 +123,38 @@ async def test_a_removal_that_is_owed_and_refused_once_is_owed_still(
 
 
 @each_store
+@pytest.mark.parametrize("how", ["refused", "failed"])
+async def test_a_removal_that_is_owed_is_owed_still_where_its_owners_deletion_comes_to_nothing(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent, agents=replace(QUICK, answer_s=2.5)) as cluster:
+        await a_lost_start(cluster)
+        # What is owed cannot be seen to yet, and its owner is first.
+        with monkeypatch.context() as patched:
+            patched.setattr(operations.Operations, "_owes", lambda self, host: False)
+            if how == "refused":
+                agent.trouble.refuses = 403
+            else:
+                agent.trouble.fails["delete"] = "the guest is stuck"
+            agent.trouble.mute = False
+            await cluster.ready()
+            deleted = await cluster.delete("low-1")
+            assert (deleted.state, "is still to be removed" in deleted.sentence) == (OperationState.FAILED, True)
+            assert cluster.manager is not None
+            assert await cluster.manager.store.owed_removals() == {"low-1": "host-a"}
+            assert (await cluster.get("/v1/vms/low-1"))["state"] == "failed", "it was never said to run"
+        agent.trouble.refuses = None
+        agent.trouble.fails.clear()
+
+        async def gone() -> bool:
+            return (await cluster.call("GET", "/v1/vms/low-1"))[0] == 404
+
+        await cluster.until(gone)
+        assert "low-1" not in agent.vms
+
+
+@each_store
 async def test_a_vm_that_is_to_be_removed_is_not_moved_or_started_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +206,33 @@ def test_an_owners_deletion_that_is_refused_leaves_the_vm_and_the_managers_own_s
         step = state.next_step(HostFailed(0.0, "host-a refused", uncertain=False))
         (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
         assert (row.phase, row.host, row.owed) == (phase, "host-a", owed)
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_a_deletion_that_waited_for_a_placement_owes_the_removal_of_what_was_not_placed(placed: bool) -> None:
+    waiting = start_calling_off("plan", "request", "low-1", "placement")
+    state = waiting.next_step(PlanEnded(0.0, "host-a", done=placed)).state
+    state = read_plan(state.model_dump_json())
+    step = state.next_step(HostFailed(0.0, "host-a refused: 403", uncertain=False))
+    (row,) = [effect for effect in step.effects if isinstance(effect, SetVM)]
+    assert (row.phase, row.owed) == ((VMPhase.RUNNING, False) if placed else (VMPhase.FAILED, True))
+
+
+def test_a_placement_that_may_have_started_its_vm_has_not_placed_it() -> None:
+    starting = placement(spec_of("high-1")).next_step(chosen("host-a")).state.next_step(read("host-a")).state
+    lost = starting.next_step(HostFailed(1.0, "host-a is silent", uncertain=True)).state
+    placed = starting.next_step(ended("create")).state
+    for state, done in ((lost, False), (placed, True)):
+        assert state.finished
+        assert how_ended(2.0, StoredPlan(state, "", 0.0, 0.0)) == PlanEnded(2.0, "host-a", done=done)
+    assert how_ended(2.0, None) == PlanEnded(2.0, None)
+
+
+def test_a_deletion_that_an_earlier_version_has_stored_owes_nothing() -> None:
+    stored = start_removal("plan", "request", "low-1", "host-a").model_dump(mode="json", exclude={"owed"})
+    state = read_plan(json.dumps(stored))
+    assert isinstance(state, RemovalPlan)
+    assert not state.owed
 
 
 @pytest.mark.parametrize("phase", [VMPhase.PREEMPTED, VMPhase.STOPPED, VMPhase.RUNNING])

@@ -160,6 +160,36 @@ async def test_a_plan_that_cannot_be_read_keeps_its_vm_and_stops_no_other_until_
         assert (await cluster.delete("low-1")).state is OperationState.DONE
 
 
+@pytest.mark.parametrize("failed", [True, False])
+async def test_the_end_of_a_plan_that_cannot_be_read_can_be_asked_for_again_when_only_that_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert (await cluster.create(vm("low-1"))).state is OperationState.DONE
+        if failed:
+            agent.trouble.pend = ("stop",)
+        assert (await cluster.call("POST", "/v1/vms/low-1/stop", json={"request_id": "stop-it"}))[0] == 202
+        if not failed:
+            assert (await cluster.ended("stop-it")).state is OperationState.DONE
+        assert cluster.manager is not None
+        await cluster.manager.operations.stop()
+        await damage(cluster, schema.plans, "stop-it", "{")
+        await started_again(cluster)
+        body = {"request_id": "end-it"}
+        if failed:
+            with monkeypatch.context() as patched:
+
+                async def refuse(state: object, fingerprint: str) -> None:
+                    raise RuntimeError("this record is lost")
+
+                patched.setattr(cluster.manager.store, "add_plan", refuse)
+                assert (await cluster.call("POST", "/v1/operations/stop-it/cancel", json=body))[0] == 500
+            assert (await cluster.ended("stop-it")).state is OperationState.FAILED
+        status, answer = await cluster.call("POST", "/v1/operations/stop-it/cancel", json=body)
+        assert (status, answer.get("state")) == ((202, "done") if failed else (409, None)), answer
+
+
 async def test_a_placement_that_cannot_be_read_is_ended_before_its_vm_can_be_deleted(tmp_path: Path) -> None:
     agent = host("host-a")
     async with cluster_of(tmp_path, agent) as cluster:
