@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.matching.slurm_cluster import USER, SlurmCluster
 from ebbtide.matcher.engines.interface import Engine, engine_of
 from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.errors import EngineRefused
 from ebbtide.matcher.match.attempts import AttemptState, Look, Seen, attempt_name
 from ebbtide.matcher.match.tasks import TaskOrder
 from tests.engines.dask_cluster import DaskCluster
@@ -116,20 +117,27 @@ class EngineHost:
     async def ready(self) -> None:
         """All machines are there, free of drains, with all of their cores.
 
-        Those of whose registration Slurm took no notice in time are started again, more than once.
+        Those of whose registration Slurm took no notice in time are started again, more than once. So are those that
+        it mistrusts since they registered with a test's tasks and other cores: until they register anew it refuses to
+        end their drain.
         """
         away = list(self.cluster.names)
 
         async def so() -> bool:
             seen = (await self.look()).machines
             machines = {name: seen[name] for name in self.cluster.names if name in seen}
-            away[:] = [name for name in self.cluster.names if name not in machines or not machines[name].up]
+            away[:] = [
+                name
+                for name in self.cluster.names
+                if name not in machines or not machines[name].up or machines[name].drained
+            ]
             for name, machine in machines.items():
                 if machine.drained:
-                    await self.engine.undrain(name)
+                    with contextlib.suppress(EngineRefused):
+                        await self.engine.undrain(name)
                 if machine.usable_cores != CORES:
                     await self.engine.set_usable_cores(name, CORES)
-            return not away and not any(machine.drained for machine in machines.values())
+            return not away
 
         for left in reversed(range(3)):
             try:
