@@ -58,6 +58,8 @@ class ModeCommands:
         #: Whether that ended in an error, so that not even all was tried.
         self._failed = False
         self._changed = asyncio.Event()
+        #: Commands that are not operations yet.
+        self._taking = 0
         self._numbers = itertools.count(1)
         #: What was tried last by itself without moving anything, and after how many checks it is tried again.
         self._futile: dict[str, ResourceVector] = {}
@@ -75,15 +77,18 @@ class ModeCommands:
                 # Who was overtaken until now has changed nothing.
                 self._requests.leadership.check(command)
                 await self._host.modes.set(command.mode, command.reason)
-            self._futile = {}
-            self._changed.set()
             self._host.changed.set()
             for vm in self._host.vms.values():
                 # What was left is caught up with, and what is left from now on is written down.
                 vm.request_check()
             return partial(self._run, mode=command.mode, body=request.body)
 
-        return await self._requests.take("mode", command, accept, at_once=True)
+        self._taking += 1
+        try:
+            return await self._requests.take("mode", command, accept, at_once=True)
+        finally:
+            self._taking -= 1
+            self._changed.set()
 
     async def run(self) -> None:
         """Do what the mode does by itself, again and again."""
@@ -106,7 +111,7 @@ class ModeCommands:
         """Give back by ourselves, unless it is what moved nothing a little while ago."""
         if not self._host.modes.does(HostEvent.ROOM) or self._giving.locked():
             return
-        if self._requests.operations.under_way()["mode"]:
+        if self._taking or self._requests.operations.under_way()["mode"]:
             return  # what off gives back its command gives back, and says so
         await self._host.sample()
         targets = self._targets(self._host.resizable()) | self._starts()

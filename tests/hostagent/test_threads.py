@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
@@ -20,9 +21,9 @@ from tests.hostagent.libvirt.test_disks import INTENT, VM
 from tests.hostagent.libvirt_stand_in import StandIn
 
 
-@pytest.fixture
-def none_left() -> Iterator[ThreadPoolExecutor]:
-    """Asyncio's only thread, which is taken; to be made the loop's by the test."""
+@pytest_asyncio.fixture
+async def none_left() -> AsyncIterator[ThreadPoolExecutor]:
+    """Asyncio's only thread, which is taken; to be made the loop's by the test. It is let go before the loop closes."""
     go_on = threading.Event()
     pool = ThreadPoolExecutor(1)
     pool.submit(go_on.wait, 60.0)

@@ -12,11 +12,13 @@ from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.vms import VMState
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import DomainSummary
+from hostagent.operations import mode_commands
 from hostagent.state.intents import Phase
 from hostagent.vm import executor
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command
-from tests.hostagent.doing import reclaim, report
+from tests.hostagent.doing import host_idle, reclaim, report
+from tests.hostagent.operations.test_modes import set_mode, sizes, status
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -224,3 +226,23 @@ async def test_a_start_waits_for_who_has_just_found_its_vm_off(
     asyncio.get_running_loop().call_later(0.05, vm.lock.release)
     assert (await asked).status == 202
     await until(lambda: vm.running)
+
+
+async def test_off_a_vm_that_another_program_has_paused_is_still_to_be_undone(
+    client: Client, command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mode_commands, "KEEP_S", 0.1)
+    await reclaim(command, cpu_cores=4.0)
+    await host_idle(host)
+    committed = host.vms["low-1"].intent.committed
+    two_vms[0].state = "paused"
+    await until(lambda: host.vms["low-1"].paused)
+    operation = await set_mode(command, "off")
+    assert operation.state == "partial"
+    assert "since another program has paused it" in operation.sentence
+    assert host.vms["low-1"].intent.committed == committed
+    (left,) = (await status(client)).unfinished
+    assert left.startswith("low-1 lacks")
+    two_vms[0].state = "running"
+    await until(lambda: sizes(two_vms[0]) == (3, None, 1024.0))
+    await until(lambda: not host.modes.unfinished)

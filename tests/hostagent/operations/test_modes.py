@@ -396,6 +396,20 @@ async def test_what_off_gives_back_its_operation_names_though_it_has_to_wait_for
     assert {outcome.name for outcome in (await switching).vms} == {"low-1", "low-2"}
 
 
+async def test_nothing_is_given_back_by_itself_before_the_operation_of_off_is_known(
+    agent: Agent, command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await reclaim(command, cpu_cores=4.0, memory_mib=900.0)
+    by_command = host.modes.set
+
+    async def then_the_time_comes(mode: HostMode, reason: str) -> None:
+        await by_command(mode, reason)
+        await agent.mode_commands._keep()
+
+    monkeypatch.setattr(host.modes, "set", then_the_time_comes)
+    assert {outcome.name for outcome in (await set_mode(command, "off")).vms} == {"low-1", "low-2"}
+
+
 async def test_off_undoes_everything_and_then_leaves_the_vms_alone(
     client: Client, command: Command, two_vms: list[Domain], host: Host
 ) -> None:
@@ -576,22 +590,3 @@ async def test_what_cannot_be_written_down_is_left_over_and_the_command_says_so(
     assert sizes(two_vms[0])[0] == 1
     del world.failures["write_intent"]
     assert (await give_back(make_agent(world, tmp_path))).endswith("nothing is taken from its 2 VMs")
-
-
-async def test_off_a_vm_that_another_program_has_paused_is_still_to_be_undone(
-    client: Client, command: Command, two_vms: list[Domain], host: Host
-) -> None:
-    await reclaim(command, cpu_cores=4.0)
-    await host_idle(host)
-    committed = host.vms["low-1"].intent.committed
-    two_vms[0].state = "paused"
-    await until(lambda: host.vms["low-1"].paused)
-    operation = await set_mode(command, "off")
-    assert operation.state == "partial"
-    assert "since another program has paused it" in operation.sentence
-    assert host.vms["low-1"].intent.committed == committed
-    (left,) = (await status(client)).unfinished
-    assert left.startswith("low-1 lacks")
-    two_vms[0].state = "running"
-    await until(lambda: sizes(two_vms[0]) == (3, None, 1024.0))
-    await until(lambda: not host.modes.unfinished)
