@@ -159,6 +159,14 @@ def still_counts(directory: Path, following: Authority) -> bool:
     return any(one.not_valid_after_utc > now for one in found if one != following.certificate)
 
 
+def has_begun(directory: Path) -> bool:
+    """Whether `finish_rollover` was broken off when the next CA's key had its place already. Raises EbbError."""
+    try:
+        return (directory / "ca.key").read_bytes() == (directory / f"{_NEXT}.key").read_bytes()
+    except OSError as error:
+        raise EbbError(f"the CA in {directory} cannot be used: {error}") from error
+
+
 def finish_rollover(directory: Path, following: Authority, days: int) -> list[Path]:
     """Put the CA that is to follow into the place of the one before, with a certificate of the manager's from it.
 
@@ -267,6 +275,9 @@ def _replace(
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            # A key and its certificate are put into their places in an order that must outlast a loss of power.
+            file.flush()
+            os.fsync(file.fileno())
         if like is None:
             Path(fresh).chmod(0o644)
         else:
