@@ -136,9 +136,9 @@ def begin_rollover(directory: Path) -> None:
         if following is None:
             today = datetime.datetime.now(datetime.UTC).date()
             following = Authority._made(directory, _NEXT, f"Ebbtide CA of {today}", CA_DAYS)
-            # Who reads the one is to read the other.
-            for end in ("pem", "key"):
-                _as_before(directory / f"{_NEXT}.{end}", (directory / f"ca.{end}").stat())
+        # Who reads the one is to read the other, also where this was broken off here.
+        for end in ("pem", "key"):
+            _as_before(directory / f"{_NEXT}.{end}", (directory / f"ca.{end}").stat())
         pem = CertificateAuthority(following.certificate, following.key).pem.encode()
         if pem in present:
             raise EbbError(f"{directory / _NEXT}.pem is to follow already: `ebb ca finish` drops the one before")

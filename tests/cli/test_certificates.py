@@ -197,6 +197,25 @@ def test_a_ca_that_is_to_follow_signs_hosts_at_once_and_the_manager_at_the_end(t
     assert issuer_of(tmp_path / "ebb-manager.pem") == "CN=Ebbtide CA"
 
 
+def test_a_ca_that_is_to_follow_is_read_by_the_manager_also_where_it_was_broken_off_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path)]).exit_code == 0
+    (tmp_path / "ca.key").chmod(0o640)
+    (tmp_path / "ca.pem").chmod(0o604)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_work:
+        at_work.setattr(certificates, "_as_before", killed)
+        with pytest.raises(KeyboardInterrupt):
+            certificates.begin_rollover(tmp_path)
+    certificates.begin_rollover(tmp_path)
+    modes = {end: (tmp_path / f"next-ca.{end}").stat().st_mode & 0o777 for end in ("key", "pem")}
+    assert modes == {"key": 0o640, "pem": 0o604}
+
+
 def starts_with_any_options(directory: Path) -> None:
     """Whatever was done: a manager that starts now has a CA and its key, with the options of before and of later."""
     for next_key in (None, directory / "next-ca.key"):
