@@ -48,7 +48,8 @@ class CertificateAuthority:
     def load(cls, certificate: Path, key: Path, own: Path | None = None, next_key: Path | None = None) -> Self:
         """The CA of a key among the certificates in a file.
 
-        :param next_key: of the one among them that is to follow; none is where there is but one and this file is gone.
+        :param next_key: of the one among them that is to follow; none is where it is the present one's, or where there
+            is but one and this file is gone.
         :raises AccessError: a file cannot be read, or a key belongs to no certificate.
         """
         try:
@@ -73,10 +74,9 @@ class CertificateAuthority:
         except (ValueError, TypeError) as error:
             raise AccessError(f"cannot use {certificate} with {key}: {error}") from error
         present, *following = made
-        if not following:
+        # It may have followed already, at another manager, or here where `ebb ca finish` was broken off.
+        if not following or following[0].certificate == present.certificate:
             return present
-        if following[0].certificate == present.certificate:
-            raise AccessError(f"{next_key} is the key of the present CA, not of one that is to follow")
         # Nobody would believe the word of one that has ended.
         proof = "" if present.has_ended() else present._word_for(following[0])
         return replace(present, following=following[0], proof=proof)

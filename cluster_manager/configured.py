@@ -69,9 +69,12 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
             options.client_ca, options.ca_key, options.tls_certificate, options.next_ca_key
         )
         if options.next_ca_key is not None and authority.following is None:
+            why, ended = f"is gone and {options.client_ca} has one CA", "`ebb ca finish`"
+            if options.next_ca_key.exists():
+                why, ended = "is the key of the present CA", f"{ended}; if that was broken off, call it again"
             notes.append(
-                f"--next-ca-key {options.next_ca_key} is gone and {options.client_ca} has one CA: the other one was "
-                "followed (`ebb ca finish`); remove next_ca_key from the options"
+                f"--next-ca-key {options.next_ca_key} {why}: the other one was followed ({ended}); remove next_ca_key "
+                "from the options"
             )
     url = _url_of(options, host, int(port), gate.scheme, notes)
     settings = Settings(

@@ -106,7 +106,7 @@ def _restore(file: Path, given: Given[ManagerOptions]) -> int:
         print(f"ended: {sentence}")
     settled = made.settled
     if made.unread:
-        print("the store of before cannot be read: revoke again who was revoked since the backup")
+        print("no store of before was read: revoke again who was revoked since the backup")
     print(f"revoked hosts: {', '.join(settled.revoked) or 'none'}; invitations are void")
     print(
         f"restored {file} to {database}: {settled.hosts} hosts and {settled.vms} VMs, as of epoch {settled.epoch}; "

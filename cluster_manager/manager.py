@@ -278,12 +278,16 @@ class Manager:
                 await asyncio.sleep(size / REPORTED_BYTES_PER_S)
 
     async def repeat_report(self, host: str, raw: bytes) -> ReportReply | None:
-        """The answer to a body that is the host's last report once more, unread; None for any other."""
+        """The answer to a body that is the host's last report once more, unread; None for any other.
+
+        Raises `RequestError`: the host is revoked.
+        """
         intake = self.hosts.intake
         if intake.commanded and self.hosts.repeats(host, raw):
             async with intake.turn(self.hosts.ages(host), REPEATED_PAUSE_S):
                 pass
-        # Again: meanwhile the host may have answered a question, or be forgotten.
+        # Again: meanwhile the host may have answered a question, or be forgotten or revoked.
+        self.enrolments.refuse_revoked(host)
         if not self.hosts.repeat(host, raw):
             return None
         self.reports["repeated"] += 1
@@ -292,6 +296,8 @@ class Manager:
 
     async def take_report(self, report: HostReport, raw: bytes) -> ReportReply:
         """What a host agent tells of itself, and the body in which it came. Raises `RequestError`: it is revoked."""
+        # Again: it has waited for its turn.
+        self.enrolments.refuse_revoked(report.id)
         if self.hosts.get(report.id) is None:
             self._registering.add(report.id)
             try:
@@ -315,7 +321,8 @@ class Manager:
         self.tasks.wake()
 
     def take_usage(self, host: str, usage: HostUsage) -> None:
-        """What a host agent says of its VMs' use. Raises `RequestError`: 404, it has not reported."""
+        """What a host agent says of its VMs' use. Raises `RequestError`: 404 it has not reported, 403 it is revoked."""
+        self.enrolments.refuse_revoked(host)
         if self.hosts.get(host) is None:
             raise RequestError(404, f"there is no host {host}: it reports first", "id")
         if self.settings.history:

@@ -45,7 +45,7 @@ class Restored:
 
     :param aside: where the store of before is, if there was one.
     :param interrupted: it was called off too late.
-    :param unread: who was revoked by the store of before cannot be read.
+    :param unread: who was revoked by the store of before is not known: it is damaged, or was elsewhere.
     """
 
     settled: Settled
@@ -217,7 +217,7 @@ def _check_file(file: Path, copy: Path) -> None:
 def _known_of(database: Path) -> tuple[int, Enrolled | None]:
     """The epoch of a store, as far as it can be read, and who was revoked; its write-ahead log goes into the file.
 
-    :returns: None where it cannot be read who was.
+    :returns: None where it cannot be read who was, or there is no store.
     """
     epoch = 0
     try:
@@ -228,9 +228,10 @@ def _known_of(database: Path) -> tuple[int, Enrolled | None]:
             with suppress(sqlite3.Error, TypeError, ValueError):
                 for (value,) in connection.execute("SELECT value FROM counters WHERE name = 'epoch'"):
                     epoch = int(value)
-            # An empty file and a store of an early version have none of these.
-            if ("knowledge",) not in connection.execute("SELECT name FROM sqlite_master").fetchall():
-                return epoch, NOBODY
+            tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+            # A store of an early version has none of these. An empty file is none: another one may have known of some.
+            if ("knowledge",) not in tables:
+                return epoch, NOBODY if tables else None
             found = connection.execute("SELECT body FROM knowledge WHERE name = ?", (NAME,)).fetchone()
             return epoch, read_enrolled(*(found or (None,)))
     except (sqlite3.Error, StoreError):
@@ -295,7 +296,7 @@ def _restore_dump(database: PostgreSQL, file: Path, now: float, called_off: Even
         engine.dispose()
         raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
     try:
-        return Restored(_settled(engine, now, numbers=numbers))
+        return Restored(_settled(engine, now, numbers=numbers), unread=True)
     except StoreError as error:
         raise StoreError(f"{error}; what the {database} holds is not to be used: drop it, and begin again") from error
 

@@ -292,6 +292,8 @@ class Enrolments:
         """:raises RequestError: 403, this host was revoked."""
         if (found := self._known.revoked.get(host)) is not None:
             raise RequestError(403, f"{host} is revoked: {found[1]}", "id")
+        if host in self._lost():
+            raise RequestError(403, f"{host} is revoked by the tokens file", "id")
 
     def _check_host(self, host: str) -> None:
         if host in RESERVED | self._own():

@@ -7,6 +7,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from cluster_manager.errors import SettingsError
+from ebbtide.rest.errors import AccessError
+from ebbtide.rest.tokens import check_private
 
 SCHEMES = ("postgresql", "postgres")
 #: Parameters of a URL: of the user, and of the key of a client certificate.
@@ -63,7 +65,10 @@ def database_of(text: str, password_file: Path | None = None) -> Database:
 
 def _password(path: Path) -> str:
     try:
+        check_private(path, "password file")
         text = path.read_text(encoding="utf-8").rstrip("\r\n")
+    except AccessError as error:
+        raise SettingsError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read the password file {path}: {error}") from error
     if not text or "\n" in text or "\x00" in text:

@@ -136,9 +136,9 @@ def begin_rollover(directory: Path) -> None:
         if following is None:
             today = datetime.datetime.now(datetime.UTC).date()
             following = Authority._made(directory, _NEXT, f"Ebbtide CA of {today}", CA_DAYS)
-            # Who reads the one is to read the other.
-            for end in ("pem", "key"):
-                _as_before(directory / f"{_NEXT}.{end}", (directory / f"ca.{end}").stat())
+        # Who reads the one is to read the other, also where this was broken off here.
+        for end in ("pem", "key"):
+            _as_before(directory / f"{_NEXT}.{end}", (directory / f"ca.{end}").stat())
         pem = CertificateAuthority(following.certificate, following.key).pem.encode()
         if pem in present:
             raise EbbError(f"{directory / _NEXT}.pem is to follow already: `ebb ca finish` drops the one before")
@@ -157,6 +157,14 @@ def still_counts(directory: Path, following: Authority) -> bool:
         raise EbbError(f"the CA in {directory} cannot be used: {error}") from error
     now = datetime.datetime.now(datetime.UTC)
     return any(one.not_valid_after_utc > now for one in found if one != following.certificate)
+
+
+def has_begun(directory: Path) -> bool:
+    """Whether `finish_rollover` was broken off when the next CA's key had its place already. Raises EbbError."""
+    try:
+        return (directory / "ca.key").read_bytes() == (directory / f"{_NEXT}.key").read_bytes()
+    except OSError as error:
+        raise EbbError(f"the CA in {directory} cannot be used: {error}") from error
 
 
 def finish_rollover(directory: Path, following: Authority, days: int) -> list[Path]:
@@ -267,6 +275,9 @@ def _replace(
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            # A key and its certificate are put into their places in an order that must outlast a loss of power.
+            file.flush()
+            os.fsync(file.fileno())
         if like is None:
             Path(fresh).chmod(0o644)
         else:

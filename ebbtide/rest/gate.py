@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -62,6 +63,9 @@ class Gate:
         self.calls = Replaceable.of(calls) if calls is not None else None
         self._cas = self._authorities()
         self._own_pem = self._own_certificate()
+        #: Numbers what is read again, and the last of it that is in force.
+        self._readings = itertools.count(1)
+        self._in_force = 0
         #: Called when what was read again is in force.
         self.on_change: Callable[[], None] = lambda: None
 
@@ -80,9 +84,11 @@ class Gate:
         """Read tokens, certificates, keys and CAs.
 
         :returns: puts them into force, on the event loop's thread; connections that are there go on, but for
-            those between manager and hosts that were let in when a CA counted that counts no more.
+            those between manager and hosts that were let in when a CA counted that counts no more. It does nothing
+            where what was begun to be read later is in force already: two threads may read, with a renewal in between.
         :raises AccessError: a file cannot be used, or a CA is another one than that of the start, and signs.
         """
+        number = next(self._readings)
         cas = self._authorities()
         for path, content in self._cas.items():
             # Hosts would get certificates of one that counts no more.
@@ -92,6 +98,9 @@ class Gate:
         server, calls, own_pem = self._server(), self._calls(), self._own_certificate()
 
         def apply() -> None:
+            if number < self._in_force:
+                return
+            self._in_force = number
             self.access.principals = principals
             self._own_pem, self._cas = own_pem, cas
             for context, fresh in ((self.server, server), (self.calls, calls)):

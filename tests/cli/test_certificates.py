@@ -197,6 +197,40 @@ def test_a_ca_that_is_to_follow_signs_hosts_at_once_and_the_manager_at_the_end(t
     assert issuer_of(tmp_path / "ebb-manager.pem") == "CN=Ebbtide CA"
 
 
+def test_a_ca_that_is_to_follow_is_read_by_the_manager_also_where_it_was_broken_off_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert CliRunner().invoke(app, ["certificates", str(tmp_path)]).exit_code == 0
+    (tmp_path / "ca.key").chmod(0o640)
+    (tmp_path / "ca.pem").chmod(0o604)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_work:
+        at_work.setattr(certificates, "_as_before", killed)
+        with pytest.raises(KeyboardInterrupt):
+            certificates.begin_rollover(tmp_path)
+    certificates.begin_rollover(tmp_path)
+    modes = {end: (tmp_path / f"next-ca.{end}").stat().st_mode & 0o777 for end in ("key", "pem")}
+    assert modes == {"key": 0o640, "pem": 0o604}
+
+
+def starts_with_any_options(directory: Path) -> None:
+    """Whatever was done: a manager that starts now has a CA and its key, with the options of before and of later."""
+    for next_key in (None, directory / "next-ca.key"):
+        CertificateAuthority.load(directory / "ca.pem", directory / "ca.key", directory / "ebb-manager.pem", next_key)
+
+
+def finished_without_a_manager(directory: Path) -> None:
+    """Call `ebb ca finish` again, if there is anything left to do."""
+    if not (directory / "next-ca.pem").exists():
+        return
+    done = CliRunner().invoke(app, ["ca", "finish", str(directory), "--manager", "http://127.0.0.1:9"])
+    assert done.exit_code == 0, done.exception
+    assert "had ended" not in done.output
+
+
 @pytest.mark.parametrize("broken_off_after", range(6))
 def test_a_ca_that_has_followed_is_alone_however_often_that_is_broken_off(
     tmp_path: Path, broken_off_after: int, monkeypatch: pytest.MonkeyPatch
@@ -219,11 +253,15 @@ def test_a_ca_that_has_followed_is_alone_however_often_that_is_broken_off(
     assert authority is not None
     with contextlib.suppress(EbbError):
         certificates.finish_rollover(tmp_path, authority, 1)
-    # Whatever was done: a manager that starts now has a CA and its key.
-    CertificateAuthority.load(tmp_path / "ca.pem", tmp_path / "ca.key", tmp_path / "ebb-manager.pem")
     monkeypatch.undo()
-    if (authority := Authority.following(tmp_path, 1)) is not None:
+    starts_with_any_options(tmp_path)
+    if (tmp_path / "ca.key").read_bytes() == new:
+        finished_without_a_manager(tmp_path)
+    else:
+        done = CliRunner().invoke(app, ["ca", "finish", str(tmp_path), "--manager", "http://127.0.0.1:9"])
+        assert done.exception is not None, "nothing of the hosts is known yet"
         certificates.finish_rollover(tmp_path, authority, 1)
+    starts_with_any_options(tmp_path)
     assert in_bundle(tmp_path / "ca.pem") == following
     assert ((tmp_path / "ca.key").read_bytes(), (tmp_path / "old-ca.key").read_bytes()) == (new, old)
     assert (tmp_path / "old-ca.key").stat().st_mode & 0o777 == 0o600
@@ -274,7 +312,7 @@ def test_a_ca_that_has_followed_when_it_is_killed_before_it_has_tidied_up_blocks
     with pytest.raises(KeyboardInterrupt):
         certificates.finish_rollover(tmp_path, authority, 1)
     monkeypatch.undo()
-    if (authority := Authority.following(tmp_path, 1)) is not None:
-        certificates.finish_rollover(tmp_path, authority, 1)
+    starts_with_any_options(tmp_path)
+    finished_without_a_manager(tmp_path)
     certificates.begin_rollover(tmp_path)
     assert Authority.following(tmp_path, 1) is not None

@@ -158,7 +158,7 @@ async def test_a_new_manager_goes_on_from_a_backup_while_the_agents_run(
         await hosts.kill("manager")
         restored = empty()
         done = await restore(restored, file)
-        assert (done.settled.hosts, done.settled.ended, done.aside) == (2, (), None)
+        assert (done.settled.hosts, done.settled.ended, done.aside, done.unread) == (2, (), None, True)
 
         cluster.settings = replace(cluster.settings, database=restored)
         await hosts.start("manager")

@@ -74,6 +74,24 @@ def test_a_new_certificate_counts_when_it_is_in_force(tmp_path: Path, pki: Pki) 
     assert first_end(gate.certificates()) == end_of(tmp_path / "tls/ebb-manager.pem") != before
 
 
+def test_what_was_read_before_a_renewal_takes_nothing_back_that_was_read_after_it(tmp_path: Path, pki: Pki) -> None:
+    gate = gate_of(tmp_path, pki)
+    first = gate.read_again()
+    pki.pair("ebb-manager", days=300)
+    second = gate.read_again()
+    changes: list[str] = []
+    gate.on_change = lambda: changes.append("changed")
+    second()
+    assert gate.server is not None
+    renewed = gate.server.inner
+    first()
+    assert (gate.server.inner, changes) == (renewed, ["changed"])
+    assert first_end(gate.certificates()) == end_of(tmp_path / "tls/ebb-manager.pem")
+    # What is read after that counts again.
+    gate.read_again()()
+    assert gate.server.inner is not renewed
+
+
 def test_a_manager_whose_certificate_ends_in_less_than_thirty_days_says_so_when_it_starts(pki: Pki) -> None:
     own = pki.pair("ebb-manager", days=40).certificate.read_bytes()
     now = datetime.datetime.now(datetime.UTC)

@@ -300,9 +300,15 @@ def test_a_ca_that_was_followed_leaves_a_manager_that_starts_with_the_options_of
     (tls / "kept").rename(tls / "next-ca.key")
     following = Authority.following(tls, 1)
     assert following is not None
+    kept = (tls / "next-ca.key").read_text()
     finish_rollover(tls, following, 1)
     (note,) = noted()
     assert note.startswith(f"--next-ca-key {tls}/next-ca.key is gone")
+    assert note.endswith("remove next_ca_key from the options")
+    # As at another manager, which is given the files of the one where it was done.
+    write_private(tls / "next-ca.key", kept)
+    (note,) = noted()
+    assert note.startswith(f"--next-ca-key {tls}/next-ca.key is the key of the present CA")
     assert note.endswith("remove next_ca_key from the options")
 
 

@@ -21,6 +21,7 @@ from ebbtide.cli.certificates import (
     Purpose,
     begin_rollover,
     finish_rollover,
+    has_begun,
     make_certificates,
     still_counts,
 )
@@ -195,18 +196,19 @@ def ca_finish(
     """Drop the CA of before, with a new certificate for the manager, once every host has one of the CA that follows.
 
     Refused while a host that is neither revoked nor forgotten has not; it is named. Run it where the CAs' keys are.
-    Where the CA of before has ended, it counts nowhere any more, and no manager is asked.
+    Where the CA of before has ended, it counts nowhere any more, and no manager is asked; nor is one where this command
+    was broken off, since the manager may not start until it has ended.
     """
     following = Authority.following(directory, days)
     if following is None:
         raise EbbError(f"there is no CA that is to follow in {directory}: `ebb ca next` makes one")
-    counts = still_counts(directory, following)
-    if counts:
+    begun, counts = has_begun(directory), still_counts(directory, following)
+    if counts and not begun:
         _check_followed(directory, following, to)
     made = finish_rollover(directory, following, days)
     ended = "the CA of before had ended, so that no manager was asked: hosts that stay silent are to be invited again"
     lines = (
-        *(() if counts else (ended,)),
+        *(() if counts or begun else (ended,)),
         f"{directory / 'ca.pem'} has the CA that followed alone, and {directory / 'ca.key'} is its key",
         f"{', '.join(map(str, made))} and its key are the manager's by it",
         "give these files to all managers, take next_ca_key out of their options, and restart them; people get ca.pem",

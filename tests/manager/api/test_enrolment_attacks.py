@@ -24,12 +24,15 @@ from cluster_manager.errors import LostLeadership, RequestError
 from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.store.store import Store
 from ebbtide.messages.enrolment import EnrolmentRequest, InvitationRequest, RenewalRequest
+from ebbtide.messages.operations import OperationState
+from ebbtide.rest.credentials import report_token
 from ebbtide.rest.tls import KeyPair, server_context
 from hostagent import joining
 from hostagent.control.renewal import request_of
 from hostagent.errors import HostAgentError
 from tests.manager.api.test_enrolment import request
-from tests.manager.fake_agent import HOSTS_KEY
+from tests.manager.cluster import cluster_of, vm
+from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.rest.pki import Pki
 
 REPO = Path(__file__).resolve().parents[3]
@@ -317,3 +320,53 @@ async def test_strangers_without_an_invitation_do_not_fill_the_log(
             await manager.enrol(asking("x" * 43, f"host-{number}"))
     said = capfd.readouterr()
     assert 0 < (said.out + said.err).count("no invitation that counts") < 20
+
+
+@pytest.mark.service
+@pytest.mark.usefixtures("each_store")
+@pytest.mark.parametrize("way", ["by request", "by request, and forgotten", "by the tokens file"])
+async def test_a_report_that_waits_for_its_turn_while_its_host_is_revoked_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    agent, lost = FakeAgent("host-a", cpu_cores=4.0, memory_mib=4000.0), set[str]()
+    async with cluster_of(tmp_path, agent, revoked=lambda: frozenset(lost)) as cluster:
+        assert cluster.manager is not None
+        assert (await cluster.create(vm("vm-a"))).state is OperationState.DONE
+        agent.trouble.mute = True
+        token = report_token(HOSTS_KEY, "host-a")
+        as_before = agent.report().model_dump(mode="json")
+        assert (await cluster.call("POST", "/v1/hosts/host-a/report", token, json=as_before))[0] == 200
+        agent.add_change("vm-a", 3.0, 2.0, cause="after its revocation")
+        bodies = {"report": [as_before, agent.report().model_dump(mode="json")], "usage": [{"vms": []}]}
+        in_turn, waiting, ended = cluster.manager.reporting, asyncio.Semaphore(0), asyncio.Event()
+
+        @contextlib.asynccontextmanager
+        async def reporting(host: str, size: int) -> AsyncIterator[None]:
+            waiting.release()
+            await ended.wait()
+            async with in_turn(host, size):
+                yield
+
+        monkeypatch.setattr(cluster.manager, "reporting", reporting)
+        sent = [
+            asyncio.create_task(cluster.call("POST", f"/v1/hosts/host-a/{kind}", token, json=body))
+            for kind, all_of_kind in bodies.items()
+            for body in all_of_kind
+        ]
+        for _ in sent:
+            await waiting.acquire()
+        if way == "by the tokens file":
+            lost.add("host-a")
+        else:
+            status, told = await cluster.call("POST", "/v1/hosts/host-a/revocation", json={"reason": "it was stolen"})
+            assert status == 200, told
+        if way.endswith("forgotten"):
+            status, told = await cluster.call("DELETE", "/v1/hosts/host-a?lost_vms=true")
+            assert status == 200, told
+        ended.set()
+        for status, problem in await asyncio.gather(*sent):
+            assert (status, problem.get("detail", "")[:17]) == (403, "host-a is revoked")
+        changes = (await cluster.get("/v1/core-changes"))["core_changes"]
+        assert not [row for row in changes if row["cause"] == "after its revocation"]
+        hosts = (await cluster.get("/v1/hosts"))["hosts"]
+        assert [row["state"] for row in hosts] == ([] if way.endswith("forgotten") else ["silent"])

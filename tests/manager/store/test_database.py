@@ -19,6 +19,7 @@ from cluster_manager.errors import SettingsError, StoreError
 from cluster_manager.leadership.locks import AdvisoryLock
 from cluster_manager.store.database import PostgreSQL, database_of
 from cluster_manager.store.store import Store
+from ebbtide.lab.state import write_private
 from tests.adapters import postgres
 from tests.manager.databases import USER, Server, rows_of
 
@@ -27,7 +28,7 @@ SECRET = "correct horse"
 
 def test_a_path_is_a_file_and_a_url_is_a_server(tmp_path: Path) -> None:
     assert database_of("a/b.sqlite") == Path("a/b.sqlite")
-    (tmp_path / "password").write_text(f"{SECRET}\n")
+    write_private(tmp_path / "password", f"{SECRET}\n")
     made = database_of("postgresql://ebb@db-1,db-2/ebb?sslmode=verify-full", tmp_path / "password")
     assert isinstance(made, PostgreSQL)
     assert made.password == SECRET
@@ -53,13 +54,24 @@ def test_a_url_with_a_password_or_of_another_kind_is_refused_and_not_repeated(te
 
 @pytest.mark.parametrize("text", ["", "\n", "two\nlines\n"])
 def test_a_password_file_has_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "password").write_text(text)
+    write_private(tmp_path / "password", text)
     with pytest.raises(SettingsError, match="must hold one line"):
         database_of("postgresql:///ebb", tmp_path / "password")
     with pytest.raises(SettingsError, match="cannot read the password file"):
         database_of("postgresql:///ebb", tmp_path / "none")
     with pytest.raises(SettingsError, match="a file has no password"):
         database_of("manager.sqlite", tmp_path / "password")
+
+
+def test_a_password_file_that_every_user_of_the_machine_can_read_is_refused(tmp_path: Path) -> None:
+    write_private(file := tmp_path / "password", f"{SECRET}\n")
+    for mode in (0o644, 0o602):
+        file.chmod(mode)
+        with pytest.raises(SettingsError, match=f"the password file {file} .*: chmod o-rwx {file}$"):
+            database_of("postgresql:///ebb", file)
+    # The manager's own user reads it by its group.
+    file.chmod(0o640)
+    assert database_of("postgresql:///ebb", file) == PostgreSQL("postgresql:///ebb", SECRET)
 
 
 @pytest.fixture(scope="module")
