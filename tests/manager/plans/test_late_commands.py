@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.growth import Due
 from cluster_manager.plans.lifecycle import start_stop
 from cluster_manager.plans.plans import SetVM, VMPhase, finish
 from cluster_manager.store.store import Store
 from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.commands import CreateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostTemplate
@@ -193,6 +195,25 @@ async def test_what_is_owed_to_a_host_waits_until_its_hypervisor_answers(tmp_pat
         assert await cluster.events("failed") == failures
         agent.unavailable = ""
         await cluster.until(lambda: _has_arrived(agent, debt))
+
+
+async def test_nothing_is_told_to_grow_on_a_host_whose_hypervisor_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, _ = pair()
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert cluster.manager is not None
+        operations = cluster.manager.operations
+        await cluster.create(vm("low-1"))
+        agent.unavailable = "Connection refused"
+        await agent.send_report()
+        due = Due(("low-1",), ZERO, (ZERO,))
+        monkeypatch.setattr(operations._growth, "due", lambda *_, **__: due)
+        operations._share_at.clear()
+        await agent.send_report()
+        assert operations.under_way() == {}
+        agent.unavailable = ""
+        await cluster.until(lambda: _has_arrived(agent, "reinflate"))
 
 
 async def _has_arrived(agent: FakeAgent, kind: str) -> bool:
