@@ -363,11 +363,9 @@ class Manager:
         stored = cast(ManagedState, phase.value)
         if host is None or phase not in (VMPhase.RUNNING, *OFF):
             return stored
-        if phase is VMPhase.RUNNING and not self.hosts.is_ready(host):
-            return stored
         reported = self.hosts.vm(host, name)
         if reported is None:
-            return "failed" if phase is VMPhase.RUNNING else stored
+            return "failed" if phase is VMPhase.RUNNING and self.hosts.is_ready(host) else stored
         if reported.state is VMState.STOPPED:
             return stored if phase in OFF else "stopped"
         return "paused" if reported.state is VMState.PAUSED else "running"
@@ -378,7 +376,8 @@ class Manager:
         state, sentence = self._shown_state(row.phase, row.host, row.name), row.sentence
         if state != row.phase.value:
             sentence = _SAID[state].format(host=row.host, name=row.name, sentence=sentence)
-        elif row.phase is VMPhase.RUNNING and row.host is not None and (why := self.hosts.why_not_ready(row.host)):
+        by_report = state != row.phase.value or row.phase is VMPhase.RUNNING
+        if by_report and row.host is not None and (why := self.hosts.why_not_ready(row.host)):
             sentence = f"{row.host} {why}; as it last reported: {sentence}"
         if row.unread:
             sentence = f"what it is sold as cannot be read in the manager's store ({row.unread}); {sentence}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import structlog
@@ -35,7 +36,63 @@ from hostagent.operations.agent import Agent
 from hostagent.options import MANAGER_NAME
 from hostagent.supervised_task import guarded
 
+#: Before libvirt is asked again that does not answer at the start, in seconds: the first pause, which doubles.
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 15.0
+
 log = structlog.get_logger()
+
+
+class _Stopped(Exception):
+    """The agent is to stop, and has not started yet."""
+
+
+class _Start:
+    """Start of an agent, which waits for a hypervisor that does not answer, and what systemd is told from then on.
+
+    Meanwhile nothing is served or reported: without its VMs the host would look empty. Systemd hears that it is ready
+    all the same: no limit of time ends the wait, and nobody who starts it waits along.
+    """
+
+    def __init__(self, agent: Agent, stop: asyncio.Event) -> None:
+        self._agent = agent
+        self._stop = stop
+        self._why = ""
+        self._pause_s = FIRST_PAUSE_S
+        #: At its end systemd is told of the end.
+        self.told = contextlib.AsyncExitStack()
+        self._tells = False
+
+    async def run(self, _: web.Application) -> None:
+        """Start the agent. Raises `_Stopped`: it is to stop meanwhile."""
+        await self._agent.start(self.wait)
+        if self._why:
+            log.info("libvirt answers: the agent starts", host=self._agent.host.slice.host_id)
+        self._why = ""
+
+    async def wait(self, why: str) -> None:
+        """Wait before the hypervisor is asked again, ever longer. Raises `_Stopped`."""
+        if not self._why:
+            log.warning("libvirt does not answer: the agent waits for it, and reports nothing meanwhile", why=why)
+        self._why = " ".join(why.split())
+        await self.tell()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await self._stop.wait()
+        if self._stop.is_set():
+            raise _Stopped
+        self._pause_s = min(self._pause_s * 2, LONGEST_PAUSE_S)
+
+    async def tell(self) -> None:
+        """Begin to tell systemd, unless that has begun."""
+        if not self._tells:
+            self._tells = True
+            await self.told.enter_async_context(supervised(self._status))
+
+    def _status(self) -> str:
+        if self._why:
+            return f"waits for libvirt: {self._why}"
+        return f"{self._agent.host.modes.sentence}; {len(self._agent.host.vms)} VMs"
 
 
 async def serve(
@@ -62,15 +119,12 @@ async def serve(
     own_tasks: list[asyncio.Task[None]] = []
     if access.own is not None:
         agent.certificate = lambda: gate.certificates()[:1]
-    app = make_app(agent, gate.access)
-
-    async def start(_: web.Application) -> None:
-        await agent.start()
+    app, start = make_app(agent, gate.access), _Start(agent, stop)
 
     async def hang_up(_: web.Application) -> None:
         agent.requests.operations.hang_up()
 
-    app.on_startup.append(start)
+    app.on_startup.append(start.run)
     app.on_shutdown.append(hang_up)
     try:
         async with (
@@ -90,12 +144,13 @@ async def serve(
             gc.collect()
             gc.freeze()
             log.info("ready", host=agent.host.slice.host_id, listen=f"{address}:{port}", vms=len(agent.host.vms))
-            async with (
-                app[metrics.LOOP].watching(),
-                supervised(lambda: f"{agent.host.modes.sentence}; {len(agent.host.vms)} VMs"),
-            ):
+            async with app[metrics.LOOP].watching(), start.told:
+                await start.tell()
                 await stop.wait()
+    except _Stopped:
+        log.info("stopped while it waited for libvirt")
     finally:
+        await start.told.aclose()
         # Not before the server is down: while its last requests take their time the host is not silent.
         for task in own_tasks:
             task.cancel()

@@ -20,7 +20,7 @@ from ebbtide.rest.metrics.totals import Distribution
 #: How many values each label can have.
 LABELS: Final[Mapping[str, str]] = {
     "host": "the hosts that the manager knows, --most-hosts at the most",
-    "state": "4 states of a host, 8 of a VM, 3 of a task, of a machine and of an operation",
+    "state": "5 states of a host, 8 of a VM, 3 of a task, of a machine and of an operation",
     "priority": "3: fixed, deflatable, harvest",
     "reason": "2 of preemptions: minimum, shortfall; 3 of alerts: overflow, expired, refused",
     "webhook": "the webhooks of --alerts-file, 16 at the most",
@@ -31,7 +31,7 @@ LABELS: Final[Mapping[str, str]] = {
     "version": "1",
     "le": "up to 11",
 }
-STATES: Final = ("ready", "overcommitted", "unavailable", "silent")
+STATES: Final = ("ready", "overcommitted", "unavailable", "silent", "revoked")
 
 
 class _Manager:
@@ -65,7 +65,7 @@ class _Manager:
 
 
 class _Cluster:
-    """Of hosts and VMs, by the hosts' last reports; sums leave silent hosts out.
+    """Of hosts and VMs, by the hosts' last reports; sums leave silent and revoked hosts out.
 
     What each host and VM has stands in its host's own metrics.
     """
@@ -84,7 +84,7 @@ class _Cluster:
     pressed: Metric = gauge("cluster_vms_under_pressure", "VMs under pressure.")
     vms: Metric = gauge(
         "cluster_vms",
-        "VMs that hosts report, silent ones left out; state: unknown where only later versions know it.",
+        "VMs that hosts report, silent and revoked ones left out; state: unknown where only later versions know it.",
         "state",
         "priority",
     )
@@ -231,7 +231,7 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
         report = host.report
         sheet.put(CLUSTER.state, 1.0, host.id, host.state)
         sheet.put(CLUSTER.age, host.age_s, host.id)
-        if host.state == "silent":
+        if host.state in ("silent", "revoked"):
             continue  # what it has and holds now is not known
         capacity.add(report.capacity)
         free.add(report.free)

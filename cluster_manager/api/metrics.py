@@ -58,7 +58,10 @@ async def metrics(request: web.Request) -> web.Response:
     hosts: list[tuple[Host, str, str]] | None = None
     if leads:
         put_term(sheet, term_facts(manager))
-        hosts = [(host, id_, manager.hosts.state(id_)[0]) for id_, host in manager.hosts.items()]
+        revoked = manager.revoked()
+        # One that is revoked is silent to clients; but it stays so until it is forgotten, and that is no alarm.
+        states = {id_: "revoked" if id_ in revoked else manager.hosts.state(id_)[0] for id_ in manager.hosts.ids()}
+        hosts = [(host, id_, states[id_]) for id_, host in manager.hosts.items()]
     return sheets.answer(await asyncio.to_thread(_written, sheet, hosts, manager.now(), manager.settings))
 
 

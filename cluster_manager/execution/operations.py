@@ -84,8 +84,10 @@ from ebbtide.messages.vms import VMSpec
 
 log = structlog.get_logger()
 
-#: Seconds between two tries of the manager's own plans (owed removals and reinflations) on one host.
+#: Seconds between two tries of the manager's own plans (owed removals and reinflations) on one host: the first pause,
+#: which doubles with each failure, and the longest one.
 RETRY_S = 30.0
+LONGEST_RETRY_S = 900.0
 #: Plans that one explanation tells of.
 MOST_ACTING: Final = 20
 #: Seconds between two looks at what a host's free room is for.
@@ -101,12 +103,7 @@ class Operations:
     """
 
     def __init__(
-        self,
-        store: Store,
-        hosts: Hosts,
-        policy: PlacementPolicy,
-        clock: Callable[[], float],
-        gone_s: float = GONE_S,
+        self, store: Store, hosts: Hosts, policy: PlacementPolicy, clock: Callable[[], float], gone_s: float = GONE_S
     ) -> None:
         self._store = store
         self._hosts = hosts
@@ -118,9 +115,10 @@ class Operations:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: Between the look at the store and the record of a new plan no other request may add one.
         self.admission = asyncio.Lock()
-        #: VMs to be removed as soon as their host answers: host by name. And when a host may be tried again.
+        #: VMs to be removed as soon as their host answers: host by name. And when a host may be tried again, after what
+        #: pause.
         self._owed: dict[str, str] = {}
-        self._retry_at: dict[str, float] = {}
+        self._retry: dict[str, tuple[float, float]] = {}
         self._growth = Growth()
         self._returns = Returns()
         self.waiting = WaitingVMs(store)
@@ -356,7 +354,7 @@ class Operations:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._growth.forget(host)
         self._returns.forget(host)
-        self._retry_at.pop(host, None)
+        self._retry.pop(host, None)
         self._share_at.pop(host, None)
 
     async def run_deferred(self, host: str) -> None:
@@ -382,7 +380,7 @@ class Operations:
             elif queue is not None and (name := queue.due_elsewhere(now)) is not None:
                 queue.tried(now, name, elsewhere=True)
                 await self._bring_back(name, host, elsewhere=True)
-            else:
+            elif self._hosts.is_ready(host):
                 await self._share(host, known, due)
         if shares or busy or not self._owes(host):
             return
@@ -390,7 +388,8 @@ class Operations:
             # Again: another task may have seen to it meanwhile.
             if not self._owes(host) or self._hosts.locks.is_busy(host):
                 return
-            self._retry_at[host] = asyncio.get_running_loop().time() + RETRY_S
+            pause_s = min(self._retry[host][1] * 2, LONGEST_RETRY_S) if host in self._retry else RETRY_S
+            self._retry[host] = (asyncio.get_running_loop().time() + pause_s, pause_s)
             # One that was refused is owed anew, behind the others.
             owed = [name for name, where in self._owed.items() if where == host]
             if owed:
@@ -444,8 +443,9 @@ class Operations:
 
     def _owes(self, host: str) -> bool:
         """Whether a host has something to be removed or reinflated that need not wait, and would not refuse."""
-        known = self._hosts.get(host)
-        if known is None or self._stopping or asyncio.get_running_loop().time() < self._retry_at.get(host, 0.0):
+        known, now = self._hosts.get(host), asyncio.get_running_loop().time()
+        not_before, _ = self._retry.get(host, (now, 0.0))
+        if known is None or self._stopping or now < not_before or not self._hosts.is_ready(host):
             return False
         # A host whose mode lets nothing grow would refuse: it is asked when it has another mode.
         grows = known.owes_reinflation and reaction(known.report.mode, HostEvent.REINFLATE) is Reaction.DONE
@@ -506,7 +506,7 @@ class Operations:
             self._hosts.availability.reserve(plan_id, None)
             if isinstance(end := running.state.instruction, Finish) and end.state is OperationState.DONE:
                 # The host answers: what else it owes need not wait.
-                self._retry_at.pop(running.state.host or "", None)
+                self._retry.pop(running.state.host or "", None)
             self._running.pop(plan_id, None)
             if self._executor is not None:
                 self._executor.told.pop(plan_id, None)

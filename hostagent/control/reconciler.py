@@ -142,6 +142,10 @@ class Reconciler:
             found = await twice(self._host.hypervisor.survey)
         except HypervisorError as error:
             self._host.hypervisor_answers(str(error))
+            for vm in self._host.vms.values():
+                # What was last heard of it grows old, and must not be told as of now.
+                vm.resident_mib = None
+                vm.pressure.judge()
             raise
         self._host.hypervisor_answers()
         now = asyncio.get_running_loop().time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -11,7 +11,7 @@ from hostagent.control.harvest import Harvest
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.control.reconciler import Reconciler
 from hostagent.control.steady import Steady
-from hostagent.errors import JournalError
+from hostagent.errors import HypervisorError, JournalError
 from hostagent.libvirt.hypervisor import DomainState
 from hostagent.operations.adoption_commands import AdoptionCommands
 from hostagent.operations.creation_commands import CreationCommands
@@ -54,10 +54,14 @@ class Agent:
         self.certificate: Callable[[], Sequence[bytes]] = tuple
         self._supervised: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        """Find our domains and go on with whatever an earlier agent left unfinished."""
+    async def start(self, wait: Callable[[str], Awaitable[None]] | None = None) -> None:
+        """Find our domains and go on with whatever an earlier agent left unfinished.
+
+        :param wait: called with why the hypervisor does not answer, before it is asked again; default: it is not.
+        :raises HypervisorError: it does not answer.
+        """
+        domains = await self._domains(wait)
         await self.host.sample()
-        domains = await self.host.hypervisor.domains()
         try:
             # Once the hypervisor has answered, and before anything can be taken.
             await asyncio.to_thread(self.host.journal.begin)
@@ -76,6 +80,15 @@ class Agent:
             asyncio.create_task(guarded(self.steady.run), name="steady-mode"),
             asyncio.create_task(guarded(Overcommitment(self.host).run), name="overcommitment"),
         ]
+
+    async def _domains(self, wait: Callable[[str], Awaitable[None]] | None) -> Sequence[DomainState]:
+        while True:
+            try:
+                return await self.host.hypervisor.domains()
+            except HypervisorError as error:
+                if wait is None:
+                    raise
+                await wait(str(error))
 
     def _take_in(self, found: DomainState) -> ManagedVM:
         # One that was stopped on command is charged nothing; the reconciler admits a foreign start of it.

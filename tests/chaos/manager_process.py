@@ -97,7 +97,7 @@ def settings_of(directory: Path, address: str, port: int) -> tuple[Settings, Gat
 
 def main() -> None:
     configure_logs()
-    operations.RETRY_S = RETRY_S
+    operations.RETRY_S = operations.LONGEST_RETRY_S = RETRY_S
     operations.SHARE_S = RETRY_S
     vars(growth)["FIRST_PAUSE_S"] = RETRY_S
     vars(operations)["Growth"] = functools.partial(growth.Growth, PACE)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
@@ -20,6 +22,8 @@ from hostagent import service
 from hostagent.api import app as app_of
 from hostagent.api.metrics import facts_of
 from hostagent.control.renewal import load
+from hostagent.errors import HypervisorError
+from hostagent.libvirt.hypervisor import DomainState
 from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions
 from hostagent.service import serve
@@ -128,3 +132,77 @@ async def test_the_certificate_whose_end_the_metrics_tell_is_the_hosts_own(world
     assert facts_of(agent).certificate_end == load(own.certificate).not_valid_after_utc.timestamp()
     stop.set()
     await serving
+
+
+# --- a hypervisor that does not answer at the start -------------------------------------------------------------------
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Its end of the socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as found:
+        found.bind(str(tmp_path / "notify"))
+        found.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", found.getsockname())
+        yield found
+
+
+def said(systemd: socket.socket) -> list[str]:
+    return systemd.recv(4096).decode().split("\n")
+
+
+async def test_an_agent_that_starts_while_libvirt_does_not_answer_waits_for_it_and_serves_nothing_meanwhile(
+    world: World, tmp_path: Path, systemd: socket.socket, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", 0.01)
+    write_private(tmp_path / "token", "of-the-manager")
+    agent, stop, met = make_agent(world, tmp_path), asyncio.Event(), []
+    domains = agent.host.hypervisor.domains
+
+    async def refused_twice() -> list[DomainState]:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", unused_tcp_port), 1.0).close()
+            met.append("a server")
+        met.append("a look")
+        if len(met) <= 2:
+            raise HypervisorError("Failed to connect socket:\nConnection refused")
+        assert not (tmp_path / "state.json").exists(), "nothing was begun"
+        return await domains()
+
+    monkeypatch.setattr(agent.host.hypervisor, "domains", refused_twice)
+    serving = asyncio.create_task(
+        serve(agent, "127.0.0.1", unused_tcp_port, tmp_path / "token", None, None, stop), name="agent"
+    )
+    await until(lambda: serving.done() or (tmp_path / "state.json").exists())
+    assert met[:3] == ["a look"] * 3
+    assert said(systemd) == ["READY=1", "STATUS=waits for libvirt: Failed to connect socket: Connection refused"]
+    stop.set()
+    await serving
+    assert said(systemd) == ["STOPPING=1", "STATUS=stopping"]
+
+
+async def test_an_agent_that_waits_for_libvirt_ends_at_once_when_it_is_told_to(
+    world: World, tmp_path: Path, systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", 3600.0)
+    write_private(tmp_path / "token", "of-the-manager")
+    world.failures["domains"] = "Failed to connect socket: Connection refused"
+    agent, stop = make_agent(world, tmp_path), asyncio.Event()
+    serving = asyncio.create_task(serve(agent, "127.0.0.1", 0, tmp_path / "token", None, None, stop), name="agent")
+    await until(lambda: serving.done() or ("domains", "") in [call[:2] for call in world.calls])
+    stop.set()
+    async with asyncio.timeout(10):
+        await serving
+    assert [said(systemd)[0] for _ in range(2)] == ["READY=1", "STOPPING=1"]
+    assert not (tmp_path / "state.json").exists()
+
+
+@pytest.mark.looptime
+async def test_libvirt_is_asked_ever_more_rarely_while_an_agent_waits_for_it() -> None:
+    start, loop = service._Start(cast(Agent, None), asyncio.Event()), asyncio.get_running_loop()
+    pauses = []
+    for _ in range(5):
+        before = loop.time()
+        await start.wait("Connection refused")
+        pauses.append(round(loop.time() - before, 1))
+    assert pauses == [2.0, 4.0, 8.0, 15.0, 15.0]

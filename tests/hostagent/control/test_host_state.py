@@ -7,18 +7,22 @@ from dataclasses import replace
 
 import pytest
 
+from ebbtide.deflation.cascade.pressure import UNSEEN_S
 from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
+from hostagent.clock import now
 from hostagent.control import overcommitment, reconciler
 from hostagent.control.overcommitment import Overcommitment
+from hostagent.control.usage import usage_of
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import DomainSummary
 from hostagent.state.intents import Phase
-from hostagent.vm import executor
+from hostagent.vm import executor, guest_pressure
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
+from tests.hostagent.control.test_pressure import press
 from tests.hostagent.doing import report
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
@@ -117,6 +121,24 @@ async def test_a_hypervisor_that_does_not_answer_is_a_state_of_the_host_within_o
         "the hypervisor does not answer: Failed to connect socket: Connection refused",
         "the hypervisor answers again",
     ]
+
+
+async def test_what_was_last_heard_of_the_vms_is_not_told_on_as_of_now_while_the_hypervisor_does_not_answer(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm = host.vms["low-1"]
+    press(two_vms[0])
+    await until(lambda: bool(vm.pressure.sentence))
+    vm.resident_mib = 700.0
+    # Its guest falls silent with the hypervisor.
+    await vm.stop()
+    world.failures["survey"] = "Failed to connect socket: Connection refused"
+    await until(lambda: vm.resident_mib is None)
+    assert usage_of(host).vms[0].resident_memory_mib is None
+    assert vm.status().pressure is not None
+    monkeypatch.setattr(guest_pressure, "_now", lambda: now() + UNSEEN_S + 1.0)
+    await until(lambda: vm.status().pressure is None)
+    assert told(host, DecisionKind.PRESSURE)[-1].startswith("the pressure is over: no fresh reading")
 
 
 @pytest.mark.parametrize("hangs", [False, True])

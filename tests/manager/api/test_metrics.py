@@ -63,6 +63,7 @@ async def test_a_leader_tells_of_itself_its_hosts_and_its_placements(tmp_path: P
             "overcommitted": 0.0,
             "unavailable": 0.0,
             "silent": 0.0,
+            "revoked": 0.0,
         }
         assert found['ebbtide_manager_operation_duration_seconds_count{kind="create",state="done"}'] == 1.0
         assert found['ebbtide_manager_preemptions_total{reason="minimum"}'] == 0.0
@@ -131,18 +132,34 @@ async def test_a_silent_host_stands_with_the_age_of_its_last_report(tmp_path: Pa
         assert found['ebbtide_cluster_hosts{state="silent"}'] == 1.0
 
 
-def test_a_silent_host_and_its_vms_are_in_no_sum() -> None:
+async def test_a_revoked_host_is_told_as_that_and_not_as_silent_which_would_alarm_until_it_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    async with cluster_of(tmp_path, host("host-a"), silent_after_s=60.0) as cluster:
+        assert (await cluster.call("POST", "/v1/hosts/host-a/revocation", json={"reason": "stolen"}))[0] == 200
+        found = await values_of(cluster)
+        states = {name for name in found if name.startswith("ebbtide_cluster_host_state{")}
+        assert states == {'ebbtide_cluster_host_state{host="host-a",state="revoked"}'}
+        assert {state: found[f'ebbtide_cluster_hosts{{state="{state}"}}'] for state in ("silent", "revoked")} == {
+            "silent": 0.0,
+            "revoked": 1.0,
+        }
+        assert (await cluster.get("/v1/hosts/host-a"))["state"] == "silent"
+
+
+@pytest.mark.parametrize("state", ["silent", "revoked"])
+def test_a_host_that_is_not_heard_and_its_vms_are_in_no_sum(state: str) -> None:
     runs, pressed = (status_of(spec_of(name, "deflatable"), "host-a") for name in ("web", "db"))
     pressed = pressed.model_copy(update={"pressure": "memory"})
     report = host("host-a").report().model_copy(update={"vms": (runs, pressed)})
     sheet, wanted = Sheet(declared()), Sheet(declared())
-    put_hosts(sheet, [OneHost("host-a", "ready", 1.0, report), OneHost("host-b", "silent", 99.0, report)])
+    put_hosts(sheet, [OneHost("host-a", "ready", 1.0, report), OneHost("host-b", state, 99.0, report)])
     put_hosts(wanted, [OneHost("host-a", "ready", 1.0, report)])
     of_each_host = {"ebbtide_cluster_hosts", "ebbtide_cluster_host_state", "ebbtide_cluster_host_report_age_seconds"}
     found = sheet.values()
     assert {name for name, rows in wanted.values().items() if found[name] != rows} == of_each_host
     assert found["ebbtide_cluster_capacity_cpu_cores"] == {(): 6.0}
-    assert found["ebbtide_cluster_hosts"]["silent",] == 1.0
+    assert found["ebbtide_cluster_hosts"][state,] == 1.0
 
 
 async def test_a_hosts_metrics_come_through_the_manager_and_prometheus_hears_where(tmp_path: Path) -> None:

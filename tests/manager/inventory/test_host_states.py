@@ -15,6 +15,7 @@ from cluster_manager import manager
 from cluster_manager.store import schema
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.vms import VMState
 from tests.manager.api.test_metrics import values_of
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
@@ -84,6 +85,32 @@ async def test_a_host_without_its_hypervisor_is_not_ready_and_no_vm_is_preempted
             "the hypervisor of host-a does not answer: Connection refused",
             "the hypervisor of host-a answers again",
         ]
+
+
+@pytest.mark.parametrize("why", ["is silent", "cannot reach its hypervisor (Connection refused)"])
+@pytest.mark.parametrize("state", [VMState.STOPPED, VMState.PAUSED])
+async def test_a_vm_that_was_off_or_paused_by_the_last_report_is_not_said_to_run_once_its_host_is_not_ready(
+    tmp_path: Path, state: VMState, why: str
+) -> None:
+    agent = host("host-a")
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert cluster.manager is not None
+        await cluster.create(vm("low-1"))
+        agent.vms["low-1"] = agent.vms["low-1"].model_copy(update={"state": state})
+        if why == "is silent":
+            await agent.send_report()
+            agent.trouble.mute = True
+            cluster.manager.hosts._monotonic = lambda: time.monotonic() + 60.0
+        else:
+            agent.unavailable = "Connection refused"
+            await agent.send_report()
+        found = await cluster.get("/v1/vms/low-1")
+        says = {VMState.STOPPED: "off", VMState.PAUSED: "paused"}[state]
+        assert found["state"] == state.value
+        assert found["sentence"].startswith(f"host-a {why}; as it last reported: host-a says that it is {says}; ")
+        for asked, names in ((state.value, ["low-1"]), ("running", [])):
+            page = await cluster.get(f"/v1/vms?state={asked}")
+            assert [row["name"] for row in page["vms"]] == names
 
 
 async def starts_with(cluster: Cluster, stored: str) -> None:

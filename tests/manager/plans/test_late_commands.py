@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.growth import Due
 from cluster_manager.plans.lifecycle import start_stop
 from cluster_manager.plans.plans import SetVM, VMPhase, finish
 from cluster_manager.store.store import Store
 from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.commands import CreateCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostTemplate
@@ -167,6 +169,87 @@ async def test_many_owed_removals_are_made_good_one_after_the_other_without_a_pa
 
 async def _empty(agent: FakeAgent) -> bool:
     return not agent.vms
+
+
+@pytest.mark.parametrize("debt", ["delete", "reinflate"])
+async def test_what_is_owed_to_a_host_waits_until_its_hypervisor_answers(tmp_path: Path, debt: str) -> None:
+    agent, _ = pair()
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert cluster.manager is not None
+        await cluster.create(vm("low-1"))
+        agent.unavailable = "Connection refused"
+        await agent.send_report()
+        await agent.die()
+        if debt == "delete":
+            assert (await cluster.delete("low-1")).state is OperationState.FAILED
+        else:
+            known = cluster.manager.hosts.get("host-a")
+            assert known is not None
+            known.owes_reinflation = True
+        failures = await cluster.events("failed")
+        await agent.revive()
+        for _ in range(2):
+            await agent.send_report()
+        assert cluster.manager.operations.under_way() == {}
+        assert debt not in agent.arrived
+        assert await cluster.events("failed") == failures
+        agent.unavailable = ""
+        await cluster.until(lambda: _has_arrived(agent, debt))
+
+
+async def test_nothing_is_told_to_grow_on_a_host_whose_hypervisor_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, _ = pair()
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert cluster.manager is not None
+        operations = cluster.manager.operations
+        await cluster.create(vm("low-1"))
+        agent.unavailable = "Connection refused"
+        await agent.send_report()
+        due = Due(("low-1",), ZERO, (ZERO,))
+        monkeypatch.setattr(operations._growth, "due", lambda *_, **__: due)
+        operations._share_at.clear()
+        await agent.send_report()
+        assert operations.under_way() == {}
+        agent.unavailable = ""
+        await cluster.until(lambda: _has_arrived(agent, "reinflate"))
+
+
+async def _has_arrived(agent: FakeAgent, kind: str) -> bool:
+    return kind in agent.arrived
+
+
+async def test_a_debt_that_a_ready_host_refuses_is_tried_ever_more_rarely(tmp_path: Path) -> None:
+    agent, _ = pair()
+    async with cluster_of(tmp_path, agent) as cluster:
+        assert cluster.manager is not None
+        operations = cluster.manager.operations
+        await cluster.create(vm("low-1"))
+        await agent.die()
+        assert (await cluster.delete("low-1")).state is OperationState.FAILED
+        await agent.revive()
+        agent.trouble.refuses = 409
+
+        async def refused() -> bool:
+            return operations._retry.get("host-a", (0.0, 0.0))[0] > 0.0 and not operations.under_way()
+
+        pauses = []
+        for _ in range(7):
+            await cluster.until(refused)
+            again_at, pause_s = operations._retry["host-a"]
+            assert again_at > asyncio.get_running_loop().time()
+            pauses.append(pause_s)
+            # The pause is over.
+            operations._retry["host-a"] = (0.0, pause_s)
+        assert pauses == [30.0, 60.0, 120.0, 240.0, 480.0, 900.0, 900.0]
+        agent.trouble.refuses = None
+        await cluster.until(lambda: _is_gone(cluster, "low-1"))
+
+        async def begins_anew() -> bool:
+            return operations._retry == {}
+
+        await cluster.until(begins_anew)
 
 
 async def test_a_preempted_vm_whose_deletion_waits_keeps_its_name_until_that_has_ended(tmp_path: Path) -> None:
