@@ -49,7 +49,7 @@ AVAILABLE_SHARE = 0.8
 SHARED = ("RssShmem", "RssFile")  # of /proc/PID/status
 LOOK = """SELECT json_build_object(
  'superuser', current_setting('is_superuser') = 'on', 'user', current_user,
- 'system', (SELECT system_identifier::text FROM pg_control_system()),
+ 'system', (SELECT system_identifier::text FROM pg_control_system()), 'loaded', pg_conf_load_time()::text,
  'settings', (SELECT json_object_agg(name, json_build_array(setting, unit, source)) FROM pg_settings
               WHERE name IN ({})),
  'checkpointer', (SELECT max(pid) FROM pg_stat_activity WHERE backend_type = 'checkpointer'),
@@ -58,8 +58,11 @@ LOOK = """SELECT json_build_object(
     ", ".join(f"'{name}'" for name in READ)
 )
 # Only a superuser may read this.
-EARLIER = """SELECT coalesce(json_object_agg(name, setting), '{{}}') FROM pg_file_settings
- WHERE sourcefile LIKE '%/postgresql.auto.conf' AND name IN ({})""".format(", ".join(f"'{name}'" for name in NAMES))
+EARLIER = """SELECT json_build_object(
+ 'values', coalesce(json_object_agg(name, setting) FILTER (WHERE sourcefile LIKE '%/postgresql.auto.conf'
+                                                           AND name IN ({})), '{{}}'),
+ 'error', max(format('%s, line %s: %s', sourcefile, sourceline, error)) FILTER (WHERE name IS NULL))
+ FROM pg_file_settings""".format(", ".join(f"'{name}'" for name in NAMES))
 IDLE = """SELECT coalesce(json_agg(pid), '[]') FROM pg_stat_activity WHERE backend_type = 'client backend'
  AND state = 'idle' AND pid <> pg_backend_pid() AND state_change < now() - interval '{:f} seconds'"""
 END = """SELECT coalesce(json_agg(pid) FILTER (WHERE pg_terminate_backend(pid)), '[]') FROM pg_stat_activity
@@ -68,7 +71,10 @@ END = """SELECT coalesce(json_agg(pid) FILTER (WHERE pg_terminate_backend(pid)),
 
 @dataclass(frozen=True)
 class _Look:
-    """What the server said: settings as integers (memory in kB), where they come from, and its parent process."""
+    """What the server said: settings as integers (memory in kB), where they come from, and its parent process.
+
+    `loaded`: when it last took over what its files say.
+    """
 
     settings: dict[str, int]
     sources: dict[str, str]
@@ -78,6 +84,7 @@ class _Look:
     postmaster: int
     began: int | None
     obstacle: str
+    loaded: str
 
 
 class PostgresqlAdapter(Adapter):
@@ -180,6 +187,12 @@ class PostgresqlAdapter(Adapter):
                 self._state.save(known)
             else:
                 self._state.remove()
+            now = self._last[1] if self._last is not None else look
+            note += [
+                f"{name} was {known['originals'][name]} and is {now.settings[name]}, by {now.sources[name]}"
+                for name in back
+                if now.settings[name] != known["originals"][name]
+            ]
             reason = "; ".join([f"{len(back)} settings as before, {len(changes)} raised", *note])
             return Release(dict.fromkeys(target, 0.0), "pg_settings", reason)
 
@@ -208,6 +221,7 @@ class PostgresqlAdapter(Adapter):
             postmaster,
             started(postmaster),
             obstacle,
+            answer["loaded"],
         )
         self._last = (time.monotonic(), look)
         return look
@@ -245,7 +259,7 @@ class PostgresqlAdapter(Adapter):
         return state
 
     def _first_state(self, look: _Look) -> dict[str, Any]:
-        earlier = self._psql.query(EARLIER)
+        earlier = self._earlier()
         return {
             "system": look.system,
             "earlier": {name: earlier.get(name) for name in NAMES},
@@ -253,6 +267,14 @@ class PostgresqlAdapter(Adapter):
             "changed": [],
             "maximum_mib": 0.0,
         }
+
+    def _earlier(self) -> dict[str, str]:
+        """What ALTER SYSTEM has written. Raises: ApplicationError where the server cannot read its files to the end."""
+        answer = self._psql.query(EARLIER)
+        if answer["error"]:
+            raise ApplicationError(f"PostgreSQL would take no reload: {answer['error']}")
+        found: dict[str, str] = answer["values"]
+        return found
 
     def _idle_mib(self, look: _Look) -> dict[int, float]:
         if self._terminate_idle_s is None:
@@ -296,16 +318,24 @@ class PostgresqlAdapter(Adapter):
         return Release({name: released[name] for name in asked}, measured_by, "; ".join([sizes, *notes]))
 
     def _change(self, values: dict[str, int], earlier: dict[str, str | None], deadline: Deadline) -> list[str]:
-        """Change settings and reload; returns what is to be said of those that did not take effect."""
+        """Change settings and reload; returns what is to be said of those that did not take effect.
+
+        Raises: ApplicationError where it is not known that those of `earlier` did: they still need an owner.
+        """
         if not values and not earlier:
             return []
+        before = self._fresh().loaded
         self._psql.run([*statements(values), *restoring(earlier), "SELECT pg_reload_conf()"])
         end = time.monotonic() + RELOAD_S
         while True:
             look = self._fresh()
             wrong = [name for name, value in values.items() if look.settings[name] != value]
-            if not wrong or time.monotonic() > end or deadline.wait(0.1):
-                return [f"{name} stays {look.settings[name]}, by {look.sources[name]}" for name in wrong]
+            taken = look.loaded != before
+            if (taken and not wrong) or time.monotonic() > end or deadline.wait(0.1):
+                break
+        if earlier and not taken:
+            raise ApplicationError(f"PostgreSQL has not taken the reload, see its log; {', '.join(earlier)} may be low")
+        return [f"{name} stays {look.settings[name]}, by {look.sources[name]}" for name in wrong]
 
 
 def _nothing(target: dict[str, float]) -> Release:

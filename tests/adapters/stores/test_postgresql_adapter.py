@@ -175,6 +175,34 @@ def test_cores_are_parallel_workers(cluster: Cluster, tmp_path: Path) -> None:
         assert cluster.auto_conf() == []
 
 
+def test_a_reload_that_the_server_does_not_take_gives_nothing_back_yet(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.ask("ALTER SYSTEM SET maintenance_work_mem = '96MB'")
+    cluster.ask("SELECT pg_reload_conf()")
+    before, state = cluster.auto_conf(), tmp_path / "state.json"
+    configuration = cluster.data / "postgresql.conf"
+    good = configuration.read_text()
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "down", "deflate", memory_mib=10)
+        low = state.read_text()
+        configuration.write_text(good + "nonsense\n")
+        try:
+            assert rest.target("up", "reinflate", 1000)[0] == 202
+            ended = result(rest, "up")
+            assert ended["state"] == "failed", ended
+            assert "has not taken the reload" in ended["reason"]
+            assert state.read_text() == low
+            assert cluster.setting("work_mem") == "1MB"
+            # Nor can be seen then what ALTER SYSTEM had written before.
+            status, answer = rest.target("again", "deflate", 10)
+            assert (status, "would take no reload" in answer["reason"]) == (409, True), answer
+        finally:
+            configuration.write_text(good)
+        done(rest, "up+2", "reinflate", memory_mib=1000)
+    assert (cluster.setting("work_mem"), cluster.setting("maintenance_work_mem")) == ("16MB", "96MB")
+    assert cluster.auto_conf() == before
+    assert not state.exists()
+
+
 def test_ten_cycles_do_not_creep(cluster: Cluster, tmp_path: Path, record_property: Any) -> None:
     sizes_mib = []
     with hook(tmp_path, cluster, maximum_mib=1000.0) as rest, Load(cluster) as load:
