@@ -16,7 +16,7 @@ from typing import Any
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.errors import AdapterError, ApplicationError
-from app_adapters.postgresql.client import Psql
+from app_adapters.postgresql.client import NoAnswer, Psql
 from app_adapters.postgresql.plan import (
     CORE_SETTINGS,
     HIDING_SOURCES,
@@ -34,6 +34,7 @@ from app_adapters.postgresql.plan import (
     sessions_to_end,
     share_of,
     statements,
+    written,
 )
 from app_adapters.processes.process import children, started
 from app_adapters.processes.state_file import StateFile
@@ -49,6 +50,7 @@ AVAILABLE_SHARE = 0.8
 SHARED = ("RssShmem", "RssFile")  # of /proc/PID/status
 LOOK = """SELECT json_build_object(
  'superuser', current_setting('is_superuser') = 'on', 'user', current_user,
+ 'forbidden', current_setting('allow_alter_system', true) = 'off',
  'system', (SELECT system_identifier::text FROM pg_control_system()), 'loaded', pg_conf_load_time()::text,
  'settings', (SELECT json_object_agg(name, json_build_array(setting, unit, source)) FROM pg_settings
               WHERE name IN ({})),
@@ -203,6 +205,8 @@ class PostgresqlAdapter(Adapter):
         obstacle = ""
         if not answer["superuser"]:
             obstacle = f"the role {answer['user']} is no superuser, and so may not use ALTER SYSTEM here"
+        elif answer["forbidden"]:  # since PostgreSQL 17
+            obstacle = "this server takes no ALTER SYSTEM (allow_alter_system is off)"
         if answer["checkpointer"] is None:
             raise ApplicationError(
                 obstacle or "its checkpointer is not to be seen, so its processes cannot be measured"
@@ -296,8 +300,15 @@ class PostgresqlAdapter(Adapter):
         before_shared_mib, before_mib = _parts_mib(look)
         if changes:
             # First: what is changed must have an owner whatever happens.
+            known = self._state.load()
             self._state.save({**state, "changed": sorted({*state["changed"], *changes})})
-        notes = [*notes, *self._change(changes, {}, deadline)]
+            try:
+                notes = [*notes, *self._change(changes, {}, deadline)]
+            except NoAnswer:
+                raise
+            except ApplicationError:
+                self._take_back(known, changes)
+                raise
         if ends and self._terminate_idle_s is not None:
             pids = ", ".join(str(pid) for pid in ends)
             ended = self._psql.query(END.format(pids, self._terminate_idle_s))
@@ -316,6 +327,16 @@ class PostgresqlAdapter(Adapter):
         sizes = f"{resident}, {after.settings[WORKERS]} parallel workers"
         measured_by = "RssAnon of all its processes, pg_settings and the running parallel workers"
         return Release({name: released[name] for name in asked}, measured_by, "; ".join([sizes, *notes]))
+
+    def _take_back(self, known: dict[str, Any] | None, changes: dict[str, int]) -> None:
+        """The state of before a change that failed, if nothing was changed: nobody has to put that back."""
+        with contextlib.suppress(ApplicationError):  # what cannot be seen keeps its owner
+            now = self._earlier()
+            if all(now.get(name) != written(name, value) for name, value in changes.items()):
+                if known is None:
+                    self._state.remove()
+                else:
+                    self._state.save(known)
 
     def _change(self, values: dict[str, int], earlier: dict[str, str | None], deadline: Deadline) -> list[str]:
         """Change settings and reload; returns what is to be said of those that did not take effect.

@@ -47,10 +47,12 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def hook(tmp_path: Path, cluster: Cluster, role: str = OWNER, **settings: Any) -> Iterator[Rest]:
+def hook(
+    tmp_path: Path, cluster: Cluster, role: str = OWNER, client: type[Psql] = Psql, **settings: Any
+) -> Iterator[Rest]:
     token = tmp_path / "token"
     token.write_text("t")
-    psql = Psql(str(cluster.directory), user=role, run_as=OWNER if as_owner() else "")
+    psql = client(str(cluster.directory), user=role, run_as=OWNER if as_owner() else "")
     adapter = PostgresqlAdapter(psql, str(tmp_path / "state.json"), **settings)
     server = HookServer(adapter, port=0, token_file=str(token)).start()
     try:
@@ -224,6 +226,62 @@ def test_a_role_that_may_not_is_a_clear_refusal(cluster: Cluster, tmp_path: Path
         assert (status, answer["state"]) == (409, "refused")
         assert "guest is no superuser" in answer["reason"]
     assert cluster.auto_conf() == []
+
+
+class Forbidden(Psql):
+    """As of a server of version 17 that has allow_alter_system off."""
+
+    tells, fails_at = True, 0
+
+    def run(self, statements: list[str], limit_s: float = 10.0) -> str:
+        altering = [statement for statement in statements if statement.startswith("ALTER SYSTEM")]
+        if altering[self.fails_at :]:
+            super().run(altering[: self.fails_at])
+            raise ApplicationError("psql failed: ERROR:  ALTER SYSTEM is not allowed in this environment")
+        asked = "current_setting('allow_alter_system', true)"
+        return super().run([one.replace(asked, "'off'") if self.tells else one for one in statements], limit_s)
+
+
+class ForbiddenMeanwhile(Forbidden):
+    tells = False
+
+
+class ForbiddenHalfway(ForbiddenMeanwhile):
+    fails_at = 1
+
+
+def test_a_server_that_takes_no_alter_system_is_a_clear_refusal(cluster: Cluster, tmp_path: Path) -> None:
+    with hook(tmp_path, cluster, client=Forbidden) as rest:
+        status, answer = rest.target("down", "deflate", 10)
+        assert (status, answer["state"]) == (409, "refused")
+        assert "allow_alter_system is off" in answer["reason"]
+
+
+def test_a_change_that_fails_leaves_something_to_put_back_only_where_it_changed_something(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    with hook(tmp_path, cluster, client=ForbiddenMeanwhile, maximum_mib=1000.0) as rest:
+        rest.target("down", "deflate", 10)
+        ended = result(rest, "down")
+        assert (ended["state"], "is not allowed" in ended["reason"]) == ("failed", True), ended
+        assert not state.exists()
+        done(rest, "up", "reinflate", memory_mib=1000)
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "down", "deflate", cpu_cores=1)
+    before = state.read_text()
+    with hook(tmp_path, cluster, client=ForbiddenMeanwhile, maximum_mib=1000.0) as rest:
+        rest.target("down", "deflate", 10)
+        assert result(rest, "down")["state"] == "failed"
+        assert state.read_text() == before
+    with hook(tmp_path, cluster, client=ForbiddenHalfway, maximum_mib=1000.0) as rest:
+        rest.target("down", "deflate", 10)
+        assert result(rest, "down")["state"] == "failed"
+    assert "work_mem" in json.loads(state.read_text())["changed"]
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "up", "reinflate", memory_mib=1000, cpu_cores=8)
+    assert cluster.auto_conf() == []
+    assert not state.exists()
 
 
 def test_a_setting_that_something_else_holds_is_said_to_stay(cluster: Cluster, tmp_path: Path) -> None:
