@@ -9,7 +9,7 @@ import time
 from typing import Any, Dict, Sequence
 
 from app_adapters.errors import ApplicationError
-from app_adapters.processes.process import arguments, families, lives, proportional_mib, signals, started
+from app_adapters.processes.process import arguments, boot_id, families, lives, proportional_mib, signals, started
 from app_adapters.processes.state_file import StateFile
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -29,8 +29,10 @@ class Workers:
     A slot that is given up leaves its Worker idle: decommissioned, without executors. As soon as a Worker ends, Spark
     forgets the shuffle files of all executors on its host, so it is ended (`end_idle`) when that costs nothing.
 
-    `state_file` remembers the processes: they go on without their adapter, and a new adapter takes them over. `log`
-    gets what they print. Raises: ApplicationError where the state file cannot be read.
+    `state_file` remembers the processes: they go on without their adapter, and a new adapter takes them over. After a
+    restart of the machine it still tells the size that slots are fitted to. `log` gets what they print.
+
+    Raises: ApplicationError where the state file cannot be read.
     """
 
     def __init__(self, command: Sequence[str], state_file: str, log: str = os.devnull) -> None:
@@ -39,9 +41,12 @@ class Workers:
         self._log = log
         self._children: list[subprocess.Popen[bytes]] = []
         self._executors: Processes = {}  # of idle Workers, as far as they were seen
+        self._boot_id = boot_id()
         state = self._state.load() or {}
+        # An earlier version wrote it where no restart left it.
+        of_now = state.get("boot_id", self._boot_id) == self._boot_id
         try:
-            self._slots, self._idle = (_processes(state.get(name, [])) for name in ("slots", "idle"))
+            self._slots, self._idle = (_processes(state.get(name, []) if of_now else []) for name in ("slots", "idle"))
             #: The size of the VM that slots were last fitted to, by component.
             self.sizes = {str(name): float(size) for name, size in state.get("sizes", {}).items()}
         except (AttributeError, TypeError, ValueError) as error:
@@ -187,7 +192,12 @@ class Workers:
 
     def _remember(self) -> None:
         self._state.save(
-            {"slots": list(self._slots.items()), "idle": list(self._idle.items()), "sizes": dict(self.sizes)}
+            {
+                "boot_id": self._boot_id,
+                "slots": list(self._slots.items()),
+                "idle": list(self._idle.items()),
+                "sizes": dict(self.sizes),
+            }
         )
 
 
