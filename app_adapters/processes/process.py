@@ -59,6 +59,12 @@ def lives(pid: int, began: int, procfs: str = "/proc") -> bool:
     return len(fields) > 19 and int(fields[19]) == began and fields[0] not in ("Z", "X")
 
 
+def leads_session(pid: int, procfs: str = "/proc") -> bool:
+    """Whether the process began a session of its own, as its parent had it do."""
+    fields = _stat(pid, procfs)
+    return len(fields) > 3 and int(fields[3]) == pid
+
+
 def signals(pid: int, *fields: str, procfs: str = "/proc") -> int:
     """Signals that stand in these fields of the process (proc(5): SigCgt, SigIgn), as a mask; 0 where there is none."""
     found = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,11 +15,12 @@ import pytest
 
 from app_adapters.adapter import Deadline, Promise
 from app_adapters.processes.process import arguments, boot_id, families, started
-from app_adapters.spark import worker
+from app_adapters.spark import worker, workers
 from app_adapters.spark.relay import Relay
 from app_adapters.spark.slots import Nominal
 from app_adapters.spark.worker import SparkWorkerAdapter
 from app_adapters.spark.workers import Workers
+from tests.adapters.spark_cluster import until
 
 
 class Machine:
@@ -49,7 +52,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     finally:
         left = made.workers()
         left.kill(left.cores)
-        assert made.running() == []
+        lost = made.running()
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+        assert lost == [], "nobody owned them"
 
 
 def test_a_machine_that_starts_again_at_a_deflated_size_starts_no_more_workers_than_it_has_room_for(
@@ -76,6 +82,41 @@ def test_a_machine_that_starts_again_at_a_deflated_size_starts_no_more_workers_t
     # The same start of the machine: they are found again.
     machine.adapter().begin()
     assert len(machine.running()) == 2
+
+
+def test_a_worker_that_was_started_and_not_remembered_is_found_by_a_new_adapter(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = machine.workers()
+    remember = killed._remember
+
+    def until_one_runs() -> None:
+        if machine.running():
+            raise KeyboardInterrupt  # as an adapter that is killed here: nothing more is written
+        remember()
+
+    monkeypatch.setattr(killed, "_remember", until_one_runs)
+    with pytest.raises(KeyboardInterrupt):
+        killed.start(1)
+    assert len(machine.running()) == 1
+    found = machine.workers()
+    assert found.cores == 1
+    found.start(1)
+    assert len(machine.running()) == 1
+
+
+def test_what_that_worker_has_started_is_taken_for_no_other(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    monkeypatch.setattr(workers, "STOP_S", 0.1)  # its executor would end with it only if it were asked to
+    sleep = "[sys.executable, '-c', 'import time; time.sleep(600)', sys.argv[1]]"
+    machine.command[2] = f"import subprocess, sys; subprocess.run({sleep}, start_new_session=True)"
+    killed = machine.workers()
+    remember = killed._remember
+    monkeypatch.setattr(killed, "_remember", lambda: None if killed.cores else remember())
+    killed.start(1)
+    until(lambda: len(machine.running()) == 2, "its executor")
+    found = machine.workers()
+    assert found.cores == 1
+    assert len(found.pids()) == 2
 
 
 def test_by_default_the_state_is_where_a_start_of_the_machine_leaves_it(
