@@ -16,7 +16,7 @@ from typing import Any
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
 from app_adapters.errors import AdapterError, ApplicationError
-from app_adapters.postgresql.client import Psql
+from app_adapters.postgresql.client import NoAnswer, Psql
 from app_adapters.postgresql.plan import (
     CORE_SETTINGS,
     HIDING_SOURCES,
@@ -34,6 +34,7 @@ from app_adapters.postgresql.plan import (
     sessions_to_end,
     share_of,
     statements,
+    written,
 )
 from app_adapters.processes.process import children, started
 from app_adapters.processes.state_file import StateFile
@@ -49,7 +50,8 @@ AVAILABLE_SHARE = 0.8
 SHARED = ("RssShmem", "RssFile")  # of /proc/PID/status
 LOOK = """SELECT json_build_object(
  'superuser', current_setting('is_superuser') = 'on', 'user', current_user,
- 'system', (SELECT system_identifier::text FROM pg_control_system()),
+ 'forbidden', current_setting('allow_alter_system', true) = 'off',
+ 'system', (SELECT system_identifier::text FROM pg_control_system()), 'loaded', pg_conf_load_time()::text,
  'settings', (SELECT json_object_agg(name, json_build_array(setting, unit, source)) FROM pg_settings
               WHERE name IN ({})),
  'checkpointer', (SELECT max(pid) FROM pg_stat_activity WHERE backend_type = 'checkpointer'),
@@ -58,8 +60,11 @@ LOOK = """SELECT json_build_object(
     ", ".join(f"'{name}'" for name in READ)
 )
 # Only a superuser may read this.
-EARLIER = """SELECT coalesce(json_object_agg(name, setting), '{{}}') FROM pg_file_settings
- WHERE sourcefile LIKE '%/postgresql.auto.conf' AND name IN ({})""".format(", ".join(f"'{name}'" for name in NAMES))
+EARLIER = """SELECT json_build_object(
+ 'values', coalesce(json_object_agg(name, setting) FILTER (WHERE sourcefile LIKE '%/postgresql.auto.conf'
+                                                           AND name IN ({})), '{{}}'),
+ 'error', max(format('%s, line %s: %s', sourcefile, sourceline, error)) FILTER (WHERE name IS NULL))
+ FROM pg_file_settings""".format(", ".join(f"'{name}'" for name in NAMES))
 IDLE = """SELECT coalesce(json_agg(pid), '[]') FROM pg_stat_activity WHERE backend_type = 'client backend'
  AND state = 'idle' AND pid <> pg_backend_pid() AND state_change < now() - interval '{:f} seconds'"""
 END = """SELECT coalesce(json_agg(pid) FILTER (WHERE pg_terminate_backend(pid)), '[]') FROM pg_stat_activity
@@ -68,7 +73,10 @@ END = """SELECT coalesce(json_agg(pid) FILTER (WHERE pg_terminate_backend(pid)),
 
 @dataclass(frozen=True)
 class _Look:
-    """What the server said: settings as integers (memory in kB), where they come from, and its parent process."""
+    """What the server said: settings as integers (memory in kB), where they come from, and its parent process.
+
+    `loaded`: when it last took over what its files say.
+    """
 
     settings: dict[str, int]
     sources: dict[str, str]
@@ -78,6 +86,7 @@ class _Look:
     postmaster: int
     began: int | None
     obstacle: str
+    loaded: str
 
 
 class PostgresqlAdapter(Adapter):
@@ -180,6 +189,12 @@ class PostgresqlAdapter(Adapter):
                 self._state.save(known)
             else:
                 self._state.remove()
+            now = self._last[1] if self._last is not None else look
+            note += [
+                f"{name} was {known['originals'][name]} and is {now.settings[name]}, by {now.sources[name]}"
+                for name in back
+                if now.settings[name] != known["originals"][name]
+            ]
             reason = "; ".join([f"{len(back)} settings as before, {len(changes)} raised", *note])
             return Release(dict.fromkeys(target, 0.0), "pg_settings", reason)
 
@@ -190,6 +205,8 @@ class PostgresqlAdapter(Adapter):
         obstacle = ""
         if not answer["superuser"]:
             obstacle = f"the role {answer['user']} is no superuser, and so may not use ALTER SYSTEM here"
+        elif answer["forbidden"]:  # since PostgreSQL 17
+            obstacle = "this server takes no ALTER SYSTEM (allow_alter_system is off)"
         if answer["checkpointer"] is None:
             raise ApplicationError(
                 obstacle or "its checkpointer is not to be seen, so its processes cannot be measured"
@@ -208,6 +225,7 @@ class PostgresqlAdapter(Adapter):
             postmaster,
             started(postmaster),
             obstacle,
+            answer["loaded"],
         )
         self._last = (time.monotonic(), look)
         return look
@@ -245,7 +263,7 @@ class PostgresqlAdapter(Adapter):
         return state
 
     def _first_state(self, look: _Look) -> dict[str, Any]:
-        earlier = self._psql.query(EARLIER)
+        earlier = self._earlier()
         return {
             "system": look.system,
             "earlier": {name: earlier.get(name) for name in NAMES},
@@ -253,6 +271,14 @@ class PostgresqlAdapter(Adapter):
             "changed": [],
             "maximum_mib": 0.0,
         }
+
+    def _earlier(self) -> dict[str, str]:
+        """What ALTER SYSTEM has written. Raises: ApplicationError where the server cannot read its files to the end."""
+        answer = self._psql.query(EARLIER)
+        if answer["error"]:
+            raise ApplicationError(f"PostgreSQL would take no reload: {answer['error']}")
+        found: dict[str, str] = answer["values"]
+        return found
 
     def _idle_mib(self, look: _Look) -> dict[int, float]:
         if self._terminate_idle_s is None:
@@ -274,8 +300,15 @@ class PostgresqlAdapter(Adapter):
         before_shared_mib, before_mib = _parts_mib(look)
         if changes:
             # First: what is changed must have an owner whatever happens.
+            known = self._state.load()
             self._state.save({**state, "changed": sorted({*state["changed"], *changes})})
-        notes = [*notes, *self._change(changes, {}, deadline)]
+            try:
+                notes = [*notes, *self._change(changes, {}, deadline)]
+            except NoAnswer:
+                raise
+            except ApplicationError:
+                self._take_back(known, changes)
+                raise
         if ends and self._terminate_idle_s is not None:
             pids = ", ".join(str(pid) for pid in ends)
             ended = self._psql.query(END.format(pids, self._terminate_idle_s))
@@ -295,17 +328,35 @@ class PostgresqlAdapter(Adapter):
         measured_by = "RssAnon of all its processes, pg_settings and the running parallel workers"
         return Release({name: released[name] for name in asked}, measured_by, "; ".join([sizes, *notes]))
 
+    def _take_back(self, known: dict[str, Any] | None, changes: dict[str, int]) -> None:
+        """The state of before a change that failed, if nothing was changed: nobody has to put that back."""
+        with contextlib.suppress(ApplicationError):  # what cannot be seen keeps its owner
+            now = self._earlier()
+            if all(now.get(name) != written(name, value) for name, value in changes.items()):
+                if known is None:
+                    self._state.remove()
+                else:
+                    self._state.save(known)
+
     def _change(self, values: dict[str, int], earlier: dict[str, str | None], deadline: Deadline) -> list[str]:
-        """Change settings and reload; returns what is to be said of those that did not take effect."""
+        """Change settings and reload; returns what is to be said of those that did not take effect.
+
+        Raises: ApplicationError where it is not known that those of `earlier` did: they still need an owner.
+        """
         if not values and not earlier:
             return []
+        before = self._fresh().loaded
         self._psql.run([*statements(values), *restoring(earlier), "SELECT pg_reload_conf()"])
         end = time.monotonic() + RELOAD_S
         while True:
             look = self._fresh()
             wrong = [name for name, value in values.items() if look.settings[name] != value]
-            if not wrong or time.monotonic() > end or deadline.wait(0.1):
-                return [f"{name} stays {look.settings[name]}, by {look.sources[name]}" for name in wrong]
+            taken = look.loaded != before
+            if (taken and not wrong) or time.monotonic() > end or deadline.wait(0.1):
+                break
+        if earlier and not taken:
+            raise ApplicationError(f"PostgreSQL has not taken the reload, see its log; {', '.join(earlier)} may be low")
+        return [f"{name} stays {look.settings[name]}, by {look.sources[name]}" for name in wrong]
 
 
 def _nothing(target: dict[str, float]) -> Release:

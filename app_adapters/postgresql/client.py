@@ -14,6 +14,10 @@ CONNECT_LIMIT_S = 2  # the least that libpq knows
 PASSED_ON = ("PATH", "HOME", "LANG")
 
 
+class NoAnswer(ApplicationError):
+    """What was asked for may yet be done."""
+
+
 class Psql:
     """Calls psql. `run_as` is the system user that it runs as, by runuser (for peer authentication)."""
 
@@ -41,7 +45,7 @@ class Psql:
     def run(self, statements: list[str], limit_s: float = 10.0) -> str:
         """Run statements, each in a transaction of its own; returns what they print.
 
-        Raises: ApplicationError with the server's first complaint.
+        Raises: ApplicationError with the server's first complaint, NoAnswer where there is none in time.
         """
         command = list(self._command)
         for statement in statements:
@@ -63,7 +67,7 @@ class Psql:
         try:
             output, complaint = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            raise ApplicationError(f"psql gave no answer within {limit_s:g} s") from None
+            raise NoAnswer(f"psql gave no answer within {limit_s:g} s") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # with what runuser has started

@@ -96,8 +96,12 @@ def sessions_to_end(idle_mib: Mapping[int, float], surplus_mib: float) -> list[i
 
 def statements(values: Mapping[str, int]) -> list[str]:
     """ALTER SYSTEM for integers; the names are this module's."""
-    units = dict.fromkeys(MEMORY_SETTINGS, "kB")
-    return [f"ALTER SYSTEM SET {name} = '{int(value)}{units.get(name, '')}'" for name, value in values.items()]
+    return [f"ALTER SYSTEM SET {name} = '{written(name, value)}'" for name, value in values.items()]
+
+
+def written(name: str, value: int) -> str:
+    """As it then stands in postgresql.auto.conf."""
+    return f"{int(value)}kB" if name in MEMORY_SETTINGS else str(int(value))
 
 
 def restoring(earlier: Mapping[str, str | None]) -> list[str]:

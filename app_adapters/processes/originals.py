@@ -43,6 +43,16 @@ class Originals:
             StateFile(self._path(pid, start)).save(kept)
         return kept
 
+    def replace(self, pid: int, start: int, name: str, value: str) -> None:
+        """Keep this value of one name in place of an earlier one; empty: keep none. Raises: ApplicationError."""
+        known = self.load(pid, start)
+        kept = {key: found for key, found in {**known, name: value}.items() if found or key != name}
+        if not kept:
+            self.forget(pid, start)
+        elif kept != known:
+            self._forget_the_dead()
+            StateFile(self._path(pid, start)).save(kept)
+
     def forget(self, pid: int, start: int) -> None:
         """All is as it was."""
         with contextlib.suppress(FileNotFoundError):

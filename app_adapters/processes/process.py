@@ -44,10 +44,25 @@ def started(pid: int, procfs: str = "/proc") -> int | None:
     return int(fields[19]) if len(fields) > 19 else None
 
 
+def boot_id(procfs: str = "/proc") -> str:
+    """Which start of this machine it is: pids of another one say nothing. Raises: ApplicationError."""
+    try:
+        with open(f"{procfs}/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError as error:
+        raise ApplicationError(f"this machine's boot_id cannot be read: {error.strerror}") from None
+
+
 def lives(pid: int, began: int, procfs: str = "/proc") -> bool:
     """Whether the process that began then is there, and no zombie."""
     fields = _stat(pid, procfs)
     return len(fields) > 19 and int(fields[19]) == began and fields[0] not in ("Z", "X")
+
+
+def leads_session(pid: int, procfs: str = "/proc") -> bool:
+    """Whether the process began a session of its own, as its parent had it do."""
+    fields = _stat(pid, procfs)
+    return len(fields) > 3 and int(fields[3]) == pid
 
 
 def signals(pid: int, *fields: str, procfs: str = "/proc") -> int:

@@ -52,7 +52,8 @@ class PythonAdapter(Adapter):
         name: str = "python",
         resident_mib: Callable[[], float] = own_resident_mib,
     ) -> None:
-        self._maximum_mib = maximum_mib
+        # As it is told: what is given back is that, and would never reach one with more decimals.
+        self._maximum_mib = round(maximum_mib, 3)
         self._minimum_mib = minimum_mib
         self._shrink = shrink
         self._grow = grow
@@ -60,7 +61,7 @@ class PythonAdapter(Adapter):
         self._resident_mib = resident_mib
         self._caches: list[Callable[[], Any]] = []
         self._trim = find_malloc_trim()
-        self._held_mib = maximum_mib
+        self._held_mib = self._maximum_mib
         self._large = threading.Event()  # set: it need not be kept small any more
         self._seconds_per_mib = 0.005  # replaced by what the last deflation took
 

@@ -23,6 +23,10 @@ from app_adapters.spark.relay import Relay
 from app_adapters.spark.slots import Nominal, lost, slots
 from app_adapters.spark.workers import Workers
 
+# Not in /run: a machine that starts again may still be at a deflated size.
+STATE_FILE = "/var/lib/ebbtide/spark-worker.json"
+# Where an earlier version has it, for as long as the machine runs: the Workers that it names do, too.
+EARLIER_STATE_FILE = "/run/ebbtide/spark-worker.json"
 MEMORY_MIB = 1536.0
 #: The guest agent gives a hook 2.5 s for its answer, of which the way there and back takes a part.
 DECISION_LIMIT_S = 2.3
@@ -215,9 +219,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace-s", type=amount, default=GRACE_S, metavar="N", help="for tasks and blocks (default: %(default)g)"
     )
-    parser.add_argument(
-        "--state-file", default="/run/ebbtide/spark-worker.json", metavar="FILE", help="default: %(default)s"
-    )
+    parser.add_argument("--state-file", default=STATE_FILE, metavar="FILE", help="default: %(default)s")
     parser.add_argument("--log", default=os.devnull, metavar="FILE", help="the Workers' output (default: %(default)s)")
 
 
@@ -236,7 +238,9 @@ def _build(options: argparse.Namespace) -> SparkWorkerAdapter:
         raise AdapterError(f"--host: {options.host} is no host name")
     relay = Relay(options.service, options.cluster_token_file, options.host)
     nominal = Nominal(int(options.cores), options.memory_mib)
-    return SparkWorkerAdapter(Workers(command, options.state_file, options.log), relay, nominal, options.grace_s)
+    earlier = options.state_file == STATE_FILE and os.path.exists(EARLIER_STATE_FILE)
+    state_file = EARLIER_STATE_FILE if earlier else options.state_file
+    return SparkWorkerAdapter(Workers(command, state_file, options.log), relay, nominal, options.grace_s)
 
 
 READY = Ready(

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import time
 from typing import Any, Dict, Sequence
 
 from app_adapters.errors import ApplicationError
-from app_adapters.processes.process import arguments, families, lives, proportional_mib, signals, started
+from app_adapters.processes.process import (
+    arguments,
+    boot_id,
+    environment,
+    families,
+    leads_session,
+    lives,
+    proportional_mib,
+    signals,
+    started,
+)
 from app_adapters.processes.state_file import StateFile
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
@@ -18,6 +29,8 @@ KILL_S = 5.0
 LOOK_S = 0.05
 #: Between an executor's signal and its Worker's: the driver is to hear of the executor's first.
 SIGNAL_GAP_S = 0.5
+#: In a Worker's environment, by which one is found that was started and not remembered.
+MARK = "EBBTIDE_SPARK_WORKER"
 
 #: Processes by pid, each with the time of its start, so that a pid that is used again is not taken for it.
 Processes = Dict[int, int]
@@ -29,8 +42,10 @@ class Workers:
     A slot that is given up leaves its Worker idle: decommissioned, without executors. As soon as a Worker ends, Spark
     forgets the shuffle files of all executors on its host, so it is ended (`end_idle`) when that costs nothing.
 
-    `state_file` remembers the processes: they go on without their adapter, and a new adapter takes them over. `log`
-    gets what they print. Raises: ApplicationError where the state file cannot be read.
+    `state_file` remembers the processes: they go on without their adapter, and a new adapter takes them over. After a
+    restart of the machine it still tells the size that slots are fitted to. `log` gets what they print.
+
+    Raises: ApplicationError where the state file cannot be read.
     """
 
     def __init__(self, command: Sequence[str], state_file: str, log: str = os.devnull) -> None:
@@ -39,15 +54,21 @@ class Workers:
         self._log = log
         self._children: list[subprocess.Popen[bytes]] = []
         self._executors: Processes = {}  # of idle Workers, as far as they were seen
+        self._boot_id = boot_id()
         state = self._state.load() or {}
+        # An earlier version wrote it where no restart left it.
+        of_now = state.get("boot_id", self._boot_id) == self._boot_id
         try:
-            self._slots, self._idle = (_processes(state.get(name, [])) for name in ("slots", "idle"))
+            self._slots, self._idle = (_processes(state.get(name, []) if of_now else []) for name in ("slots", "idle"))
             #: The size of the VM that slots were last fitted to, by component.
             self.sizes = {str(name): float(size) for name, size in state.get("sizes", {}).items()}
+            self._starting = str(state.get("starting", ""))  # the mark of the Worker that is being started
         except (AttributeError, TypeError, ValueError) as error:
             raise ApplicationError(f"the state file {state_file} is damaged: {error}") from None
         if state and "slots" not in state:
             raise ApplicationError(f"the state file {state_file} is another version's: end its Worker, then remove it")
+        if self._starting and of_now:
+            self._adopt()
 
     @property
     def cores(self) -> int:
@@ -83,18 +104,35 @@ class Workers:
         """Start Workers until so many take work. Raises: ApplicationError."""
         self._slots = self._living(self._slots)
         while len(self._slots) < count:
+            self._starting = secrets.token_hex(16)
             self._remember()  # what cannot be remembered must not be started
             try:
                 with open(self._log, "ab") as log:
                     # A session of its own: what ends the adapter leaves the Worker alone.
                     child = subprocess.Popen(
-                        self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                        self._command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        env={**os.environ, MARK: self._starting},
+                        start_new_session=True,
                     )
             except OSError as error:
                 raise ApplicationError(f"a Worker cannot be started: {error}") from None
             self._children.append(child)
             self._slots[child.pid] = started(child.pid) or 0
+        self._starting = ""
         self._remember()
+
+    def _adopt(self) -> None:
+        """Take the Worker over whose start an adapter did not live to remember; what that started has its mark, too."""
+        mark = self._starting.encode()
+        pids = [pid for below in families().values() for pid in below]
+        marked = [pid for pid in pids if leads_session(pid) and (environment(pid) or {}).get(MARK.encode()) == mark]
+        began = {pid: started(pid) or 0 for pid in marked if pid not in self._slots}
+        if began:
+            first = min(began, key=lambda pid: (began[pid], pid))
+            self._slots[first] = began[first]
 
     def decommission(self, count: int) -> str:
         """Give the youngest slots up: their executors end when their tasks have and their blocks have moved.
@@ -187,7 +225,13 @@ class Workers:
 
     def _remember(self) -> None:
         self._state.save(
-            {"slots": list(self._slots.items()), "idle": list(self._idle.items()), "sizes": dict(self.sizes)}
+            {
+                "boot_id": self._boot_id,
+                "starting": self._starting,
+                "slots": list(self._slots.items()),
+                "idle": list(self._idle.items()),
+                "sizes": dict(self.sizes),
+            }
         )
 
 

@@ -7,12 +7,13 @@ worker finishes its requests first. A reload (SIGHUP) goes back to the configure
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
 import threading
 import time
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from app_adapters.adapter import Deadline
 from app_adapters.errors import ApplicationError
@@ -32,8 +33,15 @@ CONTROL_LIMIT_S = 5.0
 # A worker that was told to end is counted as a serving one again after this time.
 ENDING_LIMIT_S = 120.0
 STATE_DIR = "/run/ebbtide/gunicorn"
-# In the state of a master: its workers at full size.
-FULL = "workers"
+# In the state of a master: its workers at full size, and those that were told to end.
+FULL, ENDING = "workers", "ending"
+
+
+class _Told(NamedTuple):
+    """A worker that a signal told to end: when it began, and when it was told, by the clock of this boot."""
+
+    began: int
+    at: float
 
 
 class GunicornAdapter(PoolAdapter):
@@ -67,7 +75,8 @@ class GunicornAdapter(PoolAdapter):
         self._set: int | None = None  # what this adapter made of it
         self._note = ""  # for the next answer
         self._lock = threading.Lock()  # sizes are asked for while work runs
-        self._ending: dict[int, float] = {}  # told to end by a signal, and when
+        # Those by which gunicorn's own number is less than the workers that live.
+        self._ending: dict[int, _Told] = {}
 
     def _processes(self) -> Processes:
         master = self._check_master()
@@ -89,13 +98,14 @@ class GunicornAdapter(PoolAdapter):
             raise ApplicationError(f"process {master} is no master of gunicorn: it does not handle SIGTTIN and SIGTTOU")
         with self._lock:
             if identity != self._identity:
-                full = self._originals.load(master, start).get(FULL, "")
+                state = self._originals.load(master, start)
                 if self._set is not None:
                     self._note = (
                         f"gunicorn is process {master} now, {self._identity[0]} had been set to {self._set} workers"
                     )
-                self._identity, self._set, self._ending = identity, None, {}
-                self._configured, self._most_seen = _configured_workers(master), _number(full)
+                self._identity, self._set = identity, None
+                self._ending = _read_ending(state.get(ENDING, ""))
+                self._configured, self._most_seen = _configured_workers(master), _number(state.get(FULL, ""))
                 self._control = None
                 self._find_control(master)
         return master
@@ -163,8 +173,7 @@ class GunicornAdapter(PoolAdapter):
 
     def _have(self, master: int, workers: int, deadline: Deadline) -> str:
         self._set = None
-        now = time.monotonic()
-        self._ending = {pid: at for pid, at in self._ending.items() if now - at < ENDING_LIMIT_S}
+        self._keep_ending(self._ending)
         if self._control is None:
             self._step(master, workers, deadline)
         elif not self._command(master, workers, deadline):
@@ -174,7 +183,8 @@ class GunicornAdapter(PoolAdapter):
         changed = time.monotonic()
         while True:
             before, pids = pids, _workers(master, self._stats(master))
-            if len(pids) == workers:
+            told = len(pids) if self._control is not None else len(_without(pids, self._ending))
+            if len(pids) == workers == told:
                 return ""
             if pids != before:
                 changed = time.monotonic()
@@ -185,7 +195,7 @@ class GunicornAdapter(PoolAdapter):
                 break
         if len(pids) > workers:
             return f"{len(pids) - workers} workers still finish their requests"
-        return f"{workers - len(pids)} workers did not start by the deadline"
+        return f"{workers - min(len(pids), told)} workers did not start by the deadline"
 
     def _is_off(self, pids: list[int], workers: int) -> bool:
         """Whether more serve than should, or fewer though none that ends holds a place."""
@@ -219,24 +229,49 @@ class GunicornAdapter(PoolAdapter):
 
     def _step(self, master: int, workers: int, deadline: Deadline) -> None:
         """By signals, one at a time, each when the one before has shown its effect."""
-        asked = len(_without(_workers(master, None), self._ending))
-        while asked != workers and not deadline.passed:
+        while not deadline.passed:
             pids = _workers(master, None)
-            step = 1 if asked < workers else -1
-            _signal(master, signal.SIGTTIN if step > 0 else signal.SIGTTOU)
-            began = time.monotonic()
-            while _workers(master, None) == pids and time.monotonic() - began < SIGNAL_TAKEN_S:
-                if deadline.wait(LOOK_S):
-                    return
+            serving = _without(pids, self._ending)
+            if len(serving) == workers:
+                return
+            if len(serving) < workers:
+                _signal(master, signal.SIGTTIN)
+                # A new worker comes in the place of one that ends, when that has ended.
+                self._keep_ending({pid: self._ending[pid] for pid in pids if pid not in serving}, but_one=True)
+                self._wait_for_effect(master, pids, deadline)
+                continue
+            _signal(master, signal.SIGTTOU)
+            # At once, whatever comes between: gunicorn's number is less from now on. It ends the oldest.
+            going = _youngest(serving, len(serving))[-1]
+            before = self._ending
+            self._keep_ending({**before, going: _Told(started(going) or 0, time.monotonic())})
+            now = self._wait_for_effect(master, pids, deadline)
+            if going in now and any(pid not in now for pid in serving):
+                self._keep_ending(before)  # another one has gone for it
+
+    def _wait_for_effect(self, master: int, pids: list[int], deadline: Deadline) -> list[int]:
+        """Until the workers are others, or the signal must have been taken; returns those that there are."""
+        began = time.monotonic()
+        while True:
             now = _workers(master, None)
-            if now == pids and step < 0:
-                # The oldest that is not yet on its way, which finishes its requests first.
-                serving = _without(pids, self._ending)
-                self._ending[_youngest(serving, len(serving))[-1]] = time.monotonic()
-            if any(pid in self._ending for pid in now):
-                asked += step  # a new worker comes when one of those that end has ended
-            else:
-                asked = len(now)
+            if now != pids or time.monotonic() - began > SIGNAL_TAKEN_S or deadline.wait(LOOK_S):
+                return now
+
+    def _keep_ending(self, ending: dict[int, _Told], but_one: bool = False) -> None:
+        """Remember who was told to end and has not; `but_one`: without the one that was told last."""
+        now = time.monotonic()
+        kept = {
+            pid: told
+            for pid, told in sorted(ending.items(), key=lambda item: item[1].at)
+            if now - told.at < ENDING_LIMIT_S and started(pid) == told.began
+        }
+        if but_one and kept:
+            kept.popitem()
+        self._ending = kept
+        text = " ".join(f"{pid},{told.began},{told.at:.3f}" for pid, told in kept.items())
+        # Where it cannot be written, only a restart of this adapter forgets it.
+        with contextlib.suppress(ApplicationError):
+            self._originals.replace(*self._identity, ENDING, text)
 
 
 def handles(pid: int, *numbers: signal.Signals, procfs: str = "/proc") -> bool:
@@ -271,8 +306,19 @@ def _workers(master: int, stats: Stats | None) -> list[int]:
     return found
 
 
-def _without(pids: list[int], ending: dict[int, float]) -> list[int]:
-    return [pid for pid in pids if pid not in ending]
+def _without(pids: list[int], ending: dict[int, _Told]) -> list[int]:
+    """Without those that end, one that has just ended among them: but a pid may be used again."""
+    return [pid for pid in pids if pid not in ending or started(pid) not in (None, ending[pid].began)]
+
+
+def _read_ending(text: str) -> dict[int, _Told]:
+    """As it was remembered; what cannot be understood is left out."""
+    found = {}
+    for word in text.split():
+        with contextlib.suppress(ValueError):
+            pid, began, at = word.split(",")
+            found[int(pid)] = _Told(int(began), float(at))
+    return found
 
 
 def _youngest(pids: list[int], count: int) -> list[int]:

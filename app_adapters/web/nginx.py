@@ -78,6 +78,11 @@ class NginxAdapter(PoolAdapter):
     def _advice(self) -> str:
         return f"put the line 'include {self._file};' at the top of nginx.conf, instead of its line worker_processes"
 
+    def _is_right(self, wanted: int) -> bool:
+        """What was written without its reload, by an adapter that was killed between, the next start would take."""
+        found = _DIRECTIVE.match(read_text(self._file) or "")
+        return found is not None and found.group(1).strip() == str(wanted)
+
     def _resize(self, workers: int, deadline: Deadline) -> str:
         master = self._master()
         before = _workers(master)

@@ -48,6 +48,10 @@ class PoolAdapter(Adapter):
         Raises: ApplicationError where nothing was changed.
         """
 
+    def _is_right(self, wanted: int) -> bool:
+        """Whether the server would also begin with so many workers, as far as the adapter has a say in that."""
+        return True
+
     def _note_told(self) -> None:
         """The note of the last look stands in an answer."""
         return
@@ -107,7 +111,7 @@ class PoolAdapter(Adapter):
         before, _ = self._look()
         began = time.monotonic()
         problem = ""
-        if wanted != before.serving or before.workers != before.serving:
+        if wanted != before.serving or before.workers != before.serving or not self._is_right(wanted):
             problem = self._resize(wanted, deadline)
             if not problem:
                 self._seconds = max(time.monotonic() - began, 0.1)

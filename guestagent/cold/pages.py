@@ -31,7 +31,10 @@ class ColdPages:
         self._lru = os.path.join(sysfs, "kernel", "mm", "lru_gen", "enabled")
         self._lru_seen = False
         self._busy = threading.Lock()
-        self._stop = threading.Event()
+        #: How often something was called off: a request ends that came in before the last time.
+        self.stops = 0
+        self._counting = threading.Lock()
+        self._stop = threading.Event()  # ends a rest
 
     def blocked(self) -> str:
         """Why nothing can be reclaimed; empty if something can."""
@@ -46,19 +49,21 @@ class ColdPages:
             return "the guest's kernel has no pressure stall information, by which it is paced"
         return ""
 
-    def reclaim(self, params: ColdReclaimParams) -> ColdFreedResult:
+    def reclaim(self, params: ColdReclaimParams, stops: int | None = None) -> ColdFreedResult:
         """Make so much free, or as much as is cold, within the deadline.
+
+        `stops`: as it was when the request came in, which may be some time before its thread runs; None: now.
 
         Raises: GuestFailure where it is not supported, or a request is at work.
         """
+        came_at = self.stops if stops is None else stops
         if why := self.blocked():
             raise GuestFailure(f"unsupported: {why}")
         if not self._busy.acquire(blocking=False):
             raise GuestFailure("cold pages are becoming free already; ask again")
         try:
             self._stop.clear()
-            self._switch_lru_on()
-            end = self._run(params)
+            end = self._run(params, came_at)
         finally:
             self._busy.release()
         return ColdFreedResult(round(end.freed / MIB, 3), end.done, end.reason)
@@ -68,7 +73,7 @@ class ColdPages:
 
         Raises: GuestFailure where the kernel has not come back.
         """
-        self._stop.set()
+        self.ask_to_stop()
         if not self._busy.acquire(timeout=CALL_OFF_S):
             raise GuestFailure("the kernel is still reclaiming; it does no more after this step")
         self._busy.release()
@@ -76,15 +81,21 @@ class ColdPages:
 
     def ask_to_stop(self) -> None:
         """As `stop`, without waiting."""
+        with self._counting:
+            self.stops += 1
         self._stop.set()
 
-    def _run(self, params: ColdReclaimParams) -> End:
+    def _run(self, params: ColdReclaimParams, stops: int) -> End:
+        if self.stops == stops:
+            self._switch_lru_on()
         began = time.monotonic()
         machine = ColdReclaim(int(params.memory_mib * MIB), self._takeable(), began + params.deadline_s)
         refaulted = self._refaulted()
         instruction = machine.start(began)
         while not isinstance(instruction, End):
-            if isinstance(instruction, Reclaim):
+            if self.stops != stops:
+                instruction = machine.handle(Stop("called off"))
+            elif isinstance(instruction, Reclaim):
                 before = time.monotonic()
                 freed = self._write(instruction)
                 now = time.monotonic()
@@ -92,8 +103,6 @@ class ColdPages:
             else:
                 pressure = self._rest(instruction)
                 instruction = machine.handle(Rested(time.monotonic(), pressure, self._refaulted() - refaulted))
-            if self._stop.is_set() and not isinstance(instruction, End):
-                instruction = machine.handle(Stop("called off"))
         return instruction
 
     def _takeable(self) -> dict[str, int]:

@@ -113,8 +113,9 @@ class Resizer:
         self.late = LateMemory()
         #: Whether an application may be smaller than it was, as an earlier agent may have left it, and whether the
         #: guest is still to be told its VM's size: it could not be, may have forgotten it, or was asked for less.
-        #: What an earlier agent could not tell went with it.
-        self._gave, self.untold = self._unsure, record.intent.phase is not Phase.CREATING
+        #: What an earlier agent could not tell went with it. What a VM that is made anew has on a disk that hosts
+        #: share may come from a smaller one: of another host, or of an earlier time.
+        self._gave, self.untold = self._unsure, record.intent.phase is not Phase.CREATING or self._has_shared_disk()
         #: How often that is tried, and the limit of the attempt that is under way.
         self.tell_pace = RepairPace()
         self._telling: asyncio.Timeout | None = None
@@ -127,6 +128,10 @@ class Resizer:
         #: Whether that is to leave less to be saved.
         self._at_end = False
         self._log = log.bind(vm=record.intent.spec.name, host=host.host_id)
+
+    def _has_shared_disk(self) -> bool:
+        name = self.record.intent.spec.template
+        return any(template.shared_disk for template in self.host.hypervisor.templates() if template.name == name)
 
     async def reach(self, target: ResourceVector, deadline_s: float, mode: Mode) -> Outcome:
         """Bring the VM to a size, without committing it.

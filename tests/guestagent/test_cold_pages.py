@@ -169,3 +169,41 @@ def test_the_host_asks_through_the_agent(guest: Bench, host: Host, monkeypatch: 
     assert host.result("status", brief=True)["cold_blocked"] == ""
     assert host.result("cold.reclaim", memory_mib=20, deadline_s=5) == {"freed_mib": 20.0, "done": False, "reason": ""}
     assert host.result("cold.stop")["freed_mib"] == 0
+
+
+@pytest.mark.parametrize("overtakes", ["cold.stop", "hello"])
+def test_what_calls_a_reclaim_off_counts_also_before_its_thread_runs(
+    guest: Bench, host: Host, monkeypatch: pytest.MonkeyPatch, overtakes: str
+) -> None:
+    slices = Slices(guest.tree, monkeypatch)
+    slices.add("system.slice", 400)
+    cold = guest.agent._cold
+    came, go, blocked, ended = threading.Event(), threading.Event(), cold.blocked, threading.Event()
+    run = cold._run
+
+    def slowly() -> str:
+        came.set()
+        assert go.wait(20)
+        return blocked()
+
+    def watched(*arguments: Any) -> Any:
+        try:
+            return run(*arguments)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(cold, "blocked", slowly)
+    monkeypatch.setattr(cold, "_run", watched)
+    host.ask("cold.reclaim", memory_mib=100, deadline_s=5)
+    assert came.wait(20)
+    if overtakes == "hello":
+        host.hello()
+    else:
+        assert host.result("cold.stop")["reason"] == "called off"
+    go.set()
+    assert ended.wait(20)
+    assert slices.written == []
+    # One that comes in afterwards is none of that.
+    if overtakes == "cold.stop":
+        assert host.receive()["result"]["reason"] == "called off"
+    assert host.result("cold.reclaim", memory_mib=20, deadline_s=5)["freed_mib"] == 20

@@ -47,10 +47,12 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def hook(tmp_path: Path, cluster: Cluster, role: str = OWNER, **settings: Any) -> Iterator[Rest]:
+def hook(
+    tmp_path: Path, cluster: Cluster, role: str = OWNER, client: type[Psql] = Psql, **settings: Any
+) -> Iterator[Rest]:
     token = tmp_path / "token"
     token.write_text("t")
-    psql = Psql(str(cluster.directory), user=role, run_as=OWNER if as_owner() else "")
+    psql = client(str(cluster.directory), user=role, run_as=OWNER if as_owner() else "")
     adapter = PostgresqlAdapter(psql, str(tmp_path / "state.json"), **settings)
     server = HookServer(adapter, port=0, token_file=str(token)).start()
     try:
@@ -175,6 +177,34 @@ def test_cores_are_parallel_workers(cluster: Cluster, tmp_path: Path) -> None:
         assert cluster.auto_conf() == []
 
 
+def test_a_reload_that_the_server_does_not_take_gives_nothing_back_yet(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.ask("ALTER SYSTEM SET maintenance_work_mem = '96MB'")
+    cluster.ask("SELECT pg_reload_conf()")
+    before, state = cluster.auto_conf(), tmp_path / "state.json"
+    configuration = cluster.data / "postgresql.conf"
+    good = configuration.read_text()
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "down", "deflate", memory_mib=10)
+        low = state.read_text()
+        configuration.write_text(good + "nonsense\n")
+        try:
+            assert rest.target("up", "reinflate", 1000)[0] == 202
+            ended = result(rest, "up")
+            assert ended["state"] == "failed", ended
+            assert "has not taken the reload" in ended["reason"]
+            assert state.read_text() == low
+            assert cluster.setting("work_mem") == "1MB"
+            # Nor can be seen then what ALTER SYSTEM had written before.
+            status, answer = rest.target("again", "deflate", 10)
+            assert (status, "would take no reload" in answer["reason"]) == (409, True), answer
+        finally:
+            configuration.write_text(good)
+        done(rest, "up+2", "reinflate", memory_mib=1000)
+    assert (cluster.setting("work_mem"), cluster.setting("maintenance_work_mem")) == ("16MB", "96MB")
+    assert cluster.auto_conf() == before
+    assert not state.exists()
+
+
 def test_ten_cycles_do_not_creep(cluster: Cluster, tmp_path: Path, record_property: Any) -> None:
     sizes_mib = []
     with hook(tmp_path, cluster, maximum_mib=1000.0) as rest, Load(cluster) as load:
@@ -196,6 +226,62 @@ def test_a_role_that_may_not_is_a_clear_refusal(cluster: Cluster, tmp_path: Path
         assert (status, answer["state"]) == (409, "refused")
         assert "guest is no superuser" in answer["reason"]
     assert cluster.auto_conf() == []
+
+
+class Forbidden(Psql):
+    """As of a server of version 17 that has allow_alter_system off."""
+
+    tells, fails_at = True, 0
+
+    def run(self, statements: list[str], limit_s: float = 10.0) -> str:
+        altering = [statement for statement in statements if statement.startswith("ALTER SYSTEM")]
+        if altering[self.fails_at :]:
+            super().run(altering[: self.fails_at])
+            raise ApplicationError("psql failed: ERROR:  ALTER SYSTEM is not allowed in this environment")
+        asked = "current_setting('allow_alter_system', true)"
+        return super().run([one.replace(asked, "'off'") if self.tells else one for one in statements], limit_s)
+
+
+class ForbiddenMeanwhile(Forbidden):
+    tells = False
+
+
+class ForbiddenHalfway(ForbiddenMeanwhile):
+    fails_at = 1
+
+
+def test_a_server_that_takes_no_alter_system_is_a_clear_refusal(cluster: Cluster, tmp_path: Path) -> None:
+    with hook(tmp_path, cluster, client=Forbidden) as rest:
+        status, answer = rest.target("down", "deflate", 10)
+        assert (status, answer["state"]) == (409, "refused")
+        assert "allow_alter_system is off" in answer["reason"]
+
+
+def test_a_change_that_fails_leaves_something_to_put_back_only_where_it_changed_something(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    with hook(tmp_path, cluster, client=ForbiddenMeanwhile, maximum_mib=1000.0) as rest:
+        rest.target("down", "deflate", 10)
+        ended = result(rest, "down")
+        assert (ended["state"], "is not allowed" in ended["reason"]) == ("failed", True), ended
+        assert not state.exists()
+        done(rest, "up", "reinflate", memory_mib=1000)
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "down", "deflate", cpu_cores=1)
+    before = state.read_text()
+    with hook(tmp_path, cluster, client=ForbiddenMeanwhile, maximum_mib=1000.0) as rest:
+        rest.target("down", "deflate", 10)
+        assert result(rest, "down")["state"] == "failed"
+        assert state.read_text() == before
+    with hook(tmp_path, cluster, client=ForbiddenHalfway, maximum_mib=1000.0) as rest:
+        rest.target("down", "deflate", 10)
+        assert result(rest, "down")["state"] == "failed"
+    assert "work_mem" in json.loads(state.read_text())["changed"]
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "up", "reinflate", memory_mib=1000, cpu_cores=8)
+    assert cluster.auto_conf() == []
+    assert not state.exists()
 
 
 def test_a_setting_that_something_else_holds_is_said_to_stay(cluster: Cluster, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +127,44 @@ def test_a_worker_that_still_serves_is_reported_as_not_released_and_finishes(tmp
         assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 2
         cores(rest, "up", "reinflate", 4.0)
         assert len(gunicorn.workers()) == 2
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["the same adapter", "a new adapter"])
+def test_a_worker_that_was_told_to_end_is_there_again_when_the_deflation_is_called_off(
+    tmp_path: Path, restarted: bool
+) -> None:
+    gunicorn = Gunicorn(tmp_path / "gunicorn", WAYS["signals, sync workers"], mib=1, workers=2)
+    state = tmp_path / "state"
+    try:
+        gunicorn.ready()
+        old = gunicorn.workers()
+        adapter = adapter_of(gunicorn, state_dir=str(state))
+        slow = [WebLoad(gunicorn.port, "/slow/10", threads=1) for _ in range(2)]
+        with slow[0], slow[1]:
+            until(lambda: gunicorn.slow_workers() == old, "a request in each worker")
+            for one in slow:
+                one.stop()
+            deadline = Deadline(60)
+            down = adapter.deflate({"cpu_cores": 2.0}, "ask", deadline)
+            assert isinstance(down, Promise)
+            work = threading.Thread(target=down.work)
+            work.start()
+            until(lambda: "ttou" in gunicorn.log.read_text(), "the signal")
+            deadline.cancel()
+            work.join(30)
+            assert gunicorn.workers() == old
+            if restarted:
+                adapter = adapter_of(gunicorn, state_dir=str(state))
+            for _ in range(2):  # told again, it is not asked for one more
+                up = adapter.reinflate({"cpu_cores": 4.0}, Deadline(60))
+                assert isinstance(up, Promise)
+                assert up.work().complete
+        until(lambda: set(old) != set(gunicorn.workers()), "the end of one of them")
+        gunicorn.wait_for_workers(2)
+        assert gunicorn.log.read_text().count("ttin") == 1
+        assert list(state.iterdir()) == []
+    finally:
+        gunicorn.stop()
 
 
 @pytest.mark.parametrize("way", ["control socket, sync workers", "signals, sync workers"])

@@ -25,7 +25,7 @@ from tests.adapters.cache import free_port
 from tests.adapters.rest import Rest
 from tests.adapters.web_load import WebLoad
 from tests.adapters.web_pool import Record, answered, cores, ten_cycles, to_one_worker_and_back
-from tests.adapters.web_servers import Nginx
+from tests.adapters.web_servers import Nginx, until
 from tests.guestagent.harness import bench
 
 pytestmark = pytest.mark.service
@@ -139,6 +139,23 @@ def test_a_configuration_that_fails_its_test_is_told_and_nothing_changes(tmp_pat
         load.more()
         assert nginx.workers() == old
         assert workers_file.read_text() == "worker_processes 4;\n"
+    assert load.errors == []
+
+
+def test_a_number_that_was_written_without_its_reload_is_put_right_at_full_size(tmp_path: Path) -> None:
+    with hooked(tmp_path) as (nginx, rest, workers_file), WebLoad(nginx.port) as load:
+        workers_file.write_text("worker_processes 1;\n")  # as an adapter leaves it that is killed before the reload
+        done = cores(rest, "up", "reinflate", 4.0)
+        assert done["state"] == "released", done
+        assert workers_file.read_text() == "worker_processes 4;\n"
+        # And where all is right nothing is reloaded.
+        before = nginx.workers()
+        cores(rest, "again", "reinflate", 4.0)
+        assert nginx.workers() == before
+        os.kill(nginx.pid, signal.SIGHUP)
+        until(lambda: not set(before) & set(nginx.workers()), "the reload")
+        nginx.wait_for_workers(4)
+        load.more()
     assert load.errors == []
 
 

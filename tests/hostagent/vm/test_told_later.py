@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from ebbtide.deflation.cascade.reconcile import FIRST_PAUSE_S
+from ebbtide.messages.hosts import TemplateInfo
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm import resizer
 from hostagent.vm.host import Host
-from tests.hostagent.conftest import Command, succeeding
+from tests.hostagent.conftest import Command, low_vm, succeeding
 from tests.hostagent.doing import reclaim
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, Reply, World
@@ -153,6 +154,18 @@ async def test_an_application_of_a_vm_that_was_made_just_now_is_told_nothing(
     for vm in host.vms.values():
         await vm.drift_repair.check("")
     assert times_told(world) == 0
+
+
+async def test_an_application_of_a_vm_that_was_made_on_a_shared_disk_hears_its_size(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = (TemplateInfo(name="lab", shared_disk=True), TemplateInfo(name="other"))
+    monkeypatch.setattr(host.hypervisor, "templates", lambda: shared)
+    operation = await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    assert operation.state == "done", operation.sentence
+    await until(lambda: times_told(world) == 1)
+    await host.vms["low-1"].drift_repair.check("")
+    assert (times_told(world), host.vms["low-1"].resizer.untold) == (1, False)
 
 
 async def test_an_application_that_is_still_giving_is_not_told_of_an_earlier_growth(

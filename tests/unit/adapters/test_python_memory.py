@@ -32,9 +32,9 @@ class Process:
 
         return empty_table
 
-    def adapter(self, shrinks: bool = True) -> PythonAdapter:
+    def adapter(self, shrinks: bool = True, maximum_mib: float = 256) -> PythonAdapter:
         shrink = self.shrink if shrinks else None
-        return PythonAdapter(256, 32, shrink, self.grown.append, resident_mib=lambda: self.size_mib)
+        return PythonAdapter(maximum_mib, 32, shrink, self.grown.append, resident_mib=lambda: self.size_mib)
 
 
 @pytest.fixture(autouse=True)
@@ -153,10 +153,26 @@ def test_a_process_is_trimmed_while_it_is_to_be_small_and_no_longer(monkeypatch:
     process.size_mib = 150
     assert trimmed.wait(30)
     work(adapter.reinflate({"memory_mib": 256}, Deadline(60)))
+    trimming_ends()
+
+
+def trimming_ends() -> None:
     end = time.monotonic() + 30
     while any(thread.name == "python-memory" for thread in threading.enumerate()):
         assert time.monotonic() < end, "the thread has not ended"
         time.sleep(0.01)
+
+
+def test_a_maximum_that_is_told_rounded_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_memory, "KEEP_LOOK_S", 0.01)
+    monkeypatch.setattr(python_memory, "find_malloc_trim", lambda: lambda pad: 1)
+    process = Process()
+    adapter = process.adapter(maximum_mib=256.00049)
+    work(adapter.deflate({"memory_mib": 100}, "ask", Deadline(60)))
+    told_mib = adapter.capabilities().resources["memory_mib"].maximum
+    work(adapter.reinflate({"memory_mib": told_mib}, Deadline(60)))
+    assert process.grown == [told_mib]
+    trimming_ends()
 
 
 def test_where_the_c_library_cannot_trim_it_says_so() -> None:
