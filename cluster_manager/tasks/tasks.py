@@ -462,7 +462,7 @@ class TaskService:
             self._take([changed])
 
     async def _end_orphaned_attempts(self, orphaned_attempts: Iterable[str], look: Look) -> list[Instruction]:
-        """Attempts that no unfinished task has: of tasks that have ended, and of earlier attempts."""
+        """Attempts that no unfinished task has or comes to: of tasks that have ended, and earlier ones."""
         instructions: list[Instruction] = []
         self._forgotten &= set(look.attempts)
         for attempt in orphaned_attempts:

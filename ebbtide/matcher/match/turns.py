@@ -50,7 +50,7 @@ class Turn:
 
     :param changed: tasks with new states, to be stored before any instruction is carried out.
     :param choices: of the tasks that waited, by name: where to, or why not.
-    :param orphaned_attempts: attempts with our label that are no unfinished task's.
+    :param orphaned_attempts: attempts with our label that are no unfinished task's present or later ones.
     :param machines: as they are when the instructions have been carried out.
     :param unrecorded: for the next turn.
     """
@@ -228,5 +228,14 @@ def _with_cores(
 
 
 def _orphaned_attempts(tasks: Sequence[Task], look: Look, label: str) -> tuple[str, ...]:
-    mine = {task.attempt_name(label) for task in tasks}
-    return tuple(name for name in look.attempts if name not in mine and task_of(name, label) is not None)
+    """Of an unfinished task those before the present one. Later ones are none: the store was restored from a backup of
+    before they began, and the task comes to them by the records of those in between.
+    """
+    present = {(task.name, task.key): task.attempt for task in tasks}
+    found = []
+    for attempt in look.attempts:
+        if (named := task_of(attempt, label)) is not None:
+            name, key, number = named
+            if (name, key) not in present or number < present[name, key]:
+                found.append(attempt)
+    return tuple(found)
