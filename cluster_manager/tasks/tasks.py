@@ -426,6 +426,8 @@ class TaskService:
                 instruction.attempt in absent or (until is not None and self._woken)
             ):
                 continue
+            if isinstance(instruction, Submit | Release) and not self._still_wanted(instruction):
+                continue
             self._check()
             try:
                 await _do(engine, instruction)
@@ -441,21 +443,31 @@ class TaskService:
                     why.append(str(error))
         return why
 
-    def _released_now(self, attempt: str) -> None:
-        """Its machine has time to begin it from now on: what was carried out before took its own."""
+    def _present(self, attempt: str) -> Task | None:
+        """The task whose present attempt it is."""
         found = task_of(attempt, self._settings.label)
         assert found is not None, "named by us"
         task = self._tasks.get(found[0])
-        if task is not None and task.phase is TaskPhase.RELEASED and task.attempt_name(self._settings.label) == attempt:
+        return task if task is not None and task.attempt_name(self._settings.label) == attempt else None
+
+    def _still_wanted(self, one: Submit | Release) -> bool:
+        """Whether its task has not changed since the turn, as where its owner has cancelled it."""
+        task = self._present(one.attempt)
+        if task is None or task.stop:
+            return False
+        return isinstance(one, Submit) or task.phase is TaskPhase.RELEASED
+
+    def _released_now(self, attempt: str) -> None:
+        """Its machine has time to begin it from now on: what was carried out before took its own."""
+        task = self._present(attempt)
+        if task is not None and task.phase is TaskPhase.RELEASED:
             self._tasks[task.name] = replace(task, released_at=self._clock())
 
     async def _not_taken(self, attempt: str, error: EngineRefused) -> None:
-        found = task_of(attempt, self._settings.label)
-        assert found is not None, "named by us"
         async with self._lock:
-            task = self._tasks.get(found[0])
+            task = self._present(attempt)
             # Its owner may want no more of it by now.
-            if task is None or task.stop or task.attempt_name(self._settings.label) != attempt:
+            if task is None or task.stop:
                 return
             changed = refused(task, str(error), self._clock(), isinstance(error, EngineFull))
             await self._store.save_tasks([changed], self._notes([changed]))

@@ -82,3 +82,35 @@ async def test_a_manager_killed_while_a_round_is_thought_over_loses_nothing(tmp_
             await becomes(cluster, name, "running")
             assert (await task(cluster, name))["attempts"] == 1
         assert len(engine.begun) == 2
+
+
+class HeldRelease(FakeEngine):
+    """Its first release is not over before the test says so."""
+
+    def __init__(self, **cores: int) -> None:
+        super().__init__(**cores)
+        self.reached, self.over = asyncio.Event(), asyncio.Event()
+
+    async def release(self, attempt: str, machine: str) -> None:
+        await super().release(attempt, machine)
+        self.reached.set()
+        await self.over.wait()
+
+
+@each_store
+async def test_a_task_that_is_cancelled_while_a_round_is_carried_out_does_not_begin(tmp_path: Path) -> None:
+    engine = HeldRelease(far=2)
+    engine.unreachable = {"look"}
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        # One round for both.
+        for name in ("wanted", "unwanted"):
+            await submit(cluster, name, cores=1)
+        engine.unreachable = set()
+        await engine.reached.wait()
+        assert (await task(cluster, "unwanted"))["state"] == "released"
+        assert (await cluster.call("DELETE", "/v1/tasks/unwanted"))[0] == 202
+        engine.over.set()
+        assert "before it began" in (await becomes(cluster, "unwanted", "cancelled"))["sentence"]
+        await becomes(cluster, "wanted", "running")
+        assert [name.split(".")[1] for name in engine.begun] == ["wanted"]
+        assert not any(call[0] == "release" and ".unwanted." in call[1] for call in engine.calls)
