@@ -119,19 +119,17 @@ def turn(
     waiting = [
         task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop and not task.refusals
     ]
-    choices: dict[str, Choice] = {}
-    # Together, but for users for whom other machines are shut.
-    groups: dict[frozenset[str], list[Task]] = {}
+    # All of them together, in their order: what one does not get is open to those behind it.
+    by_user: dict[str | None, set[str]] = {}
+    for name, user in shut:
+        by_user.setdefault(user, set()).add(name)
+    closed_to = {task.name: by_user[task.order.user] for task in waiting if task.order.user in by_user}
+    choices = choose(waiting, (*states.values(), *unread), machines, pool, now, closed_to)
     for task in waiting:
-        groups.setdefault(frozenset(name for name, user in shut if user == task.order.user), []).append(task)
-    for closed_to, group in groups.items():
-        taking = {name: machine for name, machine in machines.items() if name not in closed_to}
-        choices |= choose(group, (*states.values(), *unread), taking, pool, now)
-        for task in group:
-            choice = choices[task.name]
-            if choice.machine is not None:
-                states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
-                instructions.append(Release(task.attempt_name(label), choice.machine))
+        choice = choices[task.name]
+        if choice.machine is not None:
+            states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
+            instructions.append(Release(task.attempt_name(label), choice.machine))
     for name, user in shut:
         if name in machines and not machines[name].drained:
             whose = f"attempts of {user}" if user is not None else "attempts"

@@ -127,6 +127,42 @@ def test_a_user_whose_records_cannot_be_written_anywhere_takes_no_machine_from_o
     assert "attempts of full" in made.machines["n1"].drained
 
 
+def releases(made: Turn) -> list[tuple[str, str]]:
+    """Tasks that begin, and where."""
+    return [(one.attempt.split(".")[1], one.machine) for one in made.instructions if isinstance(one, Release)]
+
+
+def test_a_machine_that_is_shut_to_one_user_does_not_change_the_order_of_tasks() -> None:
+    one = [Task(TaskOrder(name, ("true",), cores=1, user="full"), "0a", 1.0) for name in ("first", "third")]
+    tasks = [one[0], task_of("second", "other"), one[1]]
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    look = Look({"n1": EngineMachine("n1", 1, 1), "n2": MACHINES["n2"]}, held)
+    made = turn(tasks, look, {}, Pool(Predictor(10.0)), 10.0, "ebb", unrecorded={("n1", "full"): 100.0})
+    assert releases(made) == [("first", "n2")]
+    # What the third would take is promised to the second.
+    assert (made.choices["second"].waits_for, made.choices["third"].waits_for) == ("n2", "n2")
+    assert made.choices["third"].offers[0].wait_s > made.choices["second"].offers[0].wait_s
+
+
+def test_room_that_is_promised_is_kept_from_a_user_to_whom_another_machine_is_shut() -> None:
+    tasks = [task_of("first", "other"), Task(TaskOrder("second", ("true",), user="full"), "0a", 1.0)]
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    runs = Task(TaskOrder("runs", ("true",)), "0a", 1.0, TaskPhase.RUNNING, machine="n2", began_at=1.0, begun=1)
+    held[runs.attempt_name("ebb")] = Seen(AttemptState.RUNNING, "n2", Claim.BEGUN, 1.0)
+    look = Look({"n1": EngineMachine("n1", 1, 1), "n2": MACHINES["n2"]}, held)
+    beside = Pool(Predictor(10.0)), 10.0, "ebb"
+    made = turn([runs, *tasks], look, {}, *beside, unrecorded={("n1", "full"): 100.0})
+    assert (made.choices["first"].waits_for, releases(made)) == ("n2", [])
+    assert releases(turn([runs, *tasks], look, {}, *beside)) == [("second", "n1")]
+
+
+def test_who_gets_none_of_the_machines_that_there_are_is_told_so() -> None:
+    task = task_of("train", "full")
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD)}
+    choice = after([task], held, 10.0, {("n1", "full"): 100.0}, "n1").choices["train"]
+    assert choice.sentence == "no machine takes tasks now: all are down, or drained"
+
+
 def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
     tasks = [Task(TaskOrder(name, ("true",)), "0a", 0.0) for name in ("a", "b")]
     done = replace(task_of("c"), phase=TaskPhase.RUNNING, machine="n1", began_at=6.0, begun=1, began_attempt=1)
