@@ -45,7 +45,7 @@ from ebbtide.matcher.match.tasks import (
     outcome,
     refused,
 )
-from ebbtide.matcher.match.turns import Unrecorded, in_turn, turn, without
+from ebbtide.matcher.match.turns import UNBEGUN_PAUSE_S, Unbegun, Unrecorded, in_turn, turn, without
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
@@ -125,6 +125,7 @@ class TaskService:
         #: Machines that stood still, and when they were last seen to.
         self._paused_at: dict[str, float] = {}
         self._unrecorded: Unrecorded = {}
+        self._unbegun: Unbegun = {}
         self._silences: Silences = {}
         self.choices: Mapping[str, Choice] = {}
         self.machines: Mapping[str, EngineMachine] = {}
@@ -339,13 +340,14 @@ class TaskService:
         now = self._clock()
         paused = self._stood_still(self._known.paused, self._monotonic())
         look, self._silences = measured(look, self._silences, self._monotonic(), paused)
-        beside = closed, notices, moving, paused, foreign, self._unrecorded, tuple(self._unread.values())
-        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *beside)
+        closing = closed, notices, moving, paused, foreign
+        beside = self._unrecorded, tuple(self._unread.values()), self._unbegun
+        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *closing, *beside)
         for machine, user in made.unrecorded.keys() - self._unrecorded.keys():
             log.warning(
                 "a machine takes no tasks: attempts cannot write their records there", machine=machine, user=user
             )
-        self._unrecorded = made.unrecorded
+        self._unrecorded, self._unbegun = made.unrecorded, made.unbegun
         async with self._lock:
             made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
             await self._store.save_tasks(made.changed, self._notes(made.changed))
@@ -439,8 +441,11 @@ class TaskService:
                 log.warning("the engine refused", instruction=type(instruction).__name__, why=str(error))
                 if isinstance(instruction, Submit):
                     await self._not_taken(instruction.attempt, error)
-                else:
-                    why.append(str(error))
+                    continue
+                why.append(str(error))
+                if isinstance(instruction, Release) and (task := self._present(instruction.attempt)) is not None:
+                    until_s = self._clock() + UNBEGUN_PAUSE_S
+                    self._unbegun = {**self._unbegun, (instruction.machine, task.name): until_s}
         return why
 
     def _present(self, attempt: str) -> Task | None:

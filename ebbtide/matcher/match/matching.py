@@ -172,6 +172,7 @@ class MatchMaker:
         now: float,
         offers: int = 0,
         closed: Mapping[str, Set[str]] = MappingProxyType({}),
+        avoided: Mapping[str, Set[str]] = MappingProxyType({}),
     ) -> list[Decision]:
         """A round over waiting tasks in the engine's order: each counts with what those before it take or wait for.
 
@@ -179,6 +180,7 @@ class MatchMaker:
 
         :param offers: as in `decide`.
         :param closed: by task, machines that it does not get.
+        :param avoided: by task, machines that it gets only where no other one will ever have room.
         :raises InvalidField: a task that runs already, or stands there twice.
         """
         fleet = self.fleet
@@ -187,8 +189,13 @@ class MatchMaker:
         begun = []
         try:
             for demand in demands:
-                fleet.close_only(closed.get(demand.task, frozenset()))
+                never = closed.get(demand.task, frozenset())
+                rather_not = avoided.get(demand.task, frozenset())
+                fleet.close_only(never | rather_not)
                 decision = self.decide(demand, now, offers)
+                if decision.machine is None and rather_not:
+                    fleet.close_only(never)
+                    decision = self.decide(demand, now, offers)
                 decisions.append(decision)
                 if decision.machine is None:
                     continue

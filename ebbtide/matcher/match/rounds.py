@@ -83,17 +83,19 @@ def choose(
     pool: Pool,
     now: float,
     closed: Mapping[str, Set[str]] = MappingProxyType({}),
+    avoided: Mapping[str, Set[str]] = MappingProxyType({}),
 ) -> dict[str, Choice]:
     """For each waiting task, in their order: begin there, or wait.
 
     :param tasks: all that have not ended; those that hold cores are seen to.
     :param now: seconds on the clock of the machines' changes.
     :param closed: by task, machines that it does not get.
+    :param avoided: by task, machines that it gets only where no other one will ever have room.
     """
     if not waiting:
         return {}
     maker = _maker(tasks, machines, pool, now)
-    decisions = maker.decide_all([demand_of(task, now) for task in waiting], now, OFFERS, closed)
+    decisions = maker.decide_all([demand_of(task, now) for task in waiting], now, OFFERS, closed, avoided)
     return {
         task.name: _choice(task, decision, maker, closed.get(task.name, frozenset()), now)
         for task, decision in zip(waiting, decisions, strict=True)

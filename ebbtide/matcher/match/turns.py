@@ -42,6 +42,11 @@ FOREIGN: Final = "it is called as this manager's acquirer calls its machines, an
 #: Machines where attempts of a user could not write their records, and until when they get none of that user's: what
 #: is wrong may be the machine, or all that the user may write.
 Unrecorded: TypeAlias = Mapping[tuple[str, str | None], float]
+#: For so long a task does not go where its attempt did not begin, if it can go elsewhere, seconds.
+UNBEGUN_PAUSE_S: Final = 240.0
+#: Machines where an attempt of a task did not begin, or whose engine refused to release it there, by the task's name;
+#: and until when it rather goes elsewhere: what is wrong may be the task, too.
+Unbegun: TypeAlias = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Turn:
     :param choices: of the tasks that waited, by name: where to, or why not.
     :param orphaned_attempts: attempts with our label that are no unfinished task's present or later ones.
     :param machines: as they are when the instructions have been carried out.
-    :param unrecorded: for the next turn.
+    :param unrecorded: for the next turn, as is ``unbegun``.
     """
 
     changed: tuple[Task, ...]
@@ -61,6 +66,7 @@ class Turn:
     orphaned_attempts: tuple[str, ...]
     machines: Mapping[str, EngineMachine]
     unrecorded: Unrecorded
+    unbegun: Unbegun
 
 
 def turn(
@@ -77,6 +83,7 @@ def turn(
     foreign: Set[str] = frozenset(),
     unrecorded: Unrecorded = MappingProxyType({}),
     unread: Sequence[Task] = (),
+    unbegun: Unbegun = MappingProxyType({}),
 ) -> Turn:
     """The next step of everything.
 
@@ -91,10 +98,12 @@ def turn(
     :param foreign: machines of somebody else that take no task of ours, and are left as they are.
     :param unrecorded: of the turn before.
     :param unread: tasks of which nothing is known but the cores that they hold.
+    :param unbegun: of the turn before, and of releases since.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed, label, foreign)
     shut = {where: until for where, until in unrecorded.items() if 0.0 < until - now <= UNRECORDED_PAUSE_S}
+    missed = {where: until for where, until in unbegun.items() if 0.0 < until - now <= UNBEGUN_PAUSE_S}
     states = {task.name: task for task in tasks}
     for task in tasks:
         seen = look.attempts.get(task.attempt_name(label))
@@ -104,6 +113,8 @@ def turn(
             seen = replace(seen, suspended=True)
         after, steps = observe(task, seen, now, label)
         instructions += steps
+        if after.stop == "again" and not task.stop and after.machine is not None:
+            missed[after.machine, task.name] = now + UNBEGUN_PAUSE_S
         if after.attempt != task.attempt:
             # It is to be begun again: by an attempt that is given to the engine now, and may be released now.
             after, steps = observe(after, look.attempts.get(after.attempt_name(label)), now, label)
@@ -124,7 +135,10 @@ def turn(
     for name, user in shut:
         by_user.setdefault(user, set()).add(name)
     closed_to = {task.name: by_user[task.order.user] for task in waiting if task.order.user in by_user}
-    choices = choose(waiting, (*states.values(), *unread), machines, pool, now, closed_to)
+    avoided: dict[str, set[str]] = {}
+    for name, of_task in missed:
+        avoided.setdefault(of_task, set()).add(name)
+    choices = choose(waiting, (*states.values(), *unread), machines, pool, now, closed_to, avoided)
     for task in waiting:
         choice = choices[task.name]
         if choice.machine is not None:
@@ -136,7 +150,7 @@ def turn(
             reason = f"{whose} could not write their records there: it is tried again after {UNRECORDED_PAUSE_S:g} s"
             machines[name] = replace(machines[name], drained=reason)
     changed = tuple(states[task.name] for task in tasks if states[task.name] != task)
-    return Turn(changed, tuple(instructions), choices, _orphaned_attempts(tasks, look, label), machines, shut)
+    return Turn(changed, tuple(instructions), choices, _orphaned_attempts(tasks, look, label), machines, shut, missed)
 
 
 def without(made: Turn, names: Set[str], label: str) -> Turn:

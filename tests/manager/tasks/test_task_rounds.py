@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cluster_manager.tasks import tasks
+from ebbtide.matcher.errors import EngineRefused
 from ebbtide.matcher.match.tasks import Release
 from ebbtide.matcher.match.turns import Turn, turn
 from tests.manager.cluster import cluster_of
@@ -114,3 +115,26 @@ async def test_a_task_that_is_cancelled_while_a_round_is_carried_out_does_not_be
         await becomes(cluster, "wanted", "running")
         assert [name.split(".")[1] for name in engine.begun] == ["wanted"]
         assert not any(call[0] == "release" and ".unwanted." in call[1] for call in engine.calls)
+
+
+class OneBadMachine(FakeEngine):
+    """The machine that it is first to release something to takes nothing."""
+
+    bad: str | None = None
+
+    async def release(self, attempt: str, machine: str) -> None:
+        self.bad = self.bad or machine
+        if machine == self.bad:
+            self._called("release", attempt, machine)
+            raise EngineRefused("the node is of another cluster")
+        await super().release(attempt, machine)
+
+
+@each_store
+async def test_a_task_goes_elsewhere_where_its_release_is_refused(tmp_path: Path) -> None:
+    engine = OneBadMachine(n1=2, n2=2)
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        await submit(cluster, "train")
+        found = await becomes(cluster, "train", "running")
+        assert found["machine"] != engine.bad
+        assert [call[2] for call in engine.calls if call[0] == "release"] == [engine.bad, found["machine"]]

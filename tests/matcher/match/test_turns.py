@@ -9,6 +9,7 @@ import pytest
 from ebbtide.matcher.match.attempts import DEFAULT_LABEL, AttemptState, Claim, EngineMachine, Look, Seen
 from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import (
+    BEGIN_LIMIT_S,
     MOST_LAUNCHES,
     Cancel,
     Drain,
@@ -26,6 +27,7 @@ from ebbtide.matcher.match.tasks import (
 from ebbtide.matcher.match.turns import (
     FOREIGN,
     LEAVING,
+    UNBEGUN_PAUSE_S,
     UNRECORDED_PAUSE_S,
     Turn,
     Unrecorded,
@@ -161,6 +163,50 @@ def test_who_gets_none_of_the_machines_that_there_are_is_told_so() -> None:
     held = {task.attempt_name("ebb"): Seen(AttemptState.HELD)}
     choice = after([task], held, 10.0, {("n1", "full"): 100.0}, "n1").choices["train"]
     assert choice.sentence == "no machine takes tasks now: all are down, or drained"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [Seen(AttemptState.RELEASED, "n1"), Seen(AttemptState.ENDED, "n1", reason="launch failed")],
+    ids=["not in time", "ended before"],
+)
+def test_a_task_goes_elsewhere_than_where_it_did_not_begin_and_there_again_after_a_pause_or_for_want_of_others(
+    seen: Seen,
+) -> None:
+    # The other machine is the worse one: something runs there.
+    runs = Task(TaskOrder("runs", ("true",)), "0a", 1.0, TaskPhase.RUNNING, machine="n2", began_at=1.0, begun=1)
+    beside = {runs.attempt_name("ebb"): Seen(AttemptState.RUNNING, "n2", Claim.BEGUN, 1.0)}
+    train, now = Task(TaskOrder("train", ("true",)), "0b", 1.0), 10.0
+
+    def next_turn(attempts: dict[str, Seen], before: Turn | None, *names: str) -> Turn:
+        look = Look({name: MACHINES[name] for name in names or MACHINES}, {**beside, **attempts})
+        missed = before.unbegun if before is not None else {}
+        return turn([runs, train], look, {}, Pool(Predictor(now)), now, "ebb", unbegun=missed)
+
+    held = {train.attempt_name("ebb"): Seen(AttemptState.HELD)}
+    made = next_turn(held, None)
+    assert releases(made) == [("train", "n1")]
+    (train,) = made.changed
+    now += BEGIN_LIMIT_S + 1.0
+    made = next_turn({train.attempt_name("ebb"): seen}, made)
+    (train,) = made.changed
+    assert (train.stop, made.unbegun) == ("again", {("n1", "train"): now + UNBEGUN_PAUSE_S})
+    sealed = {train.attempt_name("ebb"): Seen(AttemptState.ENDED, "n1", Claim.SEALED)}
+    assert releases(next_turn(sealed, made)) == [("train", "n2")]
+    assert releases(next_turn(sealed, made, "n1")) == [("train", "n1")]
+    now += UNBEGUN_PAUSE_S
+    made = next_turn(sealed, made)
+    assert (releases(made), made.unbegun) == ([("train", "n1")], {})
+
+
+def test_a_machine_that_did_not_begin_a_task_is_open_to_the_others_and_to_it_where_no_other_is_large_enough() -> None:
+    tasks, missed = [task_of("first"), task_of("second")], {("n1", "first"): 100.0, ("n2", "second"): 100.0}
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    look, pool = Look(MACHINES, held), Pool(Predictor(10.0))
+    assert releases(turn(tasks, look, {}, pool, 10.0, "ebb", unbegun=missed)) == [("first", "n2"), ("second", "n1")]
+    small = Look({"n1": MACHINES["n1"], "n2": EngineMachine("n2", 1, 1)}, held)
+    made = turn(tasks[:1], small, {}, pool, 10.0, "ebb", unbegun=missed)
+    assert releases(made) == [("first", "n1")]
 
 
 def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
