@@ -126,6 +126,7 @@ def turn(
     for task in preempted(states.values(), machines):
         states[task.name] = task
         instructions.append(Cancel(task.attempt_name(label)))
+    machines = _with_strangers(machines, look, (*states.values(), *unread), {task.name for task in unread}, label)
     # What the engine has refused takes no cores from those behind it.
     waiting = [
         task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop and not task.refusals
@@ -237,6 +238,28 @@ def _with_cores(
             instructions.append(Undrain(name))
         after[name] = replace(machine, usable_cores=wanted, drained=drained)
     return after, instructions
+
+
+def _with_strangers(
+    machines: Mapping[str, EngineMachine], look: Look, tasks: Iterable[Task], unread: Set[str], label: str
+) -> dict[str, EngineMachine]:
+    """The machines with the cores of living attempts of ours that are no task's: of one that was submitted after the
+    backup from which the store was restored, or that is being ended.
+
+    :param unread: tasks with any attempts.
+    """
+    present, held = {task.attempt_name(label) for task in tasks}, dict[str, int]()
+    for attempt, seen in look.attempts.items():
+        named, machine = task_of(attempt, label), machines.get(seen.machine or "")
+        if named is None or machine is None or not seen.lives or attempt in present or named[0] in unread:
+            continue
+        # Where nobody says how many, it may be all that others leave; and it is one at least.
+        cores = seen.cores or max(machine.usable_cores - machine.foreign_cores, 1)
+        held[machine.name] = held.get(machine.name, 0) + cores
+    return {
+        name: replace(machine, foreign_cores=machine.foreign_cores + held[name]) if name in held else machine
+        for name, machine in machines.items()
+    }
 
 
 def _orphaned_attempts(tasks: Sequence[Task], look: Look, label: str) -> tuple[str, ...]:

@@ -209,6 +209,39 @@ def test_a_machine_that_did_not_begin_a_task_is_open_to_the_others_and_to_it_whe
     assert releases(made) == [("first", "n1")]
 
 
+@pytest.mark.parametrize(
+    ("state", "cores", "foreign", "begin"),
+    [
+        (AttemptState.RUNNING, 1, 1, ["small"]),
+        (AttemptState.RELEASED, 1, 1, ["small"]),
+        (AttemptState.RUNNING, None, 2, []),
+        (AttemptState.ENDED, None, 0, ["large"]),
+        (AttemptState.GONE, None, 0, ["large"]),
+    ],
+)
+def test_an_attempt_of_ours_that_is_no_tasks_holds_its_cores_as_long_as_it_lives(
+    state: AttemptState, cores: int | None, foreign: int, begin: list[str]
+) -> None:
+    """As after a restore of a backup of before it was submitted. Where its cores are unknown, it may hold all."""
+    tasks = [task_of("large"), Task(TaskOrder("small", ("true",)), "0a", 1.0)]
+    seen = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    for name in ("ebb.since.0b.1", "south.other.0b.1"):
+        seen[name] = Seen(state, "n1", Claim.BEGUN, 2.0, cores=cores)
+    made = after(tasks, seen, 10.0, {}, "n1")
+    assert [name for name, _ in releases(made)] == begin
+    assert made.machines["n1"].foreign_cores == foreign
+    assert made.orphaned_attempts == ("ebb.since.0b.1",)
+
+
+def test_an_attempt_of_a_task_that_cannot_be_read_is_counted_once() -> None:
+    unread = Task(TaskOrder("since", ("?",), cores=1), "?", 1.0, TaskPhase.RUNNING, machine="n1")
+    small = Task(TaskOrder("small", ("true",)), "0a", 1.0)
+    seen = {small.attempt_name("ebb"): Seen(AttemptState.HELD), "ebb.since.0b.1": Seen(AttemptState.RUNNING, "n1")}
+    look = Look({"n1": MACHINES["n1"]}, seen)
+    made = turn([small], look, {}, Pool(Predictor(10.0)), 10.0, "ebb", unread=[unread])
+    assert (releases(made), made.machines["n1"].foreign_cores) == ([("small", "n1")], 0)
+
+
 def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
     tasks = [Task(TaskOrder(name, ("true",)), "0a", 0.0) for name in ("a", "b")]
     done = replace(task_of("c"), phase=TaskPhase.RUNNING, machine="n1", began_at=6.0, begun=1, began_attempt=1)
