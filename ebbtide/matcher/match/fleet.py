@@ -166,7 +166,8 @@ class Fleet:
 
         Nothing is put or removed meanwhile.
         """
-        known = {self.predictor.rows.get(machine, -1) for machine in machines} & self._names.keys()
+        rows = (self.predictor.rows.get(machine, -1) for machine in machines)
+        known = {row for row in rows if row in self._names}
         for row in self._closed.keys() - known:
             self.cores[row] = self._closed.pop(row)
             self._changed(row)

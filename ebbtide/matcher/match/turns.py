@@ -250,8 +250,11 @@ def _with_strangers(
     """
     present, held = {task.attempt_name(label) for task in tasks}, dict[str, int]()
     for attempt, seen in look.attempts.items():
-        named, machine = task_of(attempt, label), machines.get(seen.machine or "")
-        if named is None or machine is None or not seen.lives or attempt in present or named[0] in unread:
+        machine = machines.get(seen.machine or "")
+        if machine is None or not seen.lives or attempt in present:
+            continue
+        named = task_of(attempt, label)
+        if named is None or named[0] in unread:
             continue
         # Where nobody says how many, it may be all that others leave; and it is one at least.
         cores = seen.cores or max(machine.usable_cores - machine.foreign_cores, 1)
