@@ -260,6 +260,10 @@ class AcquirerService:
         if machine is not None and (machine.foreign_cores or (machine.up and not machine.drained)):
             # As long as the engine does not show it drained, more may begin there.
             return False
+        counted = self._tasks.machines.get(name)
+        if counted is not None and counted.foreign_cores:
+            # Also of attempts of ours that are no task's any more.
+            return False
         return not any(task.occupies == name for task in self._tasks.unfinished.values())
 
     def _closed(self, machines: Mapping[str, EngineMachine]) -> tuple[frozenset[str], frozenset[str]]:

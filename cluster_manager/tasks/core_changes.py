@@ -79,6 +79,9 @@ class CoreChanges:
         self.check = SelfCheck(self.predictor)
         #: How well the predictions of tasks came true, when their attempts were released.
         self.tasks = Calibration()
+        #: What is learned while the past day is learned again; None: it is not.
+        self._meanwhile: list[StoredChange] | None = None
+        self._learning_again = asyncio.Lock()
 
     async def load(self, found: Mapping[str, Any] | None = None) -> None:
         """Recall what earlier runs have stored.
@@ -91,11 +94,40 @@ class CoreChanges:
             await self._catch_up()
             return
         self._learned = dict(self._acknowledged)
-        now = self._clock()
-        self.predictor = Predictor(now - WINDOW_S, self._options)
-        for stored in await self._store.core_changes_since(now - WINDOW_S):
-            self.predictor.observe(stored, min(stored.at, now), stored.variable)
-        self.check = SelfCheck(self.predictor)
+        await self._learn_again()
+
+    async def _learn_again(self) -> None:
+        """Learn the past day from the store, each change once, whatever reports bring meanwhile."""
+        now, learned = self._clock(), dict(self._learned)
+        predictor = Predictor(now - WINDOW_S, self._options)
+        self._meanwhile = []
+        try:
+            for number, stored in enumerate(await self._store.core_changes_since(now - WINDOW_S), 1):
+                predictor.observe(stored, min(stored.at, now), stored.variable)
+                learned[stored.host] = max(learned.get(stored.host, 0), stored.sequence)
+                if number % BATCH == 0:
+                    await asyncio.sleep(0)
+            for stored in self._meanwhile:
+                if stored.sequence > learned.get(stored.host, 0):
+                    predictor.observe(stored, now, stored.variable)
+                    learned[stored.host] = stored.sequence
+        finally:
+            self._meanwhile = None
+        self.predictor, self.check, self._learned = predictor, SelfCheck(predictor), learned
+
+    def is_ahead(self, predictor: Predictor) -> bool:
+        """Whether a predictor was brought to a moment that is still to come, by a clock that was ahead: until then it
+        would neither note nor forget anything, and what it knew is forgotten.
+        """
+        return predictor.now - self._clock() > _CLOCKS_S
+
+    async def follow_clock(self) -> None:
+        """Learn the past day again where the clock was ahead for a while. Raises StoreError."""
+        async with self._learning_again:
+            if self.is_ahead(self.predictor):
+                ahead_s = self.predictor.now - self._clock()
+                log.warning("the clock was ahead: what was learned by it is learned again", ahead_s=round(ahead_s))
+                await self._learn_again()
 
     def document(self) -> Callable[[], dict[str, Any]]:
         """What writes down all that was learned up to now; it may be called elsewhere, and later."""
@@ -120,9 +152,8 @@ class CoreChanges:
             if found.get("version") != _VERSION:
                 raise InvalidField("version", f"must be {_VERSION}, but is {found.get('version')!r}")
             predictor = memory.restored(found["predictor"], self._options)
-            if (ahead_s := predictor.now - self._clock()) > _CLOCKS_S:
-                # It would neither note nor forget anything until then.
-                raise InvalidField("now", f"is {ahead_s:.0f} s ahead of this manager's clock")
+            if self.is_ahead(predictor):
+                raise InvalidField("now", f"is {predictor.now - self._clock():.0f} s ahead of this manager's clock")
             check = SelfCheck(predictor)
             check.resume(found["check"])
             tasks = Calibration.of(found["tasks"])
@@ -153,6 +184,7 @@ class CoreChanges:
 
         :returns: up to which sequence the host need not send again.
         """
+        await self.follow_clock()
         known, now = self.acknowledged(report.id), self._monotonic()
         unknown = sorted((c for c in report.core_changes if c.sequence > known), key=lambda change: change.sequence)
         changes = list(takewhile(lambda _: not self._taken.take(report.id, _TAKEN, now), unknown))
@@ -190,6 +222,7 @@ class CoreChanges:
 
         :raises InvalidField: a duration that is negative or not finite.
         """
+        await self.follow_clock()
         now = self._clock()
         rows = await self._store.running_vms(name)
         self._settle(now)
@@ -250,6 +283,8 @@ class CoreChanges:
         return until
 
     def _observe(self, stored: StoredChange, now: float) -> None:
+        if self._meanwhile is not None:
+            self._meanwhile.append(stored)
         if stored.variable:
             self.check.observe(stored)
         self.predictor.observe(stored, now, stored.variable)

@@ -42,7 +42,8 @@ class Knowledge:
         await self._core_changes.load(found if isinstance(found, dict) else None)
 
     async def save(self) -> None:
-        """Save what is known now. Raises StoreError."""
+        """Save what is known now, and nothing of a clock that was ahead. Raises StoreError."""
+        await self._core_changes.follow_clock()
         document = self._core_changes.document()
         body = await asyncio.to_thread(lambda: json.dumps(document(), separators=(",", ":")))
         await self._store.save_knowledge(NAME, body)

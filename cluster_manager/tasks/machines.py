@@ -115,7 +115,8 @@ class TaskMachines:
 
         The predictor is a copy, so that it can be asked in another thread.
         """
-        if self._predictor is None:
+        # What a turn has brought to a wrong time is of no use, either.
+        if self._predictor is None or self._core_changes.is_ahead(self._predictor):
             self._predictor = self._core_changes.predictor.copy()
         return Pool(self._predictor, self._variable, self._options)
 

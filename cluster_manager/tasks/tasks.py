@@ -45,7 +45,7 @@ from ebbtide.matcher.match.tasks import (
     outcome,
     refused,
 )
-from ebbtide.matcher.match.turns import Unrecorded, in_turn, turn, without
+from ebbtide.matcher.match.turns import UNBEGUN_PAUSE_S, Unbegun, Unrecorded, in_turn, turn, without
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import TaskRequest, TaskSpec
@@ -125,6 +125,7 @@ class TaskService:
         #: Machines that stood still, and when they were last seen to.
         self._paused_at: dict[str, float] = {}
         self._unrecorded: Unrecorded = {}
+        self._unbegun: Unbegun = {}
         self._silences: Silences = {}
         self.choices: Mapping[str, Choice] = {}
         self.machines: Mapping[str, EngineMachine] = {}
@@ -339,13 +340,14 @@ class TaskService:
         now = self._clock()
         paused = self._stood_still(self._known.paused, self._monotonic())
         look, self._silences = measured(look, self._silences, self._monotonic(), paused)
-        beside = closed, notices, moving, paused, foreign, self._unrecorded, tuple(self._unread.values())
-        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *beside)
+        closing = closed, notices, moving, paused, foreign
+        beside = self._unrecorded, tuple(self._unread.values()), self._unbegun
+        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *closing, *beside)
         for machine, user in made.unrecorded.keys() - self._unrecorded.keys():
             log.warning(
                 "a machine takes no tasks: attempts cannot write their records there", machine=machine, user=user
             )
-        self._unrecorded = made.unrecorded
+        self._unrecorded, self._unbegun = made.unrecorded, made.unbegun
         async with self._lock:
             made = without(made, {name for name, task in tasks.items() if self._tasks[name] is not task}, label)
             await self._store.save_tasks(made.changed, self._notes(made.changed))
@@ -426,6 +428,8 @@ class TaskService:
                 instruction.attempt in absent or (until is not None and self._woken)
             ):
                 continue
+            if isinstance(instruction, Submit | Release) and not self._still_wanted(instruction):
+                continue
             self._check()
             try:
                 await _do(engine, instruction)
@@ -437,32 +441,45 @@ class TaskService:
                 log.warning("the engine refused", instruction=type(instruction).__name__, why=str(error))
                 if isinstance(instruction, Submit):
                     await self._not_taken(instruction.attempt, error)
-                else:
-                    why.append(str(error))
+                    continue
+                why.append(str(error))
+                if isinstance(instruction, Release) and (task := self._present(instruction.attempt)) is not None:
+                    until_s = self._clock() + UNBEGUN_PAUSE_S
+                    self._unbegun = {**self._unbegun, (instruction.machine, task.name): until_s}
         return why
 
-    def _released_now(self, attempt: str) -> None:
-        """Its machine has time to begin it from now on: what was carried out before took its own."""
+    def _present(self, attempt: str) -> Task | None:
+        """The task whose present attempt it is."""
         found = task_of(attempt, self._settings.label)
         assert found is not None, "named by us"
         task = self._tasks.get(found[0])
-        if task is not None and task.phase is TaskPhase.RELEASED and task.attempt_name(self._settings.label) == attempt:
+        return task if task is not None and task.attempt_name(self._settings.label) == attempt else None
+
+    def _still_wanted(self, one: Submit | Release) -> bool:
+        """Whether its task has not changed since the turn, as where its owner has cancelled it."""
+        task = self._present(one.attempt)
+        if task is None or task.stop:
+            return False
+        return isinstance(one, Submit) or task.phase is TaskPhase.RELEASED
+
+    def _released_now(self, attempt: str) -> None:
+        """Its machine has time to begin it from now on: what was carried out before took its own."""
+        task = self._present(attempt)
+        if task is not None and task.phase is TaskPhase.RELEASED:
             self._tasks[task.name] = replace(task, released_at=self._clock())
 
     async def _not_taken(self, attempt: str, error: EngineRefused) -> None:
-        found = task_of(attempt, self._settings.label)
-        assert found is not None, "named by us"
         async with self._lock:
-            task = self._tasks.get(found[0])
+            task = self._present(attempt)
             # Its owner may want no more of it by now.
-            if task is None or task.stop or task.attempt_name(self._settings.label) != attempt:
+            if task is None or task.stop:
                 return
             changed = refused(task, str(error), self._clock(), isinstance(error, EngineFull))
             await self._store.save_tasks([changed], self._notes([changed]))
             self._take([changed])
 
     async def _end_orphaned_attempts(self, orphaned_attempts: Iterable[str], look: Look) -> list[Instruction]:
-        """Attempts that no unfinished task has: of tasks that have ended, and of earlier attempts."""
+        """Attempts that no unfinished task has or comes to: of tasks that have ended, and earlier ones."""
         instructions: list[Instruction] = []
         self._forgotten &= set(look.attempts)
         for attempt in orphaned_attempts:

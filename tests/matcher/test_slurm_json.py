@@ -49,6 +49,15 @@ def test_a_job_that_could_not_write_its_record_is_known_by_its_code(state: str, 
     assert (found.seen.unrecorded, found.seen.machine) == (unrecorded, "n1")
 
 
+def test_what_a_job_holds_or_will_hold_is_known_as_long_as_it_lives() -> None:
+    (runs,) = jobs_of(job("RUNNING"))
+    (released,) = jobs_of(job("PENDING", priority=7, required_nodes="n2"))
+    (held,) = jobs_of(job("PENDING", priority=0, required_nodes="n2"))
+    (silent,) = jobs_of(job("RUNNING", cpus=None))
+    shown = [(one.seen.machine, one.seen.cores) for one in (runs, released, held, silent)]
+    assert shown == [("n1", 2), ("n2", 2), (None, None), ("n1", None)]
+
+
 def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:
     for state in ("SUSPENDED", ["RUNNING", "SUSPENDED"], ["STOPPED"]):
         (found,) = jobs_of(job(state))

@@ -94,12 +94,14 @@ def _unexpected(program: str) -> EngineUnreachable:
 def _seen(job: Mapping[str, Any]) -> Seen:
     state, reason = _state(job), _word(job.get("state_reason"))
     machine = _word(job.get("nodes")) or None
+    cores = max(_number(job.get("cpus")), 0) or None
     if state == "PENDING":
         held = _number(job.get("priority")) == 0 or reason.startswith("JobHeld")
         required = _word(job.get("required_nodes")) or None
-        return Seen(AttemptState.HELD if held else AttemptState.RELEASED, None if held else required, reason=reason)
+        released = Seen(AttemptState.RELEASED, required, reason=reason, cores=cores)
+        return Seen(AttemptState.HELD, reason=reason) if held else released
     if state in _RUNNING:
-        return Seen(AttemptState.RUNNING, machine, suspended=state in _SUSPENDED)
+        return Seen(AttemptState.RUNNING, machine, suspended=state in _SUSPENDED, cores=cores)
     words = " ".join(word for word in (state.lower().replace("_", " "), reason) if word and word != "None")
     code = _exit_code(job.get("exit_code"))
     if code and state == "FAILED":

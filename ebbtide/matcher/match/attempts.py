@@ -66,6 +66,8 @@ class Seen:
     unrecorded: bool = False
     #: Where it began by its record, which its command can write.
     recorded_machine: str | None = None
+    #: Whole cores that it holds or will hold there, by its engine; None: that does not say.
+    cores: int | None = None
 
     @property
     def lives(self) -> bool:

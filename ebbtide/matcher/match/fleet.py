@@ -8,7 +8,7 @@ taken: without, all that wait wait for the same machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -62,6 +62,8 @@ class Fleet:
         self._names: dict[int, str] = {}
         self.cores: Floats = np.zeros(0)
         self.memory_mib: Floats = np.zeros(0)
+        #: Cores of the machines that are closed, by row.
+        self._closed: dict[int, float] = {}
         #: Of each task that runs: row, when it began and is expected to end, cores. In any order, with places to spare;
         #: and the places by task, the tasks by place.
         self._held_rows: Integers = np.zeros(0, np.int64)
@@ -157,6 +159,21 @@ class Fleet:
         """A new round of decisions begins."""
         rows, self._promised = list(self._promised), {}
         for row in rows:
+            self._changed(row)
+
+    def close_only(self, machines: Set[str]) -> None:
+        """These machines, and no others, take nothing: they have no cores until the next call. Unknown ones are none.
+
+        Nothing is put or removed meanwhile.
+        """
+        rows = (self.predictor.rows.get(machine, -1) for machine in machines)
+        known = {row for row in rows if row in self._names}
+        for row in self._closed.keys() - known:
+            self.cores[row] = self._closed.pop(row)
+            self._changed(row)
+        for row in known - self._closed.keys():
+            self._closed[row] = self.cores.item(row)
+            self.cores[row] = 0.0
             self._changed(row)
 
     def lasts(self, row: int) -> bool:

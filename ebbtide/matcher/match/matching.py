@@ -8,8 +8,9 @@ time (Eq. 2), over all machines at once. All figures are by the kernel functions
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -165,12 +166,21 @@ class MatchMaker:
             said,
         )
 
-    def decide_all(self, demands: Sequence[Demand], now: float, offers: int = 0) -> list[Decision]:
+    def decide_all(
+        self,
+        demands: Sequence[Demand],
+        now: float,
+        offers: int = 0,
+        closed: Mapping[str, Set[str]] = MappingProxyType({}),
+        avoided: Mapping[str, Set[str]] = MappingProxyType({}),
+    ) -> list[Decision]:
         """A round over waiting tasks in the engine's order: each counts with what those before it take or wait for.
 
         The fleet is left as it was, without promises: the caller that starts a task there tells it.
 
         :param offers: as in `decide`.
+        :param closed: by task, machines that it does not get.
+        :param avoided: by task, machines that it gets only where no other one will ever have room.
         :raises InvalidField: a task that runs already, or stands there twice.
         """
         fleet = self.fleet
@@ -179,7 +189,13 @@ class MatchMaker:
         begun = []
         try:
             for demand in demands:
+                never = closed.get(demand.task, frozenset())
+                rather_not = avoided.get(demand.task, frozenset())
+                fleet.close_only(never | rather_not)
                 decision = self.decide(demand, now, offers)
+                if decision.machine is None and rather_not:
+                    fleet.close_only(never)
+                    decision = self.decide(demand, now, offers)
                 decisions.append(decision)
                 if decision.machine is None:
                     continue
@@ -191,6 +207,7 @@ class MatchMaker:
                 elif self.options.promises:
                     fleet.promise(self.predictor.rows[decision.machine], held)
         finally:
+            fleet.close_only(frozenset())
             for task in begun:
                 fleet.end(task)
             fleet.forget_promises()

@@ -6,8 +6,9 @@ Nothing is decided here: who gets which machine, or waits for it, is `matcher.ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from ebbtide.matcher.match.attempts import EngineMachine
@@ -76,18 +77,29 @@ def demand_of(task: Task, now: float) -> Demand:
 
 
 def choose(
-    waiting: Sequence[Task], tasks: Iterable[Task], machines: Mapping[str, EngineMachine], pool: Pool, now: float
+    waiting: Sequence[Task],
+    tasks: Iterable[Task],
+    machines: Mapping[str, EngineMachine],
+    pool: Pool,
+    now: float,
+    closed: Mapping[str, Set[str]] = MappingProxyType({}),
+    avoided: Mapping[str, Set[str]] = MappingProxyType({}),
 ) -> dict[str, Choice]:
     """For each waiting task, in their order: begin there, or wait.
 
     :param tasks: all that have not ended; those that hold cores are seen to.
     :param now: seconds on the clock of the machines' changes.
+    :param closed: by task, machines that it does not get.
+    :param avoided: by task, machines that it gets only where no other one will ever have room.
     """
     if not waiting:
         return {}
     maker = _maker(tasks, machines, pool, now)
-    decisions = maker.decide_all([demand_of(task, now) for task in waiting], now, OFFERS)
-    return {task.name: _choice(task, decision, maker, now) for task, decision in zip(waiting, decisions, strict=True)}
+    decisions = maker.decide_all([demand_of(task, now) for task in waiting], now, OFFERS, closed, avoided)
+    return {
+        task.name: _choice(task, decision, maker, closed.get(task.name, frozenset()), now)
+        for task, decision in zip(waiting, decisions, strict=True)
+    }
 
 
 def _maker(tasks: Iterable[Task], machines: Mapping[str, EngineMachine], pool: Pool, now: float) -> MatchMaker:
@@ -114,11 +126,11 @@ def _maker(tasks: Iterable[Task], machines: Mapping[str, EngineMachine], pool: P
     return maker
 
 
-def _choice(task: Task, decision: Decision, maker: MatchMaker, now: float) -> Choice:
+def _choice(task: Task, decision: Decision, maker: MatchMaker, closed: Set[str], now: float) -> Choice:
     machine = decision.machine
     offers = {offer.machine: offer for offer in decision.offers}
     if machine is None:
-        return Choice(None, None, _why_none(task, maker), offers=decision.offers)
+        return Choice(None, None, _why_none(task, maker, closed), offers=decision.offers)
     chosen = offers[machine]
     if decision.starts:
         sentence = f"{machine}: {chosen.in_words}"
@@ -130,9 +142,9 @@ def _choice(task: Task, decision: Decision, maker: MatchMaker, now: float) -> Ch
     return Choice(None, machine, sentence, decision.completion_probability, decision.offers)
 
 
-def _why_none(task: Task, maker: MatchMaker) -> str:
+def _why_none(task: Task, maker: MatchMaker, closed: Set[str]) -> str:
     fleet, cores = maker.fleet, task.order.cores
-    most = max((int(fleet.cores[row]) for row in fleet.rows()), default=None)
+    most = max((int(fleet.cores[row]) for row in fleet.rows() if fleet.name(row) not in closed), default=None)
     if most is None:
         return "no machine takes tasks now: all are down, or drained"
     if most < cores:

@@ -42,6 +42,11 @@ FOREIGN: Final = "it is called as this manager's acquirer calls its machines, an
 #: Machines where attempts of a user could not write their records, and until when they get none of that user's: what
 #: is wrong may be the machine, or all that the user may write.
 Unrecorded: TypeAlias = Mapping[tuple[str, str | None], float]
+#: For so long a task does not go where its attempt did not begin, if it can go elsewhere, seconds.
+UNBEGUN_PAUSE_S: Final = 240.0
+#: Machines where an attempt of a task did not begin, or whose engine refused to release it there, by the task's name;
+#: and until when it rather goes elsewhere: what is wrong may be the task, too.
+Unbegun: TypeAlias = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,9 @@ class Turn:
 
     :param changed: tasks with new states, to be stored before any instruction is carried out.
     :param choices: of the tasks that waited, by name: where to, or why not.
-    :param orphaned_attempts: attempts with our label that are no unfinished task's.
+    :param orphaned_attempts: attempts with our label that are no unfinished task's present or later ones.
     :param machines: as they are when the instructions have been carried out.
-    :param unrecorded: for the next turn.
+    :param unrecorded: for the next turn, as is ``unbegun``.
     """
 
     changed: tuple[Task, ...]
@@ -61,6 +66,7 @@ class Turn:
     orphaned_attempts: tuple[str, ...]
     machines: Mapping[str, EngineMachine]
     unrecorded: Unrecorded
+    unbegun: Unbegun
 
 
 def turn(
@@ -77,6 +83,7 @@ def turn(
     foreign: Set[str] = frozenset(),
     unrecorded: Unrecorded = MappingProxyType({}),
     unread: Sequence[Task] = (),
+    unbegun: Unbegun = MappingProxyType({}),
 ) -> Turn:
     """The next step of everything.
 
@@ -91,10 +98,12 @@ def turn(
     :param foreign: machines of somebody else that take no task of ours, and are left as they are.
     :param unrecorded: of the turn before.
     :param unread: tasks of which nothing is known but the cores that they hold.
+    :param unbegun: of the turn before, and of releases since.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed, label, foreign)
     shut = {where: until for where, until in unrecorded.items() if 0.0 < until - now <= UNRECORDED_PAUSE_S}
+    missed = {where: until for where, until in unbegun.items() if 0.0 < until - now <= UNBEGUN_PAUSE_S}
     states = {task.name: task for task in tasks}
     for task in tasks:
         seen = look.attempts.get(task.attempt_name(label))
@@ -104,6 +113,8 @@ def turn(
             seen = replace(seen, suspended=True)
         after, steps = observe(task, seen, now, label)
         instructions += steps
+        if after.stop == "again" and not task.stop and after.machine is not None:
+            missed[after.machine, task.name] = now + UNBEGUN_PAUSE_S
         if after.attempt != task.attempt:
             # It is to be begun again: by an attempt that is given to the engine now, and may be released now.
             after, steps = observe(after, look.attempts.get(after.attempt_name(label)), now, label)
@@ -115,30 +126,32 @@ def turn(
     for task in preempted(states.values(), machines):
         states[task.name] = task
         instructions.append(Cancel(task.attempt_name(label)))
+    machines = _with_strangers(machines, look, (*states.values(), *unread), {task.name for task in unread}, label)
     # What the engine has refused takes no cores from those behind it.
     waiting = [
         task for task in states.values() if task.phase is TaskPhase.WAITING and not task.stop and not task.refusals
     ]
-    choices: dict[str, Choice] = {}
-    # Together, but for users for whom other machines are shut.
-    groups: dict[frozenset[str], list[Task]] = {}
+    # All of them together, in their order: what one does not get is open to those behind it.
+    by_user: dict[str | None, set[str]] = {}
+    for name, user in shut:
+        by_user.setdefault(user, set()).add(name)
+    closed_to = {task.name: by_user[task.order.user] for task in waiting if task.order.user in by_user}
+    avoided: dict[str, set[str]] = {}
+    for name, of_task in missed:
+        avoided.setdefault(of_task, set()).add(name)
+    choices = choose(waiting, (*states.values(), *unread), machines, pool, now, closed_to, avoided)
     for task in waiting:
-        groups.setdefault(frozenset(name for name, user in shut if user == task.order.user), []).append(task)
-    for closed_to, group in groups.items():
-        taking = {name: machine for name, machine in machines.items() if name not in closed_to}
-        choices |= choose(group, (*states.values(), *unread), taking, pool, now)
-        for task in group:
-            choice = choices[task.name]
-            if choice.machine is not None:
-                states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
-                instructions.append(Release(task.attempt_name(label), choice.machine))
+        choice = choices[task.name]
+        if choice.machine is not None:
+            states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
+            instructions.append(Release(task.attempt_name(label), choice.machine))
     for name, user in shut:
         if name in machines and not machines[name].drained:
             whose = f"attempts of {user}" if user is not None else "attempts"
             reason = f"{whose} could not write their records there: it is tried again after {UNRECORDED_PAUSE_S:g} s"
             machines[name] = replace(machines[name], drained=reason)
     changed = tuple(states[task.name] for task in tasks if states[task.name] != task)
-    return Turn(changed, tuple(instructions), choices, _orphaned_attempts(tasks, look, label), machines, shut)
+    return Turn(changed, tuple(instructions), choices, _orphaned_attempts(tasks, look, label), machines, shut, missed)
 
 
 def without(made: Turn, names: Set[str], label: str) -> Turn:
@@ -227,6 +240,40 @@ def _with_cores(
     return after, instructions
 
 
+def _with_strangers(
+    machines: Mapping[str, EngineMachine], look: Look, tasks: Iterable[Task], unread: Set[str], label: str
+) -> dict[str, EngineMachine]:
+    """The machines with the cores of living attempts of ours that are no task's: of one that was submitted after the
+    backup from which the store was restored, or that is being ended.
+
+    :param unread: tasks with any attempts.
+    """
+    present, held = {task.attempt_name(label) for task in tasks}, dict[str, int]()
+    for attempt, seen in look.attempts.items():
+        machine = machines.get(seen.machine or "")
+        if machine is None or not seen.lives or attempt in present:
+            continue
+        named = task_of(attempt, label)
+        if named is None or named[0] in unread:
+            continue
+        # Where nobody says how many, it may be all that others leave; and it is one at least.
+        cores = seen.cores or max(machine.usable_cores - machine.foreign_cores, 1)
+        held[machine.name] = held.get(machine.name, 0) + cores
+    return {
+        name: replace(machine, foreign_cores=machine.foreign_cores + held[name]) if name in held else machine
+        for name, machine in machines.items()
+    }
+
+
 def _orphaned_attempts(tasks: Sequence[Task], look: Look, label: str) -> tuple[str, ...]:
-    mine = {task.attempt_name(label) for task in tasks}
-    return tuple(name for name in look.attempts if name not in mine and task_of(name, label) is not None)
+    """Of an unfinished task those before the present one. Later ones are none: the store was restored from a backup of
+    before they began, and the task comes to them by the records of those in between.
+    """
+    present = {(task.name, task.key): task.attempt for task in tasks}
+    found = []
+    for attempt in look.attempts:
+        if (named := task_of(attempt, label)) is not None:
+            name, key, number = named
+            if (name, key) not in present or number < present[name, key]:
+                found.append(attempt)
+    return tuple(found)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
 from cluster_manager.errors import RequestError
+from cluster_manager.store import schema
 from cluster_manager.tasks.harvest_machines import HarvestMachines
 from ebbtide.matcher.acquire.settings import AcquirerSettings
 from ebbtide.messages.operations import OperationState
@@ -194,6 +196,33 @@ async def test_a_machine_that_its_engine_does_not_drain_is_kept_until_it_does(tm
             await service._look(wanted, service._provider)
             assert service.state.machines["harvest-1"].standing == "leaving"
         engine.refusing = set()
+        await holds(cluster, "harvest-2")
+
+
+@each_store
+async def test_a_machine_is_not_given_back_under_a_task_that_a_restored_store_does_not_have(tmp_path: Path) -> None:
+    engine = engine_with(2)
+    wanted = acquirer(least_machines=1, most_machines=1, replaced_share=1.0)
+    async with cluster_of(tmp_path, *hosts(engine), **settings(engine, acquirer=wanted)) as cluster:
+        await holds(cluster, "harvest-1")
+        await submit(cluster, "since")
+        assert (await becomes(cluster, "since", "running"))["machine"] == "harvest-1"
+        assert cluster.manager is not None
+        await cluster.manager.store._write(lambda connection: connection.execute(delete(schema.tasks)))
+        await cluster.kill_manager()
+        await cluster.start_manager()
+        await cluster.ready()
+        await holds(cluster, "harvest-1")
+        await look_again(cluster)
+        await cluster.until(condition(lambda: bool(engine.machines["harvest-1"].drained)))
+        await looked_since(cluster, engine)
+        service = cluster.manager.acquirer
+        async with service.looking:
+            assert service._provider is not None
+            await service._look(wanted, service._provider)
+            assert service.state.machines["harvest-1"].standing == "leaving"
+        assert (await cluster.get("/v1/vms/harvest-1"))["state"] == "running"
+        engine.end("since")
         await holds(cluster, "harvest-2")
 
 

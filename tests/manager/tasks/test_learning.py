@@ -14,10 +14,12 @@ import pytest
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store.database import Database
+from cluster_manager.store.rows import StoredChange
 from cluster_manager.store.store import Store
 from cluster_manager.tasks import knowledge as knowledge_module
 from cluster_manager.tasks.core_changes import CoreChanges
 from cluster_manager.tasks.knowledge import NAME, Knowledge
+from cluster_manager.tasks.machines import TaskMachines
 from ebbtide.matcher.match.rounds import LIVE_PREDICTION
 from ebbtide.matcher.predict.predictor import PredictorOptions
 from ebbtide.messages.machines import CoreChange
@@ -202,6 +204,83 @@ async def test_what_was_saved_while_the_clock_was_ahead_is_learned_anew(database
     clock.now -= 50.0
     async with term_of(database, clock) as third:
         assert third.changes.calibration().machines.count > 0
+
+
+@pytest.mark.parametrize("mended_by", ["a report", "a save", "a question"])
+async def test_what_a_clock_taught_that_was_ahead_for_a_moment_is_learned_again_and_not_saved(
+    database: Database, clock: Clock, mended_by: str
+) -> None:
+    happening = Happening(clock)
+    async with term_of(database, clock) as term:
+        await happening.until(term, 0.1 * DAY_S)
+        right = clock.now
+        machines = TaskMachines(term.store, term.hosts, term.changes)
+        machines.pool().predictor.advance(right)
+        clock.now += 2 * DAY_S
+        await tell(term, "host-a")
+        term.changes.calibration()
+        machines.pool().predictor.advance(clock.now)
+        assert term.changes.predictor.now == clock.now
+        clock.now = right
+        match mended_by:
+            case "a report":
+                await tell(term, "host-b")
+            case "a save":
+                await term.knowledge.save()
+            case _:
+                await term.changes.ranking(60.0)
+        for predictor in (term.changes.predictor, machines.pool().predictor):
+            assert predictor.now <= clock.now
+        anew = Term(database, clock)
+        anew.changes = CoreChanges(term.store, term.hosts, clock)
+        await anew.changes.load()
+        assert term.probabilities() == anew.probabilities()
+        assert None not in term.probabilities()
+        await term.knowledge.save()
+    async with term_of(database, clock) as second:
+        assert second.probabilities() == term.probabilities()
+
+
+async def test_what_comes_while_the_past_day_is_learned_again_is_learned_once(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happening = Happening(clock)
+    async with term_of(database, clock) as term:
+        await happening.until(term, 0.1 * DAY_S)
+        clock.now += 2 * DAY_S
+        term.changes.calibration()
+        clock.now -= 2 * DAY_S
+        read = term.store.core_changes_since
+
+        def change(cores: int) -> CoreChange:
+            happening.sequences["host-b"] += 1
+            number, at = happening.sequences["host-b"], clock.now - 10.0 + cores
+            of = {"machine": "m0", "host": "host-b", "cores_before": cores + 1, "cores_after": cores, "cause": "test"}
+            return CoreChange(sequence=number, at=at, **of)
+
+        async def reads_and_hears(at: float) -> list[StoredChange]:
+            # The reports of just before and just after the query are taken in before it is answered.
+            term.changes._learn("host-b", await stored(change(1)))
+            found = await read(at)
+            term.changes._learn("host-b", await stored(change(2)))
+            return found
+
+        async def stored(new: CoreChange) -> list[StoredChange]:
+            _, found = await term.store.add_core_changes("host-b", [new], new.sequence - 1, lambda host: {})
+            return found
+
+        monkeypatch.setattr(term.store, "core_changes_since", reads_and_hears)
+        await term.changes.follow_clock()
+        monkeypatch.undo()
+        last = term.changes.predictor.last_of("m0")
+        assert last is not None
+        assert (last.cores, last.at) == (2, clock.now - 8.0)
+        term.changes._learn("host-b", await term.store.core_changes_of("host-b", 0))
+        found = term.changes.predictor
+    async with term_of(database, clock) as second:
+        anew = second.changes.predictor
+        assert found.lasts() == anew.lasts()
+        assert found.state.all_ended.sum() == anew.state.all_ended.sum() > 0
 
 
 async def test_deciles_and_brier_score_are_those_of_the_predictions(database: Database, clock: Clock) -> None:

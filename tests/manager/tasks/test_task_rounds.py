@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cluster_manager.tasks import tasks
+from ebbtide.matcher.errors import EngineRefused
 from ebbtide.matcher.match.tasks import Release
 from ebbtide.matcher.match.turns import Turn, turn
 from tests.manager.cluster import cluster_of
@@ -82,3 +83,58 @@ async def test_a_manager_killed_while_a_round_is_thought_over_loses_nothing(tmp_
             await becomes(cluster, name, "running")
             assert (await task(cluster, name))["attempts"] == 1
         assert len(engine.begun) == 2
+
+
+class HeldRelease(FakeEngine):
+    """Its first release is not over before the test says so."""
+
+    def __init__(self, **cores: int) -> None:
+        super().__init__(**cores)
+        self.reached, self.over = asyncio.Event(), asyncio.Event()
+
+    async def release(self, attempt: str, machine: str) -> None:
+        await super().release(attempt, machine)
+        self.reached.set()
+        await self.over.wait()
+
+
+@each_store
+async def test_a_task_that_is_cancelled_while_a_round_is_carried_out_does_not_begin(tmp_path: Path) -> None:
+    engine = HeldRelease(far=2)
+    engine.unreachable = {"look"}
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        # One round for both.
+        for name in ("wanted", "unwanted"):
+            await submit(cluster, name, cores=1)
+        engine.unreachable = set()
+        await engine.reached.wait()
+        assert (await task(cluster, "unwanted"))["state"] == "released"
+        assert (await cluster.call("DELETE", "/v1/tasks/unwanted"))[0] == 202
+        engine.over.set()
+        assert "before it began" in (await becomes(cluster, "unwanted", "cancelled"))["sentence"]
+        await becomes(cluster, "wanted", "running")
+        assert [name.split(".")[1] for name in engine.begun] == ["wanted"]
+        assert not any(call[0] == "release" and ".unwanted." in call[1] for call in engine.calls)
+
+
+class OneBadMachine(FakeEngine):
+    """The machine that it is first to release something to takes nothing."""
+
+    bad: str | None = None
+
+    async def release(self, attempt: str, machine: str) -> None:
+        self.bad = self.bad or machine
+        if machine == self.bad:
+            self._called("release", attempt, machine)
+            raise EngineRefused("the node is of another cluster")
+        await super().release(attempt, machine)
+
+
+@each_store
+async def test_a_task_goes_elsewhere_where_its_release_is_refused(tmp_path: Path) -> None:
+    engine = OneBadMachine(n1=2, n2=2)
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        await submit(cluster, "train")
+        found = await becomes(cluster, "train", "running")
+        assert found["machine"] != engine.bad
+        assert [call[2] for call in engine.calls if call[0] == "release"] == [engine.bad, found["machine"]]

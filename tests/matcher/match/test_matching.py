@@ -96,6 +96,23 @@ def test_a_round_gives_no_room_twice_and_leaves_no_promise_behind() -> None:
     assert (matcher.fleet.free_cores()[list(matcher.fleet.rows())] == 8.0).all()
 
 
+def test_a_machine_that_is_closed_to_a_task_is_none_for_it_and_as_good_as_before_for_the_others() -> None:
+    demands = [Demand(name, 3.0, duration_s=600.0) for name in ("first", "second", "third", "fourth")]
+    closed = {"second": {"steady", "unknown"}, "third": {"steady"}}
+    matcher = maker(steady=8.0, shaky=4.0)
+    decisions = matcher.decide_all(demands, NOW_S, closed=closed)
+    assert [(one.machine, one.starts) for one in decisions] == [
+        ("steady", True),
+        ("shaky", True),
+        ("shaky", False),
+        ("steady", True),
+    ]
+    # As where there is no such machine.
+    alone = maker(shaky=4.0).decide_all(demands[1:3], NOW_S)
+    assert [one.expected_s for one in decisions[1:3]] == [one.expected_s for one in alone]
+    assert matcher.decide_all(demands, NOW_S) == maker(steady=8.0, shaky=4.0).decide_all(demands, NOW_S)
+
+
 @pytest.mark.parametrize("duration_s", [None, -5.0, math.nan, math.inf])
 def test_a_task_without_a_usable_estimate_is_matched_as_one_of_the_fallback(duration_s: float | None) -> None:
     matcher = maker(MatchOptions(fallback_s=1234.0), steady=8.0, shaky=8.0)

@@ -9,6 +9,7 @@ import pytest
 from ebbtide.matcher.match.attempts import DEFAULT_LABEL, AttemptState, Claim, EngineMachine, Look, Seen
 from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import (
+    BEGIN_LIMIT_S,
     MOST_LAUNCHES,
     Cancel,
     Drain,
@@ -26,6 +27,7 @@ from ebbtide.matcher.match.tasks import (
 from ebbtide.matcher.match.turns import (
     FOREIGN,
     LEAVING,
+    UNBEGUN_PAUSE_S,
     UNRECORDED_PAUSE_S,
     Turn,
     Unrecorded,
@@ -125,6 +127,119 @@ def test_a_user_whose_records_cannot_be_written_anywhere_takes_no_machine_from_o
         (tasks[1].attempt_name("ebb"), "n1"),
     ]
     assert "attempts of full" in made.machines["n1"].drained
+
+
+def releases(made: Turn) -> list[tuple[str, str]]:
+    """Tasks that begin, and where."""
+    return [(one.attempt.split(".")[1], one.machine) for one in made.instructions if isinstance(one, Release)]
+
+
+def test_a_machine_that_is_shut_to_one_user_does_not_change_the_order_of_tasks() -> None:
+    one = [Task(TaskOrder(name, ("true",), cores=1, user="full"), "0a", 1.0) for name in ("first", "third")]
+    tasks = [one[0], task_of("second", "other"), one[1]]
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    look = Look({"n1": EngineMachine("n1", 1, 1), "n2": MACHINES["n2"]}, held)
+    made = turn(tasks, look, {}, Pool(Predictor(10.0)), 10.0, "ebb", unrecorded={("n1", "full"): 100.0})
+    assert releases(made) == [("first", "n2")]
+    # What the third would take is promised to the second.
+    assert (made.choices["second"].waits_for, made.choices["third"].waits_for) == ("n2", "n2")
+    assert made.choices["third"].offers[0].wait_s > made.choices["second"].offers[0].wait_s
+
+
+def test_room_that_is_promised_is_kept_from_a_user_to_whom_another_machine_is_shut() -> None:
+    tasks = [task_of("first", "other"), Task(TaskOrder("second", ("true",), user="full"), "0a", 1.0)]
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    runs = Task(TaskOrder("runs", ("true",)), "0a", 1.0, TaskPhase.RUNNING, machine="n2", began_at=1.0, begun=1)
+    held[runs.attempt_name("ebb")] = Seen(AttemptState.RUNNING, "n2", Claim.BEGUN, 1.0)
+    look = Look({"n1": EngineMachine("n1", 1, 1), "n2": MACHINES["n2"]}, held)
+    beside = Pool(Predictor(10.0)), 10.0, "ebb"
+    made = turn([runs, *tasks], look, {}, *beside, unrecorded={("n1", "full"): 100.0})
+    assert (made.choices["first"].waits_for, releases(made)) == ("n2", [])
+    assert releases(turn([runs, *tasks], look, {}, *beside)) == [("second", "n1")]
+
+
+def test_who_gets_none_of_the_machines_that_there_are_is_told_so() -> None:
+    task = task_of("train", "full")
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD)}
+    choice = after([task], held, 10.0, {("n1", "full"): 100.0}, "n1").choices["train"]
+    assert choice.sentence == "no machine takes tasks now: all are down, or drained"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [Seen(AttemptState.RELEASED, "n1"), Seen(AttemptState.ENDED, "n1", reason="launch failed")],
+    ids=["not in time", "ended before"],
+)
+def test_a_task_goes_elsewhere_than_where_it_did_not_begin_and_there_again_after_a_pause_or_for_want_of_others(
+    seen: Seen,
+) -> None:
+    # The other machine is the worse one: something runs there.
+    runs = Task(TaskOrder("runs", ("true",)), "0a", 1.0, TaskPhase.RUNNING, machine="n2", began_at=1.0, begun=1)
+    beside = {runs.attempt_name("ebb"): Seen(AttemptState.RUNNING, "n2", Claim.BEGUN, 1.0)}
+    train, now = Task(TaskOrder("train", ("true",)), "0b", 1.0), 10.0
+
+    def next_turn(attempts: dict[str, Seen], before: Turn | None, *names: str) -> Turn:
+        look = Look({name: MACHINES[name] for name in names or MACHINES}, {**beside, **attempts})
+        missed = before.unbegun if before is not None else {}
+        return turn([runs, train], look, {}, Pool(Predictor(now)), now, "ebb", unbegun=missed)
+
+    held = {train.attempt_name("ebb"): Seen(AttemptState.HELD)}
+    made = next_turn(held, None)
+    assert releases(made) == [("train", "n1")]
+    (train,) = made.changed
+    now += BEGIN_LIMIT_S + 1.0
+    made = next_turn({train.attempt_name("ebb"): seen}, made)
+    (train,) = made.changed
+    assert (train.stop, made.unbegun) == ("again", {("n1", "train"): now + UNBEGUN_PAUSE_S})
+    sealed = {train.attempt_name("ebb"): Seen(AttemptState.ENDED, "n1", Claim.SEALED)}
+    assert releases(next_turn(sealed, made)) == [("train", "n2")]
+    assert releases(next_turn(sealed, made, "n1")) == [("train", "n1")]
+    now += UNBEGUN_PAUSE_S
+    made = next_turn(sealed, made)
+    assert (releases(made), made.unbegun) == ([("train", "n1")], {})
+
+
+def test_a_machine_that_did_not_begin_a_task_is_open_to_the_others_and_to_it_where_no_other_is_large_enough() -> None:
+    tasks, missed = [task_of("first"), task_of("second")], {("n1", "first"): 100.0, ("n2", "second"): 100.0}
+    held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    look, pool = Look(MACHINES, held), Pool(Predictor(10.0))
+    assert releases(turn(tasks, look, {}, pool, 10.0, "ebb", unbegun=missed)) == [("first", "n2"), ("second", "n1")]
+    small = Look({"n1": MACHINES["n1"], "n2": EngineMachine("n2", 1, 1)}, held)
+    made = turn(tasks[:1], small, {}, pool, 10.0, "ebb", unbegun=missed)
+    assert releases(made) == [("first", "n1")]
+
+
+@pytest.mark.parametrize(
+    ("state", "cores", "foreign", "begin"),
+    [
+        (AttemptState.RUNNING, 1, 1, ["small"]),
+        (AttemptState.RELEASED, 1, 1, ["small"]),
+        (AttemptState.RUNNING, None, 2, []),
+        (AttemptState.ENDED, None, 0, ["large"]),
+        (AttemptState.GONE, None, 0, ["large"]),
+    ],
+)
+def test_an_attempt_of_ours_that_is_no_tasks_holds_its_cores_as_long_as_it_lives(
+    state: AttemptState, cores: int | None, foreign: int, begin: list[str]
+) -> None:
+    """As after a restore of a backup of before it was submitted. Where its cores are unknown, it may hold all."""
+    tasks = [task_of("large"), Task(TaskOrder("small", ("true",)), "0a", 1.0)]
+    seen = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
+    for name in ("ebb.since.0b.1", "south.other.0b.1"):
+        seen[name] = Seen(state, "n1", Claim.BEGUN, 2.0, cores=cores)
+    made = after(tasks, seen, 10.0, {}, "n1")
+    assert [name for name, _ in releases(made)] == begin
+    assert made.machines["n1"].foreign_cores == foreign
+    assert made.orphaned_attempts == ("ebb.since.0b.1",)
+
+
+def test_an_attempt_of_a_task_that_cannot_be_read_is_counted_once() -> None:
+    unread = Task(TaskOrder("since", ("?",), cores=1), "?", 1.0, TaskPhase.RUNNING, machine="n1")
+    small = Task(TaskOrder("small", ("true",)), "0a", 1.0)
+    seen = {small.attempt_name("ebb"): Seen(AttemptState.HELD), "ebb.since.0b.1": Seen(AttemptState.RUNNING, "n1")}
+    look = Look({"n1": MACHINES["n1"]}, seen)
+    made = turn([small], look, {}, Pool(Predictor(10.0)), 10.0, "ebb", unread=[unread])
+    assert (releases(made), made.machines["n1"].foreign_cores) == ([("small", "n1")], 0)
 
 
 def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_done() -> None:
