@@ -179,7 +179,7 @@ class Records:
         """Make an attempt's directory; harmless where it is there.
 
         :param user: whose attempt it is; None: the manager's own.
-        :raises EngineFull: there is no such user, as far as is known now.
+        :raises EngineFull: there is no such user, as far as is known now, or it cannot have the directory.
         """
         await self.in_thread(lambda: self._prepare(attempt, user))
 
@@ -193,8 +193,12 @@ class Records:
                 except KeyError as error:
                     # Or nobody answers who knows the users: it is asked again, and no task fails for it.
                     raise EngineFull(f"there is no user {user} on the manager's machine") from error
-                with _directory(attempt, root) as own:
-                    os.fchown(own, found.pw_uid, found.pw_gid)
+                try:
+                    with _directory(attempt, root) as own:
+                        os.fchown(own, found.pw_uid, found.pw_gid)
+                except OSError as error:
+                    # That user's quota, as a rule: others' attempts can be prepared.
+                    raise EngineFull(f"its directory cannot be given to {user}: {error.strerror}") from error
             os.fsync(root)
 
     async def read(self, attempts: Collection[str], begun: Collection[str] = ()) -> dict[str, Record]:
