@@ -58,6 +58,8 @@ class Dask:
         self._drained: dict[str, str] = {}
         #: Workers that attempts are on, by address.
         self._places: dict[str, str] = {}
+        #: Those that have not answered since the latest look.
+        self._silent: set[str] = set()
         #: When each attempt was first to end, by the loop's time, and which of those have got their signal.
         self._ends_since: dict[str, float] = {}
         self._asked: set[str] = set()
@@ -75,6 +77,7 @@ class Dask:
 
     async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
         self._begun = {*begun, *self._begun.intersection(wanted)}
+        self._silent = set()
         before = await self._records.read(wanted, begun)
         held = await self._records.in_thread(self._held)
         async with self._connected() as client:
@@ -159,17 +162,27 @@ class Dask:
             await self._run(client, dask_inside.set_cores, cores, workers=[self._address(machine)])
 
     async def _run(self, client: Any, function: Callable[..., Any], *arguments: Any, workers: list[str]) -> None:
-        """Call something in workers. One that does not answer is no reason to leave the others alone.
+        """Call something in workers. One that does not answer is no reason to leave the others alone, and is waited for
+        once between two looks.
 
         :raises EngineRefused: not all have answered.
         """
+        said = await asyncio.gather(*(self._run_in(worker, client, function, *arguments) for worker in workers))
+        if why := "; ".join(one for one in said if one):
+            raise EngineRefused(f"dask: {why}")
+
+    async def _run_in(self, worker: str, client: Any, function: Callable[..., Any], *arguments: Any) -> str:
+        """Why it has not answered; empty: it has."""
+        if worker in self._silent:
+            return f"{worker}: it does not answer"
         limit_s = self._settings.answer_s / 2
         try:
             async with asyncio.timeout(limit_s):
-                await client.run(function, *arguments, workers=workers)
+                await client.run(function, *arguments, workers=[worker])
         except (OSError, TimeoutError) as error:
-            why = str(error) or f"no answer within {limit_s:g} s"
-            raise EngineRefused(f"dask: {', '.join(workers)}: {why}") from error
+            self._silent.add(worker)
+            return f"{worker}: {str(error) or f'no answer within {limit_s:g} s'}"
+        return ""
 
     async def drain(self, machine: str, reason: str) -> None:
         async with self._connected() as client:

@@ -1,0 +1,74 @@
+"""What a Dask worker that does not answer costs the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbtide.matcher.engines.dask import Dask
+from ebbtide.matcher.engines.settings import EngineSettings
+from ebbtide.matcher.errors import EngineRefused
+from tests.hostagent.faked_loop import FakedLoop
+
+GONE, WELL = "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"
+ATTEMPT = "ebb.train.0a.1"
+
+
+class Client:
+    """Its scheduler has two workers, one of which hangs."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.answered: list[str] = []
+
+    async def run(self, *_: Any, workers: list[str]) -> None:
+        self.asked.append(tuple(workers))
+        if GONE in workers:
+            await asyncio.Event().wait()
+        self.answered += workers
+
+    async def run_on_scheduler(self, *_: Any) -> dict[str, Any]:
+        worker = {"threads": 4, "cores": 4, "running": True, "drained": "", "others": 0}
+        named = {"gone": GONE, "well": WELL}
+        return {"tasks": {}, "workers": [{**worker, "name": name, "address": at} for name, at in named.items()]}
+
+
+class Connected(Dask):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(EngineSettings(engine="dask", directory=directory, dask_scheduler="tcp://127.0.0.1:1"))
+        self.client = Client()
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        yield self.client
+
+
+def test_a_worker_that_does_not_answer_is_waited_for_once_between_two_looks_and_keeps_no_other(tmp_path: Path) -> None:
+    engine, limit_s = Connected(tmp_path), 10.0
+
+    async def rounds() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            await engine.look([])
+            before = loop.time()
+            # Its scheduler does not have it: it may be with any worker.
+            with pytest.raises(EngineRefused, match=rf"^dask: {GONE}: no answer within 10 s$"):
+                await engine.signal(ATTEMPT, "TERM", "1")
+            assert loop.time() - before == pytest.approx(limit_s, abs=1.0)
+            before = loop.time()
+            with pytest.raises(EngineRefused, match=rf"^dask: {GONE}: it does not answer$"):
+                await engine.set_usable_cores("gone", 2)
+            with pytest.raises(EngineRefused, match="it does not answer"):
+                await engine.signal(ATTEMPT, "TERM", "1")
+            await engine.set_usable_cores("well", 2)
+            assert loop.time() - before < 1.0
+
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        runner.run(rounds())
+    assert engine.client.answered == [WELL] * 6
+    assert sum(GONE in workers for workers in engine.client.asked) == 2
