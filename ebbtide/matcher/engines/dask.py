@@ -208,20 +208,17 @@ class Dask:
             # Earlier versions gave it the attempt's name for a key.
             keys = KEY_PREFIX + attempt, attempt
             await client.cancel([_dask.Future(key, client) for key in keys], force=True)
-        await self._records.in_thread(lambda: self._held_path(attempt).unlink(missing_ok=True))
-
-    def _held_path(self, attempt: str) -> Path:
-        return self._directory / f"{attempt}.held"
+        await self._records.in_thread(lambda: self._records.held_path(attempt).unlink(missing_ok=True))
 
     def _body(self, attempt: str) -> str | None:
         """What `_hold` wrote."""
         try:
-            return self._held_path(attempt).read_text(encoding="utf-8")
+            return self._records.held_path(attempt).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def _hold(self, attempt: str, body: str) -> None:
-        path = self._held_path(attempt)
+        path = self._records.held_path(attempt)
         if path.exists():
             return
         handle, written = tempfile.mkstemp(dir=self._directory, prefix=".held.")

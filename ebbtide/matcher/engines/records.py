@@ -304,9 +304,11 @@ class Records:
         await self.in_thread(lambda: self._remove(attempt))
 
     def _remove(self, attempt: str) -> None:
+        # First: who looks for old records finds them by their directory.
+        for beside in self._told_path(attempt), self.held_path(attempt):
+            beside.unlink(missing_ok=True)
         with self._opened() as root:
             _remove_tree(attempt, root)
-        self._told_path(attempt).unlink(missing_ok=True)
 
     async def told(self, attempt: str) -> str:
         """The last notice of which an attempt was told; empty: none."""
@@ -325,6 +327,10 @@ class Records:
     def _told_path(self, attempt: str) -> Path:
         # Beside its directory, where no task can write.
         return self.directory / f"{attempt}.told"
+
+    def held_path(self, attempt: str) -> Path:
+        """Of what an engine keeps of an attempt that its scheduler does not have yet."""
+        return self.directory / f"{attempt}.held"
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do something with files of the directory, with its limit of time; one that is at work then goes on alone."""
