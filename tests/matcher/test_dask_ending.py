@@ -13,6 +13,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 
 import psutil
+import pytest
 
 from ebbtide.matcher.engines import dask_inside
 from ebbtide.matcher.engines.dask import KILL_AFTER_S, Dask, _seen
@@ -132,14 +133,38 @@ def test_what_is_killed_leaves_nothing_behind_in_other_process_groups_and_sessio
         try:
             dask_inside.signal(shell, SIGKILL, all_of_it=True)
             assert attempt.wait(20) == -SIGKILL
-            until = time.monotonic() + 5
-            while alive(left) and time.monotonic() < until:
-                time.sleep(0.01)
-            assert alive(left) == []
+            gone_by(left)
         finally:
             for one in alive(left):
                 one.kill()
     assert not (tmp_path / ATTEMPT / "end").exists()
+
+
+async def test_what_a_killed_shell_leaves_is_killed_before_its_attempt_counts_as_ended(tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    (tmp_path / ATTEMPT).mkdir()
+    argv = [*shell_of(tmp_path, ATTEMPT), "n1", "timeout", "60", sys.executable, "-c", LEAVES, str(up)]
+    attempt = asyncio.create_task(asyncio.to_thread(dask_inside.run, argv), name="attempt")
+    while not up.exists():
+        assert not attempt.done()
+        await asyncio.sleep(0.01)
+    left = [psutil.Process(int(pid)) for pid in up.read_text().split()]
+    try:
+        os.kill(os.getsid(left[0].pid), SIGKILL)
+        with pytest.raises(RuntimeError, match=r"^exit code -9$"):
+            await attempt
+        gone_by(left)
+    finally:
+        for one in alive(left):
+            one.kill()
+
+
+def gone_by(processes: list[psutil.Process]) -> None:
+    """They are dying, which may take a moment."""
+    until = time.monotonic() + 5
+    while alive(processes) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert alive(processes) == []
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

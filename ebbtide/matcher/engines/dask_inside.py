@@ -46,11 +46,18 @@ def run(argv: list[str]) -> None:
 
     :raises RuntimeError: with the exit code, where that is not 0.
     """
+    import os
     import subprocess
 
-    code = subprocess.call(argv, start_new_session=True, cwd="/")
-    if code:
-        raise RuntimeError(f"exit code {code}")
+    with subprocess.Popen(argv, start_new_session=True, cwd="/") as shell:
+        # Not waited for yet: its number is nobody else's.
+        ended = os.waitid(os.P_PID, shell.pid, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_code != os.CLD_EXITED:
+            # Perhaps it alone, by a kernel without memory: nobody would find its command, which would run on beside
+            # the next attempt.
+            _kill(shell.pid)
+    if shell.returncode:
+        raise RuntimeError(f"exit code {shell.returncode}")
 
 
 def signal(shell: list[str], number: int, all_of_it: bool) -> None:
@@ -63,7 +70,7 @@ def signal(shell: list[str], number: int, all_of_it: bool) -> None:
     """
     import os
     from contextlib import suppress
-    from signal import SIGKILL, SIGSTOP
+    from signal import SIGKILL
 
     words = [word.encode() for word in shell]
     for leader, (_, session) in _processes().items():
@@ -77,25 +84,37 @@ def signal(shell: list[str], number: int, all_of_it: bool) -> None:
         except OSError:
             # It has ended.
             continue
-        if not all_of_it:
-            found = {leader}
-        elif number != SIGKILL:
+        if all_of_it and number == SIGKILL:
+            _kill(leader)
+            continue
+        found = {leader}
+        if all_of_it:
             found = {pid for pid, (_, of) in _processes().items() if of == leader} - {leader}
-        else:
-            found = set()
-            # All stand still before one is killed: none is begun meanwhile, and none loses its parent. Of another
-            # user's, which cannot be stopped, new ones could come for ever.
-            for _ in range(10):
-                new = _below(leader) - found
-                if not new:
-                    break
-                for pid in new:
-                    with suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, SIGSTOP)
-                found |= new
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
+
+
+def _kill(leader: int) -> None:
+    """Kill a session, and all that descend from it."""
+    import os
+    from contextlib import suppress
+    from signal import SIGKILL, SIGSTOP
+
+    found: set[int] = set()
+    # All stand still before one is killed: none is begun meanwhile, and none loses its parent. Of another user's, which
+    # cannot be stopped, new ones could come for ever.
+    for _ in range(10):
+        new = _below(leader) - found
+        if not new:
+            break
+        for pid in new:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, SIGSTOP)
+        found |= new
+    for pid in found:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, SIGKILL)
 
 
 def _below(leader: int) -> set[int]:
