@@ -59,11 +59,12 @@ class Ending(Dask):
         (directory / ATTEMPT).mkdir(mode=0o700)
         (directory / ATTEMPT / "claim").write_text("begun 1700000000.5 n1\n")
 
-    async def _signal(self, attempt: str, number: Signals, all_of_it: bool) -> None:
+    async def _signal(self, attempt: str, number: Signals, all_of_it: bool) -> bool:
         assert (attempt, all_of_it) == (ATTEMPT, True)
         if asyncio.get_running_loop().time() < self._arrive_s:
             raise EngineRefused("a worker does not answer")
         self.sent.append(number)
+        return True
 
 
 def end(engine: Ending, every_s: float, seconds: float) -> list[Signals]:

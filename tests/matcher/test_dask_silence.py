@@ -1,4 +1,4 @@
-"""What a Dask worker that does not answer costs the others."""
+"""What a Dask worker that does not answer costs the others, and what counts as delivered."""
 
 from __future__ import annotations
 
@@ -25,17 +25,21 @@ class Client:
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
         self.answered: list[str] = []
+        self.known = {"gone": GONE, "well": WELL}
+        #: Where the attempt is.
+        self.place = ""
 
-    async def run(self, *_: Any, workers: list[str]) -> None:
+    async def run(self, *_: Any, workers: list[str]) -> dict[str, bool]:
         self.asked.append(tuple(workers))
         if GONE in workers:
             await asyncio.Event().wait()
         self.answered += workers
+        return {worker: worker == self.place for worker in workers}
 
     async def run_on_scheduler(self, *_: Any) -> dict[str, Any]:
         worker = {"threads": 4, "cores": 4, "running": True, "drained": "", "others": 0}
-        named = {"gone": GONE, "well": WELL}
-        return {"tasks": {}, "workers": [{**worker, "name": name, "address": at} for name, at in named.items()]}
+        workers = [{**worker, "name": name, "address": at} for name, at in self.known.items()]
+        return {"tasks": {}, "workers": workers}
 
 
 class Connected(Dask):
@@ -72,3 +76,41 @@ def test_a_worker_that_does_not_answer_is_waited_for_once_between_two_looks_and_
         runner.run(rounds())
     assert engine.client.answered == [WELL] * 6
     assert sum(GONE in workers for workers in engine.client.asked) == 2
+
+
+def test_a_notice_counts_as_told_where_any_worker_has_the_attempt_and_else_not(tmp_path: Path) -> None:
+    engine, told = Connected(tmp_path), tmp_path / f"{ATTEMPT}.told"
+
+    async def notices() -> None:
+        for known in ({}, {"well": WELL}):
+            engine.client.known = known
+            await engine.look([])
+            await engine.signal(ATTEMPT, "TERM", "1")
+            assert not told.exists()
+        engine.client.known = {"gone": GONE, "well": WELL}
+        engine.client.place = WELL
+        await engine.look([])
+        await engine.signal(ATTEMPT, "TERM", "1")
+        assert told.read_text() == "1"
+        await engine.signal(ATTEMPT, "TERM", "1")
+
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        runner.run(notices())
+    assert engine.client.answered == [WELL] * 2
+
+
+def test_an_end_that_was_asked_for_where_no_worker_has_the_attempt_is_asked_for_again(tmp_path: Path) -> None:
+    engine = Connected(tmp_path)
+    (tmp_path / ATTEMPT).mkdir(mode=0o700)
+    (tmp_path / ATTEMPT / "claim").write_text("begun 1700000000.5 n1\n")
+
+    async def ends() -> None:
+        await engine.cancel(ATTEMPT)
+        engine.client.known, engine.client.place = {"well": WELL}, WELL
+        await engine.look([])
+        for _ in range(2):
+            await engine.cancel(ATTEMPT)
+
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        runner.run(ends())
+    assert engine.client.answered == [WELL]

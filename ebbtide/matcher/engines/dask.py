@@ -138,51 +138,64 @@ class Dask:
         now = asyncio.get_running_loop().time()
         if now - self._ends_since.setdefault(attempt, now) >= KILL_AFTER_S:
             await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
-        elif attempt not in self._asked:
-            await self._signal(attempt, Signals.SIGTERM, all_of_it=True)
+        elif attempt not in self._asked and await self._signal(attempt, Signals.SIGTERM, all_of_it=True):
             self._asked.add(attempt)
 
     async def signal(self, attempt: str, signal: str, notice: str) -> None:
-        if await self._records.told(attempt) != notice:
-            await self._signal(attempt, Signals[f"SIG{signal}"], all_of_it=False)
+        if await self._records.told(attempt) == notice:
+            return
+        # Else it is asked for again: it may be with a worker that is not known yet.
+        if await self._signal(attempt, Signals[f"SIG{signal}"], all_of_it=False):
             await self._records.tell(attempt, notice)
 
-    async def _signal(self, attempt: str, number: Signals, all_of_it: bool) -> None:
+    async def _signal(self, attempt: str, number: Signals, all_of_it: bool) -> bool:
+        """Whether a worker has the attempt, which has got it then.
+
+        :raises EngineRefused: none that has answered, and not all have.
+        """
         shell = shell_of(self._directory, attempt)
         async with self._connected() as client:
             # Where the scheduler has it; one that it has lost may be anywhere. Its record says what its command wants.
             workers = [self._places[attempt]] if attempt in self._places else list(self._addresses.values())
-            await self._run(client, dask_inside.signal, shell, int(number), all_of_it, workers=workers)
+            there, why = await self._run(client, dask_inside.signal, shell, int(number), all_of_it, workers=workers)
+        if why and not any(there):
+            raise EngineRefused(f"dask: {why}")
+        return any(there)
 
     async def forget(self, attempt: str) -> None:
         await self._drop(attempt)
 
     async def set_usable_cores(self, machine: str, cores: int) -> None:
         async with self._connected() as client:
-            await self._run(client, dask_inside.set_cores, cores, workers=[self._address(machine)])
+            _, why = await self._run(client, dask_inside.set_cores, cores, workers=[self._address(machine)])
+        if why:
+            raise EngineRefused(f"dask: {why}")
 
-    async def _run(self, client: Any, function: Callable[..., Any], *arguments: Any, workers: list[str]) -> None:
+    async def _run(
+        self, client: Any, function: Callable[..., Any], *arguments: Any, workers: list[str]
+    ) -> tuple[list[Any], str]:
         """Call something in workers. One that does not answer is no reason to leave the others alone, and is waited for
         once between two looks.
 
-        :raises EngineRefused: not all have answered.
+        :returns: what was answered, and why not all have answered; empty: they have.
         """
         said = await asyncio.gather(*(self._run_in(worker, client, function, *arguments) for worker in workers))
-        if why := "; ".join(one for one in said if one):
-            raise EngineRefused(f"dask: {why}")
+        return [one for answers, _ in said for one in answers], "; ".join(why for _, why in said if why)
 
-    async def _run_in(self, worker: str, client: Any, function: Callable[..., Any], *arguments: Any) -> str:
-        """Why it has not answered; empty: it has."""
+    async def _run_in(
+        self, worker: str, client: Any, function: Callable[..., Any], *arguments: Any
+    ) -> tuple[list[Any], str]:
+        """As `_run`, of one."""
         if worker in self._silent:
-            return f"{worker}: it does not answer"
+            return [], f"{worker}: it does not answer"
         limit_s = self._settings.answer_s / 2
         try:
             async with asyncio.timeout(limit_s):
-                await client.run(function, *arguments, workers=[worker])
+                answered = await client.run(function, *arguments, workers=[worker])
         except (OSError, TimeoutError) as error:
             self._silent.add(worker)
-            return f"{worker}: {str(error) or f'no answer within {limit_s:g} s'}"
-        return ""
+            return [], f"{worker}: {str(error) or f'no answer within {limit_s:g} s'}"
+        return list(answered.values()), ""
 
     async def drain(self, machine: str, reason: str) -> None:
         async with self._connected() as client:

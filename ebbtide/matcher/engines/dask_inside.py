@@ -60,18 +60,20 @@ def run(argv: list[str]) -> None:
         raise RuntimeError(f"exit code {shell.returncode}")
 
 
-def signal(shell: list[str], number: int, all_of_it: bool) -> None:
+def signal(shell: list[str], number: int, all_of_it: bool) -> bool:
     """At a worker: signal the processes of an attempt, found by how its shell was started and by no number in a file.
 
     :param shell: the first words of its command line.
     :param all_of_it: False: its shell alone, which passes it on to its command. Else all of its session, whatever their
         groups, but for its shell: its command would have it twice, and its shell could take its code for that of the
         signal. SIGKILL goes to the shell and to what has left the session, too.
+    :returns: whether the attempt is there.
     """
     import os
     from contextlib import suppress
     from signal import SIGKILL
 
+    there = False
     words = [word.encode() for word in shell]
     for leader, (_, session) in _processes().items():
         # A shell of the attempt that leads no session is a child of the one that does.
@@ -84,6 +86,7 @@ def signal(shell: list[str], number: int, all_of_it: bool) -> None:
         except OSError:
             # It has ended.
             continue
+        there = True
         if all_of_it and number == SIGKILL:
             _kill(leader)
             continue
@@ -93,6 +96,7 @@ def signal(shell: list[str], number: int, all_of_it: bool) -> None:
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
+    return there
 
 
 def _kill(leader: int) -> None:
