@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -28,9 +29,13 @@ class Client:
         self.known = {"gone": GONE, "well": WELL}
         #: Where the attempt is.
         self.place = ""
+        #: The attempts that its scheduler has, and what the workers were to do.
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self.calls: list[tuple[Any, ...]] = []
 
-    async def run(self, *_: Any, workers: list[str]) -> dict[str, bool]:
+    async def run(self, _: Any, *arguments: Any, workers: list[str]) -> dict[str, bool]:
         self.asked.append(tuple(workers))
+        self.calls.append(arguments[1:])
         if GONE in workers:
             await asyncio.Event().wait()
         self.answered += workers
@@ -39,17 +44,22 @@ class Client:
     async def run_on_scheduler(self, *_: Any) -> dict[str, Any]:
         worker = {"threads": 4, "cores": 4, "running": True, "drained": "", "others": 0}
         workers = [{**worker, "name": name, "address": at} for name, at in self.known.items()]
-        return {"tasks": {}, "workers": workers}
+        return {"tasks": self.tasks, "workers": workers}
 
 
 class Connected(Dask):
     def __init__(self, directory: Path) -> None:
         super().__init__(EngineSettings(engine="dask", directory=directory, dask_scheduler="tcp://127.0.0.1:1"))
         self.client = Client()
+        #: What the workers had been told when each attempt was dropped.
+        self.dropped: dict[str, list[tuple[Any, ...]]] = {}
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[Any]:
         yield self.client
+
+    async def _drop(self, attempt: str) -> None:
+        self.dropped[attempt] = list(self.client.calls)
 
 
 def test_a_worker_that_does_not_answer_is_waited_for_once_between_two_looks_and_keeps_no_other(tmp_path: Path) -> None:
@@ -114,3 +124,32 @@ def test_an_end_that_was_asked_for_where_no_worker_has_the_attempt_is_asked_for_
     with asyncio.Runner(loop_factory=FakedLoop) as runner:
         runner.run(ends())
     assert engine.client.answered == [WELL]
+
+
+@pytest.mark.parametrize("begun_too", [True, False])
+async def test_an_attempt_without_a_record_that_is_on_a_worker_is_killed_there_before_it_is_dropped(
+    tmp_path: Path, begun_too: bool
+) -> None:
+    engine = Connected(tmp_path)
+    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "well", "reason": ""}}
+    # As of a cancelled task, by a manager that was started again: it does not say what had begun.
+    await engine.look([ATTEMPT])
+    await engine.cancel(ATTEMPT, begun_too)
+    assert engine.dropped == {ATTEMPT: [(SIGKILL, True)]}
+    assert engine.client.asked == [(WELL,)]
+
+
+def test_only_what_has_surely_not_begun_is_dropped_while_its_worker_does_not_answer(tmp_path: Path) -> None:
+    engine = Connected(tmp_path)
+    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "gone", "reason": ""}}
+
+    async def cancels() -> None:
+        await engine.look([ATTEMPT])
+        with pytest.raises(EngineRefused, match="no answer"):
+            await engine.cancel(ATTEMPT)
+        assert not engine.dropped
+        await engine.cancel(ATTEMPT, begun_too=False)
+        assert set(engine.dropped) == {ATTEMPT}
+
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        runner.run(cancels())

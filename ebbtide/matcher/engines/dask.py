@@ -127,9 +127,14 @@ class Dask:
     async def cancel(self, attempt: str, begun_too: bool = True) -> None:
         record = await self._records.seal(attempt)
         if record.claim is Claim.SEALED:
-            if begun_too and attempt in self._begun:
-                # Its record was lost; the next look takes it to be over, so it gets no time to end.
-                await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
+            if attempt in self._begun or attempt in self._places:
+                # Its record may have been lost; the next look takes it to be over, so it gets no time to end.
+                try:
+                    await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
+                except EngineRefused:
+                    # Whoever is sure that it has not begun waits for no worker that is silent.
+                    if begun_too:
+                        raise
             await self._drop(attempt)
             return
         if not begun_too:
