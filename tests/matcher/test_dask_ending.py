@@ -141,6 +141,18 @@ def test_what_is_killed_leaves_nothing_behind_in_other_process_groups_and_sessio
     assert not (tmp_path / ATTEMPT / "end").exists()
 
 
+def test_an_attempt_that_an_earlier_version_has_begun_is_found_by_its_name(tmp_path: Path) -> None:
+    shell = shell_of(tmp_path, ATTEMPT)
+    earlier = [*shell[:2], "sleep 60; exit 0", *shell[3:], "n1", "true"]
+    with subprocess.Popen(earlier, start_new_session=True) as attempt:
+        try:
+            for name, there in ((f"{ATTEMPT}2", False), (ATTEMPT, True)):
+                assert dask_inside.signal(shell_of(tmp_path, name), SIGKILL, all_of_it=True) is there
+            assert attempt.wait(20) == -SIGKILL
+        finally:
+            attempt.kill()
+
+
 async def test_what_a_killed_shell_leaves_is_killed_before_its_attempt_counts_as_ended(tmp_path: Path) -> None:
     up = tmp_path / "up"
     (tmp_path / ATTEMPT).mkdir()

@@ -63,7 +63,7 @@ def run(argv: list[str]) -> None:
 def signal(shell: list[str], number: int, all_of_it: bool) -> bool:
     """At a worker: signal the processes of an attempt, found by how its shell was started and by no number in a file.
 
-    :param shell: the first words of its command line.
+    :param shell: the first words of its command line; the third, its script, was another in earlier versions.
     :param all_of_it: False: its shell alone, which passes it on to its command. Else all of its session, whatever their
         groups, but for its shell: its command would have it twice, and its shell could take its code for that of the
         signal. SIGKILL goes to the shell and to what has left the session, too.
@@ -81,8 +81,9 @@ def signal(shell: list[str], number: int, all_of_it: bool) -> bool:
             continue
         try:
             with open(f"/proc/{leader}/cmdline", "rb") as file:
-                if file.read().split(b"\0")[: len(words)] != words:
-                    continue
+                found = file.read().split(b"\0")[: len(words)]
+            if found[:2] + found[3:] != words[:2] + words[3:]:
+                continue
         except OSError:
             # It has ended.
             continue
@@ -90,10 +91,10 @@ def signal(shell: list[str], number: int, all_of_it: bool) -> bool:
         if all_of_it and number == SIGKILL:
             _kill(leader)
             continue
-        found = {leader}
+        pids = {leader}
         if all_of_it:
-            found = {pid for pid, (_, of) in _processes().items() if of == leader} - {leader}
-        for pid in found:
+            pids = {pid for pid, (_, of) in _processes().items() if of == leader} - {leader}
+        for pid in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
     return there
