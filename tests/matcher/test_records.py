@@ -324,6 +324,17 @@ def test_an_attempt_whose_end_cannot_be_written_still_ends_with_its_commands_cod
     assert run_attempt(tmp_path, "/bin/sh", "-c", f"rm -r {tmp_path / ATTEMPT}; exit {code}") == code
 
 
+def test_signals_that_come_while_an_end_is_written_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / ATTEMPT).mkdir()
+    (tmp_path / "bin").mkdir()
+    # Once the command has run it gets all of them itself: it ignores what its shell ignores.
+    told = "for one in TERM INT HUP USR1 USR2; do kill -$one $$; done"
+    (tmp_path / "bin/sync").write_text(f"#!/bin/sh\n[ -e {tmp_path / ATTEMPT / 'out'} ] && {told}\nexit 0\n")
+    (tmp_path / "bin/sync").chmod(0o755)
+    assert run_attempt(tmp_path, "true", path=f"{tmp_path}/bin:/usr/bin:/bin") == 0
+    assert (tmp_path / ATTEMPT / "end").read_text().startswith("0 ")
+
+
 async def test_a_directory_that_hangs_keeps_nobody_else_from_threads_and_is_not_reachable(
     records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:

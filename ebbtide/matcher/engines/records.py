@@ -93,6 +93,8 @@ while kill -0 "$child" 2> /dev/null; do
     wait "$child"
     code=$?
 done
+# Its number may be another's from now on.
+trap '' TERM INT HUP USR1 USR2
 kill -KILL "$heart" 2> /dev/null
 # Where it cannot be written, the engine's word has to do.
 record=$(mktemp "$directory/.record.XXXXXXXX") &&
