@@ -495,7 +495,8 @@ class TaskService:
                 self._forgotten.add(attempt)
             elif look.attempts[attempt].lives:
                 instructions.append(Cancel(attempt))
-            elif look.attempts[attempt].state is AttemptState.ENDED:
+            elif stored.final or look.attempts[attempt].state is AttemptState.ENDED:
+                # Also one that the engine has lost: something of it may be left beside its records.
                 instructions.append(Forget(attempt))
         return instructions
 

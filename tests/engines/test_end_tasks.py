@@ -55,6 +55,11 @@ def test_it_waits_for_what_ends_by_itself_and_kills_what_does_not(tmp_path: Path
     assert soon_s < late_s
 
 
+@pytest.mark.parametrize("command", ["timeout 60 {}; true", "(timeout 60 {} &); sleep 60", "setsid --wait {}; true"])
+def test_what_a_command_has_started_in_groups_and_sessions_of_their_own_is_killed(tmp_path: Path, command: str) -> None:
+    assert held_back_s(tmp_path, command.format(f'sh -c "{STUBBORN}"'))[1] == ""
+
+
 @pytest.mark.parametrize(("kind", "withdrawn_s"), [("withdrawn", ""), ("stop", "1")])
 def test_a_preemption_that_is_withdrawn_ends_no_task(tmp_path: Path, kind: str, withdrawn_s: str) -> None:
     assert held_back_s(tmp_path, STUBBORN, kind, withdrawn_s)[1] == "left"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import math
 import os
+import pwd
 import resource
 import signal
 import socket
@@ -15,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,6 +241,28 @@ async def test_an_attempt_of_a_user_that_is_gone_is_refused_and_its_directory_ca
     assert (await records.seal("ebb.train.0a.2")).claim is Claim.SEALED
 
 
+async def test_a_user_whose_quota_is_full_keeps_only_its_own_attempts_and_a_full_disk_all(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(handle: int, user: int, group: int) -> None:
+        if user == 1001:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    uids = {"hoarder": 1001, "other": 1002}
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: SimpleNamespace(pw_uid=uids[name], pw_gid=uids[name]))
+    monkeypatch.setattr(os, "fchown", given)
+    with pytest.raises(EngineFull, match="cannot be given to hoarder: Disk quota exceeded"):
+        await records.prepare("ebb.train.0b.1", "hoarder")
+    await records.prepare("ebb.train.0c.1", "other")
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(EngineUnreachable, match="No space left on device"):
+        await records.prepare("ebb.train.0d.1", "other")
+
+
 def test_a_directory_of_others_or_that_they_may_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +322,17 @@ def test_an_attempt_that_cannot_make_its_claim_is_another_than_one_whose_claim_i
 def test_an_attempt_whose_end_cannot_be_written_still_ends_with_its_commands_code(tmp_path: Path, code: int) -> None:
     (tmp_path / ATTEMPT).mkdir()
     assert run_attempt(tmp_path, "/bin/sh", "-c", f"rm -r {tmp_path / ATTEMPT}; exit {code}") == code
+
+
+def test_signals_that_come_while_an_end_is_written_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / ATTEMPT).mkdir()
+    (tmp_path / "bin").mkdir()
+    # Once the command has run it gets all of them itself: it ignores what its shell ignores.
+    told = "for one in TERM INT HUP USR1 USR2; do kill -$one $$; done"
+    (tmp_path / "bin/sync").write_text(f"#!/bin/sh\n[ -e {tmp_path / ATTEMPT / 'out'} ] && {told}\nexit 0\n")
+    (tmp_path / "bin/sync").chmod(0o755)
+    assert run_attempt(tmp_path, "true", path=f"{tmp_path}/bin:/usr/bin:/bin") == 0
+    assert (tmp_path / ATTEMPT / "end").read_text().startswith("0 ")
 
 
 async def test_a_directory_that_hangs_keeps_nobody_else_from_threads_and_is_not_reachable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.engines.slurm import Slurm
-from ebbtide.matcher.match.attempts import AttemptState
+from ebbtide.matcher.match.attempts import AttemptState, Claim
 
 ATTEMPT = "ebb.train.0a.1"
 STRANGER = os.getuid() + 1
@@ -64,3 +65,27 @@ async def test_a_strangers_held_job_is_not_released_for_ours(slurm: tuple[Slurm,
     programs.jobs = [job(7, "PENDING", priority=0), job(8, "PENDING", STRANGER, priority=0)]
     await engine.release(ATTEMPT, "n1")
     assert [argv[-1] for argv in programs.called if argv[1] == "release"] == ["7"]
+
+
+async def test_what_runs_of_an_attempt_whose_directory_was_lost_lives_when_root_has_sealed_it(
+    slurm: tuple[Slurm, Programs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, programs = slurm
+    owners = engine._records.owners
+
+    async def roots(attempts: Collection[str]) -> dict[str, int]:
+        return dict.fromkeys(await owners(attempts), 0)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(engine._records, "owners", roots)
+    user = STRANGER + 1
+    programs.jobs = [job(7, "RUNNING", user, nodes="n1", cpus=3)]
+    assert (await engine.look([ATTEMPT])).attempts == {}, "not sealed: a namesake"
+    await engine.cancel(ATTEMPT)
+    for state in ("RUNNING", "COMPLETING"):
+        programs.jobs = [job(7, state, user, nodes="n1", cpus=3)]
+        seen = (await engine.look([ATTEMPT])).attempts[ATTEMPT]
+        assert (seen.lives, seen.claim) == (True, Claim.SEALED)
+    programs.jobs = [job(7, "COMPLETED", user, exit_code=0)]
+    seen = (await engine.look([ATTEMPT])).attempts[ATTEMPT]
+    assert (seen.state, seen.claim, seen.exit_code) == (AttemptState.GONE, Claim.SEALED, None)

@@ -58,6 +58,8 @@ class Dask:
         self._drained: dict[str, str] = {}
         #: Workers that attempts are on, by address.
         self._places: dict[str, str] = {}
+        #: Those that have not answered since the latest look.
+        self._silent: set[str] = set()
         #: When each attempt was first to end, by the loop's time, and which of those have got their signal.
         self._ends_since: dict[str, float] = {}
         self._asked: set[str] = set()
@@ -75,6 +77,7 @@ class Dask:
 
     async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
         self._begun = {*begun, *self._begun.intersection(wanted)}
+        self._silent = set()
         before = await self._records.read(wanted, begun)
         held = await self._records.in_thread(self._held)
         async with self._connected() as client:
@@ -124,9 +127,14 @@ class Dask:
     async def cancel(self, attempt: str, begun_too: bool = True) -> None:
         record = await self._records.seal(attempt)
         if record.claim is Claim.SEALED:
-            if begun_too and attempt in self._begun:
-                # Its record was lost; the next look takes it to be over, so it gets no time to end.
-                await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
+            if attempt in self._begun or attempt in self._places:
+                # Its record may have been lost; the next look takes it to be over, so it gets no time to end.
+                try:
+                    await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
+                except EngineRefused:
+                    # Whoever is sure that it has not begun waits for no worker that is silent.
+                    if begun_too:
+                        raise
             await self._drop(attempt)
             return
         if not begun_too:
@@ -135,41 +143,64 @@ class Dask:
         now = asyncio.get_running_loop().time()
         if now - self._ends_since.setdefault(attempt, now) >= KILL_AFTER_S:
             await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
-        elif attempt not in self._asked:
-            await self._signal(attempt, Signals.SIGTERM, all_of_it=True)
+        elif attempt not in self._asked and await self._signal(attempt, Signals.SIGTERM, all_of_it=True):
             self._asked.add(attempt)
 
     async def signal(self, attempt: str, signal: str, notice: str) -> None:
-        if await self._records.told(attempt) != notice:
-            await self._signal(attempt, Signals[f"SIG{signal}"], all_of_it=False)
+        if await self._records.told(attempt) == notice:
+            return
+        # Else it is asked for again: it may be with a worker that is not known yet.
+        if await self._signal(attempt, Signals[f"SIG{signal}"], all_of_it=False):
             await self._records.tell(attempt, notice)
 
-    async def _signal(self, attempt: str, number: Signals, all_of_it: bool) -> None:
+    async def _signal(self, attempt: str, number: Signals, all_of_it: bool) -> bool:
+        """Whether a worker has the attempt, which has got it then.
+
+        :raises EngineRefused: none that has answered, and not all have.
+        """
         shell = shell_of(self._directory, attempt)
         async with self._connected() as client:
             # Where the scheduler has it; one that it has lost may be anywhere. Its record says what its command wants.
             workers = [self._places[attempt]] if attempt in self._places else list(self._addresses.values())
-            await self._run(client, dask_inside.signal, shell, int(number), all_of_it, workers=workers)
+            there, why = await self._run(client, dask_inside.signal, shell, int(number), all_of_it, workers=workers)
+        if why and not any(there):
+            raise EngineRefused(f"dask: {why}")
+        return any(there)
 
     async def forget(self, attempt: str) -> None:
         await self._drop(attempt)
 
     async def set_usable_cores(self, machine: str, cores: int) -> None:
         async with self._connected() as client:
-            await self._run(client, dask_inside.set_cores, cores, workers=[self._address(machine)])
+            _, why = await self._run(client, dask_inside.set_cores, cores, workers=[self._address(machine)])
+        if why:
+            raise EngineRefused(f"dask: {why}")
 
-    async def _run(self, client: Any, function: Callable[..., Any], *arguments: Any, workers: list[str]) -> None:
-        """Call something in workers. One that does not answer is no reason to leave the others alone.
+    async def _run(
+        self, client: Any, function: Callable[..., Any], *arguments: Any, workers: list[str]
+    ) -> tuple[list[Any], str]:
+        """Call something in workers. One that does not answer is no reason to leave the others alone, and is waited for
+        once between two looks.
 
-        :raises EngineRefused: not all have answered.
+        :returns: what was answered, and why not all have answered; empty: they have.
         """
+        said = await asyncio.gather(*(self._run_in(worker, client, function, *arguments) for worker in workers))
+        return [one for answers, _ in said for one in answers], "; ".join(why for _, why in said if why)
+
+    async def _run_in(
+        self, worker: str, client: Any, function: Callable[..., Any], *arguments: Any
+    ) -> tuple[list[Any], str]:
+        """As `_run`, of one."""
+        if worker in self._silent:
+            return [], f"{worker}: it does not answer"
         limit_s = self._settings.answer_s / 2
         try:
             async with asyncio.timeout(limit_s):
-                await client.run(function, *arguments, workers=workers)
+                answered = await client.run(function, *arguments, workers=[worker])
         except (OSError, TimeoutError) as error:
-            why = str(error) or f"no answer within {limit_s:g} s"
-            raise EngineRefused(f"dask: {', '.join(workers)}: {why}") from error
+            self._silent.add(worker)
+            return [], f"{worker}: {str(error) or f'no answer within {limit_s:g} s'}"
+        return list(answered.values()), ""
 
     async def drain(self, machine: str, reason: str) -> None:
         async with self._connected() as client:
@@ -195,20 +226,17 @@ class Dask:
             # Earlier versions gave it the attempt's name for a key.
             keys = KEY_PREFIX + attempt, attempt
             await client.cancel([_dask.Future(key, client) for key in keys], force=True)
-        await self._records.in_thread(lambda: self._held_path(attempt).unlink(missing_ok=True))
-
-    def _held_path(self, attempt: str) -> Path:
-        return self._directory / f"{attempt}.held"
+        await self._records.in_thread(lambda: self._records.held_path(attempt).unlink(missing_ok=True))
 
     def _body(self, attempt: str) -> str | None:
         """What `_hold` wrote."""
         try:
-            return self._held_path(attempt).read_text(encoding="utf-8")
+            return self._records.held_path(attempt).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def _hold(self, attempt: str, body: str) -> None:
-        path = self._held_path(attempt)
+        path = self._records.held_path(attempt)
         if path.exists():
             return
         handle, written = tempfile.mkstemp(dir=self._directory, prefix=".held.")

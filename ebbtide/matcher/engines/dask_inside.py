@@ -46,41 +46,106 @@ def run(argv: list[str]) -> None:
 
     :raises RuntimeError: with the exit code, where that is not 0.
     """
+    import os
     import subprocess
 
-    code = subprocess.call(argv, start_new_session=True, cwd="/")
-    if code:
-        raise RuntimeError(f"exit code {code}")
+    with subprocess.Popen(argv, start_new_session=True, cwd="/") as shell:
+        # Not waited for yet: its number is nobody else's.
+        ended = os.waitid(os.P_PID, shell.pid, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_code != os.CLD_EXITED:
+            # Perhaps it alone, by a kernel without memory: nobody would find its command, which would run on beside
+            # the next attempt.
+            _kill(shell.pid)
+    if shell.returncode:
+        raise RuntimeError(f"exit code {shell.returncode}")
 
 
-def signal(shell: list[str], number: int, all_of_it: bool) -> None:
+def signal(shell: list[str], number: int, all_of_it: bool) -> bool:
     """At a worker: signal the processes of an attempt, found by how its shell was started and by no number in a file.
 
-    :param shell: the first words of its command line.
-    :param all_of_it: False: its shell alone, which passes it on to its command. Else not its shell, but for SIGKILL:
-        its command would have it twice, and its shell could take its code for that of the signal.
+    :param shell: the first words of its command line; the third, its script, was another in earlier versions.
+    :param all_of_it: False: its shell alone, which passes it on to its command. Else all of its session, whatever their
+        groups, but for its shell: its command would have it twice, and its shell could take its code for that of the
+        signal. SIGKILL goes to the shell and to what has left the session, too.
+    :returns: whether the attempt is there.
     """
     import os
     from contextlib import suppress
     from signal import SIGKILL
 
+    there = False
     words = [word.encode() for word in shell]
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    for leader in pids:
+    for leader, (_, session) in _processes().items():
+        # A shell of the attempt that leads no session is a child of the one that does.
+        if leader != session or session == os.getsid(0):
+            continue
         try:
             with open(f"/proc/{leader}/cmdline", "rb") as file:
                 found = file.read().split(b"\0")[: len(words)]
-            if found != words or os.getpgid(leader) != leader or leader == os.getpgrp():
+            if found[:2] + found[3:] != words[:2] + words[3:]:
                 continue
-            if number == SIGKILL:
-                os.killpg(leader, number)
-            for pid in pids if number != SIGKILL else ():
-                with suppress(ProcessLookupError):
-                    if os.getpgid(pid) == leader and all_of_it == (pid != leader):
-                        os.kill(pid, number)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            # It has ended, or belongs to another user.
+        except OSError:
+            # It has ended.
             continue
+        there = True
+        if all_of_it and number == SIGKILL:
+            _kill(leader)
+            continue
+        pids = {leader}
+        if all_of_it:
+            pids = {pid for pid, (_, of) in _processes().items() if of == leader} - {leader}
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+    return there
+
+
+def _kill(leader: int) -> None:
+    """Kill a session, and all that descend from it."""
+    import os
+    from contextlib import suppress
+    from signal import SIGKILL, SIGSTOP
+
+    found: set[int] = set()
+    # All stand still before one is killed: none is begun meanwhile, and none loses its parent. Of another user's, which
+    # cannot be stopped, new ones could come for ever.
+    for _ in range(10):
+        new = _below(leader) - found
+        if not new:
+            break
+        for pid in new:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, SIGSTOP)
+        found |= new
+    for pid in found:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, SIGKILL)
+
+
+def _below(leader: int) -> set[int]:
+    """The processes of a session, and all that descend from these: one of them may lead another session by now."""
+    processes = _processes()
+    found = {pid for pid, (_, session) in processes.items() if session == leader}
+    while new := {pid for pid, (parent, _) in processes.items() if parent in found} - found:
+        found |= new
+    return found
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """All that can be seen here, with parent and session."""
+    import os
+    from contextlib import suppress
+
+    found = {}
+    for name in os.listdir("/proc"):
+        # Those that end meanwhile are left out.
+        with suppress(OSError):
+            if name.isdigit():
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    # After the program's name, which is in brackets and may have any character.
+                    words = file.read().rpartition(b")")[2].split()
+                found[int(name)] = int(words[1]), int(words[3])
+    return found
 
 
 def mark_drained(address: str, reason: str, dask_scheduler: Any = None) -> None:

@@ -93,6 +93,8 @@ while kill -0 "$child" 2> /dev/null; do
     wait "$child"
     code=$?
 done
+# Its number may be another's from now on.
+trap '' TERM INT HUP USR1 USR2
 kill -KILL "$heart" 2> /dev/null
 # Where it cannot be written, the engine's word has to do.
 record=$(mktemp "$directory/.record.XXXXXXXX") &&
@@ -179,7 +181,7 @@ class Records:
         """Make an attempt's directory; harmless where it is there.
 
         :param user: whose attempt it is; None: the manager's own.
-        :raises EngineFull: there is no such user, as far as is known now.
+        :raises EngineFull: there is no such user, as far as is known now, or it cannot have the directory.
         """
         await self.in_thread(lambda: self._prepare(attempt, user))
 
@@ -193,8 +195,12 @@ class Records:
                 except KeyError as error:
                     # Or nobody answers who knows the users: it is asked again, and no task fails for it.
                     raise EngineFull(f"there is no user {user} on the manager's machine") from error
-                with _directory(attempt, root) as own:
-                    os.fchown(own, found.pw_uid, found.pw_gid)
+                try:
+                    with _directory(attempt, root) as own:
+                        os.fchown(own, found.pw_uid, found.pw_gid)
+                except OSError as error:
+                    # That user's quota, as a rule: others' attempts can be prepared.
+                    raise EngineFull(f"its directory cannot be given to {user}: {error.strerror}") from error
             os.fsync(root)
 
     async def read(self, attempts: Collection[str], begun: Collection[str] = ()) -> dict[str, Record]:
@@ -300,9 +306,11 @@ class Records:
         await self.in_thread(lambda: self._remove(attempt))
 
     def _remove(self, attempt: str) -> None:
+        # First: who looks for old records finds them by their directory.
+        for beside in self._told_path(attempt), self.held_path(attempt):
+            beside.unlink(missing_ok=True)
         with self._opened() as root:
             _remove_tree(attempt, root)
-        self._told_path(attempt).unlink(missing_ok=True)
 
     async def told(self, attempt: str) -> str:
         """The last notice of which an attempt was told; empty: none."""
@@ -321,6 +329,10 @@ class Records:
     def _told_path(self, attempt: str) -> Path:
         # Beside its directory, where no task can write.
         return self.directory / f"{attempt}.told"
+
+    def held_path(self, attempt: str) -> Path:
+        """Of what an engine keeps of an attempt that its scheduler does not have yet."""
+        return self.directory / f"{attempt}.held"
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do something with files of the directory, with its limit of time; one that is at work then goes on alone."""

@@ -66,7 +66,7 @@ class Slurm:
     async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
         self._unanswered.intersection_update(wanted)
         before = await self._records.read(wanted, begun)
-        jobs = await self._ours()
+        jobs = await self._ours({attempt for attempt, record in before.items() if record.claim is Claim.SEALED})
         machines = await self._machines(self._foreign)
         after = await self._records.read({*wanted, *jobs}, begun)
         return Look(machines, merged(jobs, before, after))
@@ -154,9 +154,11 @@ class Slurm:
             await asyncio.sleep(pause_s)
         await self._programs.run("scontrol", *words)
 
-    async def _ours(self) -> dict[str, Seen]:
+    async def _ours(self, sealed: Collection[str] = ()) -> dict[str, Seen]:
         """Our jobs by attempt, and their ids. A job of an attempt's name that is another user's is foreign: every user
         of a cluster can read the names of jobs, and give them to its own.
+
+        :param sealed: attempts that have been sealed.
         """
         found = jobs_of(await self._programs.json("squeue", "--states=all"))
         names = {job.name for job in found}
@@ -167,7 +169,10 @@ class Slurm:
         # The newest comes last, and first in the list of an attempt.
         for job in found:
             attempt = job.name
-            if attempt not in owners or owners[attempt] != job.user:
+            # Where its directory was lost, sealing has made another, which is root's and does not say whose the job is.
+            # So any job of its name has to end first; what it ended with counts for nothing.
+            remade = attempt in sealed and owners.get(attempt) == os.geteuid() == 0 and job.seen.lives
+            if owners.get(attempt) != job.user and not remade:
                 foreign.update(job.held_cores)
                 continue
             if job.seen.lives:

@@ -170,16 +170,19 @@ def without(made: Turn, names: Set[str], label: str) -> Turn:
 
 
 def in_turn(instructions: Iterable[Instruction]) -> list[Instruction]:
-    """Instructions in the order in which they are carried out: machines and signals first, attempts that the engine
-    does not have yet last, and then their releases: Slurm takes none for a moment after a submission.
+    """Instructions in the order in which they are carried out: signals first, since who saves its work has little time
+    and a machine that is gone may not answer; then machines; attempts that the engine does not have yet last, and then
+    their releases: Slurm takes none for a moment after a submission.
     """
     given = list(instructions)
     new = {one.attempt for one in given if isinstance(one, Submit)}
 
     def place(one: Instruction) -> int:
         if isinstance(one, Submit | Release) and one.attempt in new:
-            return 2 + isinstance(one, Release)
-        return int(not isinstance(one, SetCores | Drain | Undrain | Signal))
+            return 3 + isinstance(one, Release)
+        if isinstance(one, Signal):
+            return 0
+        return 1 if isinstance(one, SetCores | Drain | Undrain) else 2
 
     return sorted(given, key=place)
 

@@ -34,6 +34,7 @@ async def attempt(directory: Path, task: str, key: str, age_days: float, label: 
     name = f"{label}.{task}.{key}.1"
     await Records(directory).prepare(name)
     await Records(directory).tell(name, "preempted soon")
+    Records(directory).held_path(name).touch()
     (directory / name / OUTPUT).write_text("what it printed")
     at = NOW - age_days * DAY_S
     os.utime(directory / name, (at, at))
@@ -63,7 +64,8 @@ async def test_only_what_is_old_and_of_tasks_that_the_store_has_forgotten_is_rem
     await attempt(directory, "known", "ab0", 100)  # a task that had the name before
     (directory / "held").mkdir()
     assert await removal(store, directory).remove() == 2
-    assert {path.name for path in directory.iterdir()} == {"held", *kept, *(f"{name}.told" for name in kept)}
+    beside = {f"{name}.{kind}" for name in kept for kind in ("told", "held")}
+    assert {path.name for path in directory.iterdir()} == {"held", *kept, *beside}
     assert precious.read_text() == "not the task's"
     assert await removal(store, directory).remove() == 0
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from cluster_manager.errors import StoreError
+from ebbtide.matcher.match.attempts import AttemptState, Claim, Seen
+from ebbtide.matcher.match.tasks import TaskOrder
 from tests.manager.cluster import cluster_of
-from tests.manager.fake_engine import FakeEngine, settings
-from tests.manager.tasks.test_tasks import becomes, condition, submit, task
+from tests.manager.fake_engine import FakeEngine, Running, settings
+from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
 
 
 @pytest.mark.usefixtures("each_store")
@@ -56,3 +58,23 @@ async def test_what_has_ended_is_forgotten_also_by_an_engine_that_was_away_meanw
         await cluster.until(condition(lambda: tried(2)))
         engine.unreachable = set()
         await cluster.until(condition(lambda: not engine.attempts))
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_what_the_engine_has_lost_of_an_ended_task_is_forgotten_and_that_of_one_that_goes_on_is_not(
+    tmp_path: Path,
+) -> None:
+    engine = FakeEngine(far=4)
+    lost = Running(TaskOrder("lost", ("true",)), Seen(AttemptState.GONE, claim=Claim.SEALED))
+    async with cluster_of(tmp_path, **settings(engine)) as cluster:
+        for name in ("over", "goes-on"):
+            await submit(cluster, name)
+            await becomes(cluster, name, "running")
+        engine.end("over")
+        await becomes(cluster, "over", "done")
+        # The key may begin with a 1, too.
+        over, goes_on = (f"{name.removesuffix('.1')}.9" for name in engine.begun)
+        engine.attempts |= dict.fromkeys((over, goes_on), lost)
+        await cluster.until(condition(lambda: over not in engine.attempts))
+        await looked_since(cluster, engine)
+        assert ("forget", goes_on) not in engine.calls

@@ -256,11 +256,12 @@ def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_don
     assert set(left.choices) == {"b"}
 
 
-def test_machines_and_signals_come_first_and_new_attempts_last_before_their_releases() -> None:
+def test_signals_come_before_machines_and_new_attempts_last_before_their_releases() -> None:
     order = TaskOrder("t", ("true",))
     first, second, held, old = (f"ebb.{name}.0a.1" for name in ("first", "second", "held", "old"))
     new = [Submit(first, order), Submit(second, order)]
     given: list[Instruction] = [
+        SetCores("n1", 0),
         Drain("n1", "why"),
         *new,
         Cancel(old),
@@ -268,8 +269,9 @@ def test_machines_and_signals_come_first_and_new_attempts_last_before_their_rele
         *map(_release, (second, held, first)),
     ]
     assert in_turn(given) == [
-        Drain("n1", "why"),
         Signal(old, "USR1", "1"),
+        SetCores("n1", 0),
+        Drain("n1", "why"),
         Cancel(old),
         _release(held),
         *new,
