@@ -124,7 +124,10 @@ class Lab:
             return self._prepare(tuple(hosts))
 
     def down(self) -> bool:
-        """Remove all that the lab made, but the image cache; also after a crash. Returns whether there was anything."""
+        """Remove all that the lab made, but the image cache; also after a crash. Returns whether there was anything.
+
+        Raises LabError, also while it has adopted VMs: then all is left as it is.
+        """
         if not self.file.path.exists():
             return False
         with self.file.lock():
@@ -275,7 +278,7 @@ class Lab:
         state.daemons = [Daemon(name=MANAGER, argv=manager, log=self.logs / "manager.log")]
         for host, port in zip(hosts, agent_ports, strict=True):
             home = self.directory / "hosts" / host.id
-            disks, agent_state = home / "disks", home / "state"
+            disks, agent_state = home / "disks", self._agent_state(host.id)
             for directory in (home.parent, home, disks, agent_state):
                 make_directory(directory)
             token, reports = tokens / f"{host.id}.command-token", tokens / f"{host.id}.report-token"
@@ -312,6 +315,7 @@ class Lab:
     # --- down ----------------------------------------------------------------------------------------------------
 
     def _clear(self, state: LabState) -> None:
+        self._refuse_adopted(state)
         state.phase = "stopping"
         self._save(state)
         ours = [daemon.process for daemon in reversed(state.daemons) if processes.running(daemon.process)]
@@ -320,21 +324,18 @@ class Lab:
         killed = processes.stop([process for process in ours if process is not None])
         for name in killed:
             self.report(f"{name} did not end by SIGTERM and was killed")
+        if ours:
+            self._refuse_adopted(state)  # one that was being adopted meanwhile
         host_ids = [host.id for host in state.hosts]
         if host_ids:
-
-            def revive() -> None:
-                make_directory(self.logs)
-                self._ensure_libvirt(state)
-
             own = [host for host in state.hosts if host.libvirt is not None]
             left = [domains.domains_left(None, outside(host.uri, domains.RUN)) for host in own]
             if (any(left) or (not own and domains.domains_left(host_ids))) and not own_libvirt.answers(state):
-                revive()
+                self._revive(state)
             if own_libvirt.answers(state):
                 # In a libvirt of the lab's own there is nothing of others, and its logs go with its folders.
                 for uri in [host.uri for host in own] or [state.uri]:
-                    domains.remove_domains(uri, None if own else host_ids, self.report, revive)
+                    domains.remove_domains(uri, None if own else host_ids, self.report, lambda: self._revive(state))
                 if not own:
                     domains.remove_logs(host_ids)
         services.stop_services(state, self.report)
@@ -348,6 +349,39 @@ class Lab:
         (self.directory / LOCK).unlink(missing_ok=True)
         if self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
+
+    def _refuse_adopted(self, state: LabState) -> None:
+        """Without its agent nobody would give back what was taken of a domain of others, nor take our mark from it.
+
+        :raises LabError: it has adopted VMs, or that cannot be known.
+        """
+        # What is in a libvirt of the lab's own goes with it.
+        hosts = [host.id for host in state.hosts if host.libvirt is None]
+        if not own_libvirt.answers(state) and any(self._has_noted_adopted(host) for host in hosts):
+            self._revive(state)
+        if not hosts or not own_libvirt.answers(state) or not (names := domains.adopted_by(state.uri, hosts)):
+            return
+        if state.phase != "up":
+            # `up` would clear it away instead of starting the daemons that a release needs.
+            state.phase = "up"
+            self._save(state)
+        one, first = len(names) == 1, names[0]
+        raise LabError(
+            f"{', '.join(names)} {'was' if one else 'were'} adopted by this lab, which stays: without it nobody would "
+            f"give back what was taken of {'it' if one else 'them'}; release {'it' if one else 'each'} first: "
+            f"`ebb vm release {first} --yes` (`ebb lab up` starts daemons that do not run)"
+        )
+
+    def _has_noted_adopted(self, host: str) -> bool:
+        noted = self._agent_state(host) / "adopted.json"
+        return noted.exists() and noted.read_text().strip() != "[]"
+
+    def _agent_state(self, host: str) -> Path:
+        return self.directory / "hosts" / host / "state"
+
+    def _revive(self, state: LabState) -> None:
+        make_directory(self.logs)
+        self._ensure_libvirt(state)
 
     def _save(self, state: LabState) -> None:
         make_directory(self.directory)
