@@ -81,7 +81,10 @@ class LabState(BaseModel):
     daemons: list[Daemon] = []
     #: Services of the system that ran nowhere before; in the order in which they were started.
     services: list[Process] = []
-    #: Whether libvirt's default network came up with the libvirtd that we started.
+    #: Whether the bridge of libvirt's default network was there before we first started libvirtd, which brings it up;
+    #: None: not known.
+    bridge_was_there: bool | None = None
+    #: In files of earlier versions in its place: the network came up with that libvirtd.
     network_started: bool = False
     #: Who could open /dev/kvm before the lab opened it to libvirt's QEMU user; None if nothing was changed.
     kvm_before: DeviceAccess | None = None
