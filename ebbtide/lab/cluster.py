@@ -9,7 +9,8 @@ import socket
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,15 @@ class Lab:
                 state = None
             if state is not None:
                 return self._resume(state, hosts, own_libvirt)
+            state = LabState()
             try:
-                return self._start(tuple(hosts or DEFAULT_HOSTS), own_libvirt)
+                self._start(state, tuple(hosts or DEFAULT_HOSTS), own_libvirt)
             except BaseException as error:
                 self.report(f"undoing the start: {error or type(error).__name__}")
-                self._clear(self.file.load() or LabState())
+                # The file may not know yet what was started last.
+                self._clear(state)
                 raise
+            return state
 
     def prepare(self, hosts: Sequence[HostSlice]) -> LabState:
         """What `up` does before it starts the daemons: for host agents that run in the caller's own process.
@@ -121,7 +125,9 @@ class Lab:
         with self.file.lock():
             if self.file.load() is not None:
                 raise LabError(f"there is a lab in {self.directory} already")
-            return self._prepare(tuple(hosts))
+            state = LabState()
+            self._prepare(state, tuple(hosts))
+            return state
 
     def down(self) -> bool:
         """Remove all that the lab made, but the image cache; also after a crash. Returns whether there was anything.
@@ -177,8 +183,9 @@ class Lab:
         daemon = state.daemon(name)
         if processes.running(daemon.process):
             raise LabError(f"{name} runs already")
-        daemon.process = processes.start(name, daemon.argv, daemon.log)
-        self.file.save(state)
+        with self._noting(state):
+            daemon.process = processes.start(name, daemon.argv, daemon.log)
+            self.file.save(state)
 
     def wait_ready(self, limit_s: float = READY_S) -> None:
         """Until the manager sees every host ready. Raises LabError with the log of a daemon that ended."""
@@ -198,11 +205,10 @@ class Lab:
 
     # --- up ------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, hosts: tuple[HostSlice, ...], own: bool = False) -> LabState:
+    def _prepare(self, state: LabState, hosts: tuple[HostSlice, ...], own: bool = False) -> None:
         names = [host.id for host in hosts]
         if len(set(names)) != len(names):
             raise LabError(f"two hosts have the same name: {', '.join(names)}")
-        state = LabState()
         # First of all: a directory with files and without this one is another's (`StateFile.lock`).
         self._save(state)
         make_directory(self.logs)
@@ -220,14 +226,13 @@ class Lab:
         self._save(state)
         if own:
             self._ensure_libvirt(state)
-        return state
 
     def _ensure_libvirt(self, state: LabState) -> None:
         ensure = own_libvirt.ensure_own if any(host.libvirt for host in state.hosts) else services.ensure_services
         ensure(state, self.logs, lambda: self._save(state), self.report)
 
-    def _start(self, hosts: tuple[HostSlice, ...], own: bool) -> LabState:
-        state = self._prepare(hosts, own)
+    def _start(self, state: LabState, hosts: tuple[HostSlice, ...], own: bool) -> None:
+        self._prepare(state, hosts, own)
         for daemon in state.daemons:
             self.report(f"starting {daemon.name}")
             daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
@@ -236,7 +241,6 @@ class Lab:
         self.wait_ready()
         state.phase = "up"
         self._save(state)
-        return state
 
     def _resume(self, state: LabState, hosts: Sequence[HostSlice] | None, own: bool) -> LabState:
         wanted = {(host.id, host.capacity) for host in hosts or ()}
@@ -248,13 +252,27 @@ class Lab:
         if not ended and own_libvirt.answers(state):
             self.report(f"the lab is already up in {self.directory}")
             return state
-        self._ensure_libvirt(state)
-        for daemon in ended:
-            self.report(f"{daemon.name} had ended; starting it again")
-            daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
-            self._save(state)
+        with self._noting(state):
+            self._ensure_libvirt(state)
+            for daemon in ended:
+                self.report(f"{daemon.name} had ended; starting it again")
+                daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
+                self._save(state)
         self.wait_ready()
         return state
+
+    @contextmanager
+    def _noting(self, state: LabState) -> Iterator[None]:
+        """Where it breaks off: what was started, and the file does not know, is stopped again.
+
+        Beside it the next `up` could start no other, and no `down` would end it.
+        """
+        try:
+            yield
+        except BaseException:
+            noted = (self.file.load() or LabState()).processes
+            processes.stop([process for process in state.processes if process not in noted])
+            raise
 
     def _probe(self, image: Image) -> Accelerator:
         self.report("probing the accelerator")

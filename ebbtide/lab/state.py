@@ -89,6 +89,11 @@ class LabState(BaseModel):
     #: Who could open /dev/kvm before the lab opened it to libvirt's QEMU user; None if nothing was changed.
     kvm_before: DeviceAccess | None = None
 
+    @property
+    def processes(self) -> list[Process]:
+        """All that the lab has started, whether it still runs or not."""
+        return [*self.services, *(daemon.process for daemon in self.daemons if daemon.process is not None)]
+
     def uri_of(self, host_id: str) -> str:
         """The libvirt of one of its hosts. Raises LabError for a name that no host has."""
         for host in self.hosts:

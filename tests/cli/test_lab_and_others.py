@@ -40,6 +40,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     connection = libvirt_driver.opened()
     monkeypatch.setattr(domains, "open_libvirt", lambda uri: libvirt.open("test:///default"))
+    # A lab that runs on the machine keeps its own.
+    monkeypatch.setattr(domains, "remove_logs", lambda hosts: None)
     monkeypatch.setattr(services, "ensure_services", lambda *arguments: None)
     monkeypatch.setattr(services.Service, "answers", lambda service: True)
     monkeypatch.setattr(cluster, "build_image", no_image)
