@@ -227,9 +227,9 @@ class Lab:
         if own:
             self._ensure_libvirt(state)
 
-    def _ensure_libvirt(self, state: LabState) -> None:
+    def _ensure_libvirt(self, state: LabState, save: Callable[[LabState], None] | None = None) -> None:
         ensure = own_libvirt.ensure_own if any(host.libvirt for host in state.hosts) else services.ensure_services
-        ensure(state, self.logs, lambda: self._save(state), self.report)
+        ensure(state, self.logs, lambda: (save or self._save)(state), self.report)
 
     def _start(self, state: LabState, hosts: tuple[HostSlice, ...], own: bool) -> None:
         self._prepare(state, hosts, own)
@@ -335,7 +335,7 @@ class Lab:
     def _clear(self, state: LabState) -> None:
         self._refuse_adopted(state)
         state.phase = "stopping"
-        self._save(state)
+        self._save_if_possible(state)
         ours = [daemon.process for daemon in reversed(state.daemons) if processes.running(daemon.process)]
         if ours:
             self.report("stopping the daemons")
@@ -382,7 +382,7 @@ class Lab:
         if state.phase != "up":
             # `up` would clear it away instead of starting the daemons that a release needs.
             state.phase = "up"
-            self._save(state)
+            self._save_if_possible(state)
         one, first = len(names) == 1, names[0]
         raise LabError(
             f"{', '.join(names)} {'was' if one else 'were'} adopted by this lab, which stays: without it nobody would "
@@ -399,11 +399,18 @@ class Lab:
 
     def _revive(self, state: LabState) -> None:
         make_directory(self.logs)
-        self._ensure_libvirt(state)
+        self._ensure_libvirt(state, self._save_if_possible)
 
     def _save(self, state: LabState) -> None:
         make_directory(self.directory)
         self.file.save(state)
+
+    def _save_if_possible(self, state: LabState) -> None:
+        """For the way down, which makes room on a full disk."""
+        try:
+            self._save(state)
+        except LabError as error:
+            self.report(f"{error}; going on all the same")
 
     def _hosts_seen(self, state: LabState) -> list[HostStatus]:
         """What the manager says of its hosts; nothing while it does not answer."""
