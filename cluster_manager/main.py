@@ -101,7 +101,8 @@ def _restore(file: Path, given: Given[ManagerOptions]) -> int:
     except (ManagerError, OSError) as error:
         return _refuse(str(error), 1)
     if made.aside is not None:
-        print(f"the store of before is kept as {made.aside}")
+        what = "the store of before is empty; its log" if made.aside.name.endswith("-wal") else "the store of before"
+        print(f"{what} is kept as {made.aside}")
     for sentence in made.settled.ended:
         print(f"ended: {sentence}")
     settled = made.settled

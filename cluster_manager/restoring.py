@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 class Restored:
     """A store that a manager can begin on.
 
-    :param aside: where the store of before is, if there was one.
+    :param aside: where the store of before is, or all that is left of it, its log (``-wal``); if there was one.
     :param interrupted: it was called off too late.
     :param unread: who was revoked by the store of before is not known: it is damaged, or was elsewhere.
     """
@@ -222,6 +222,8 @@ def _known_of(database: Path) -> tuple[int, Enrolled | None]:
     epoch = 0
     try:
         check_file(database)
+        if not database.stat().st_size:
+            return epoch, None  # SQLite would remove its log
         with closing(sqlite3.connect(database)) as connection:
             with suppress(sqlite3.Error):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -229,7 +231,8 @@ def _known_of(database: Path) -> tuple[int, Enrolled | None]:
                 for (value,) in connection.execute("SELECT value FROM counters WHERE name = 'epoch'"):
                     epoch = int(value)
             tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
-            # A store of an early version has none of these. An empty file is none: another one may have known of some.
+            # A store of an early version has none of these. A file without tables is none: another one may have known
+            # of some.
             if ("knowledge",) not in tables:
                 return epoch, NOBODY if tables else None
             found = connection.execute("SELECT body FROM knowledge WHERE name = ?", (NAME,)).fetchone()
@@ -239,16 +242,20 @@ def _known_of(database: Path) -> tuple[int, Enrolled | None]:
 
 
 def _put_aside(database: Path, now: float) -> Path | None:
-    """A second name for the store of before, with what SQLite has beside it: a log must not go with another file."""
-    if not database.stat().st_size:
-        return None
+    """A second name for the store of before, with what SQLite has beside it: a log must not go with another file.
+
+    :returns: of a store that was cut to nothing its log, if it has one.
+    """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     number, aside = 1, Path(f"{database}.before-{stamp}")
-    while aside.exists():
+    while aside.exists() or Path(f"{aside}-wal").exists():
         number, aside = number + 1, Path(f"{database}.before-{stamp}-{number}")
     Path(f"{database}-shm").unlink(missing_ok=True)
+    kept = None
     if (log := Path(f"{database}-wal")).exists():
-        log.rename(f"{aside}-wal")
+        kept = log.rename(f"{aside}-wal")
+    if not database.stat().st_size:
+        return kept
     aside.hardlink_to(database)
     return aside
 

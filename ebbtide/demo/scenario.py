@@ -20,6 +20,7 @@ from ebbtide.lab.readings import Gauge, Reading
 from ebbtide.lab.state import LabState
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.vms import VMSpec
 from hostagent.libvirt.hypervisor import domain_name
 
@@ -142,12 +143,20 @@ class Demo:
         return vms, outcomes
 
     async def _refuse_leftovers(self) -> None:
-        """Other VMs would take part in every split, and the figures would not be the demo's."""
-        others = sorted(vm.name for vm in await self._client.vms() if vm.host is not None)
+        """Other VMs would take part in every split, and the figures would not be the demo's.
+
+        One of a name of the demo's that is being placed is called off by its deletion. A failed one without a host is
+        in no way of another one.
+        """
+        others = sorted(
+            vm.name
+            for vm in await self._client.vms()
+            if vm.host is not None or (vm.name in (*LOW, HIGH) and vm.state != "failed")
+        )
         if others:
             raise DemoFailed(
-                f"the lab holds VMs already ({', '.join(others)}), which would shrink with those of the demo; "
-                f"`ebb vm delete {others[0]} --yes` removes one"
+                f"the lab holds VMs already ({', '.join(others)}), which would shrink with those of the demo, or be "
+                f"taken for them; `ebb vm delete {others[0]} --yes` removes one"
             )
 
     async def _high_spec(self) -> VMSpec:
@@ -165,7 +174,12 @@ class Demo:
 
     async def _create(self, name: str, spec: VMSpec) -> Operation:
         self._begun.append(name)
-        return await self._client.create(spec, deadline_s=self._deadline_s)
+        try:
+            return await self._client.create(spec, deadline_s=self._deadline_s)
+        except ManagerRefused as error:
+            if error.code is ProblemCode.ALREADY_EXISTS:
+                self._begun.remove(name)  # another's, which is not ours to delete
+            raise
 
     async def _start_low(self) -> None:
         self._report(f"starting {' and '.join(LOW)}: {LOW_NOMINAL.vector()} each")

@@ -9,7 +9,8 @@ import socket
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,15 @@ class Lab:
                 state = None
             if state is not None:
                 return self._resume(state, hosts, own_libvirt)
+            state = LabState()
             try:
-                return self._start(tuple(hosts or DEFAULT_HOSTS), own_libvirt)
+                self._start(state, tuple(hosts or DEFAULT_HOSTS), own_libvirt)
             except BaseException as error:
                 self.report(f"undoing the start: {error or type(error).__name__}")
-                self._clear(self.file.load() or LabState())
+                # The file may not know yet what was started last.
+                self._clear(state)
                 raise
+            return state
 
     def prepare(self, hosts: Sequence[HostSlice]) -> LabState:
         """What `up` does before it starts the daemons: for host agents that run in the caller's own process.
@@ -121,10 +125,15 @@ class Lab:
         with self.file.lock():
             if self.file.load() is not None:
                 raise LabError(f"there is a lab in {self.directory} already")
-            return self._prepare(tuple(hosts))
+            state = LabState()
+            self._prepare(state, tuple(hosts))
+            return state
 
     def down(self) -> bool:
-        """Remove all that the lab made, but the image cache; also after a crash. Returns whether there was anything."""
+        """Remove all that the lab made, but the image cache; also after a crash. Returns whether there was anything.
+
+        Raises LabError, also while it has adopted VMs: then all is left as it is.
+        """
         if not self.file.path.exists():
             return False
         with self.file.lock():
@@ -174,8 +183,9 @@ class Lab:
         daemon = state.daemon(name)
         if processes.running(daemon.process):
             raise LabError(f"{name} runs already")
-        daemon.process = processes.start(name, daemon.argv, daemon.log)
-        self.file.save(state)
+        with self._noting(state):
+            daemon.process = processes.start(name, daemon.argv, daemon.log)
+            self.file.save(state)
 
     def wait_ready(self, limit_s: float = READY_S) -> None:
         """Until the manager sees every host ready. Raises LabError with the log of a daemon that ended."""
@@ -195,11 +205,10 @@ class Lab:
 
     # --- up ------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, hosts: tuple[HostSlice, ...], own: bool = False) -> LabState:
+    def _prepare(self, state: LabState, hosts: tuple[HostSlice, ...], own: bool = False) -> None:
         names = [host.id for host in hosts]
         if len(set(names)) != len(names):
             raise LabError(f"two hosts have the same name: {', '.join(names)}")
-        state = LabState()
         # First of all: a directory with files and without this one is another's (`StateFile.lock`).
         self._save(state)
         make_directory(self.logs)
@@ -217,14 +226,13 @@ class Lab:
         self._save(state)
         if own:
             self._ensure_libvirt(state)
-        return state
 
-    def _ensure_libvirt(self, state: LabState) -> None:
+    def _ensure_libvirt(self, state: LabState, save: Callable[[LabState], None] | None = None) -> None:
         ensure = own_libvirt.ensure_own if any(host.libvirt for host in state.hosts) else services.ensure_services
-        ensure(state, self.logs, lambda: self._save(state), self.report)
+        ensure(state, self.logs, lambda: (save or self._save)(state), self.report)
 
-    def _start(self, hosts: tuple[HostSlice, ...], own: bool) -> LabState:
-        state = self._prepare(hosts, own)
+    def _start(self, state: LabState, hosts: tuple[HostSlice, ...], own: bool) -> None:
+        self._prepare(state, hosts, own)
         for daemon in state.daemons:
             self.report(f"starting {daemon.name}")
             daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
@@ -233,7 +241,6 @@ class Lab:
         self.wait_ready()
         state.phase = "up"
         self._save(state)
-        return state
 
     def _resume(self, state: LabState, hosts: Sequence[HostSlice] | None, own: bool) -> LabState:
         wanted = {(host.id, host.capacity) for host in hosts or ()}
@@ -245,13 +252,27 @@ class Lab:
         if not ended and own_libvirt.answers(state):
             self.report(f"the lab is already up in {self.directory}")
             return state
-        self._ensure_libvirt(state)
-        for daemon in ended:
-            self.report(f"{daemon.name} had ended; starting it again")
-            daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
-            self._save(state)
+        with self._noting(state):
+            self._ensure_libvirt(state)
+            for daemon in ended:
+                self.report(f"{daemon.name} had ended; starting it again")
+                daemon.process = processes.start(daemon.name, daemon.argv, daemon.log)
+                self._save(state)
         self.wait_ready()
         return state
+
+    @contextmanager
+    def _noting(self, state: LabState) -> Iterator[None]:
+        """Where it breaks off: what was started, and the file does not know, is stopped again.
+
+        Beside it the next `up` could start no other, and no `down` would end it.
+        """
+        try:
+            yield
+        except BaseException:
+            noted = (self.file.load() or LabState()).processes
+            processes.stop([process for process in state.processes if process not in noted])
+            raise
 
     def _probe(self, image: Image) -> Accelerator:
         self.report("probing the accelerator")
@@ -275,7 +296,7 @@ class Lab:
         state.daemons = [Daemon(name=MANAGER, argv=manager, log=self.logs / "manager.log")]
         for host, port in zip(hosts, agent_ports, strict=True):
             home = self.directory / "hosts" / host.id
-            disks, agent_state = home / "disks", home / "state"
+            disks, agent_state = home / "disks", self._agent_state(host.id)
             for directory in (home.parent, home, disks, agent_state):
                 make_directory(directory)
             token, reports = tokens / f"{host.id}.command-token", tokens / f"{host.id}.report-token"
@@ -312,29 +333,27 @@ class Lab:
     # --- down ----------------------------------------------------------------------------------------------------
 
     def _clear(self, state: LabState) -> None:
+        self._refuse_adopted(state)
         state.phase = "stopping"
-        self._save(state)
+        self._save_if_possible(state)
         ours = [daemon.process for daemon in reversed(state.daemons) if processes.running(daemon.process)]
         if ours:
             self.report("stopping the daemons")
         killed = processes.stop([process for process in ours if process is not None])
         for name in killed:
             self.report(f"{name} did not end by SIGTERM and was killed")
+        if ours:
+            self._refuse_adopted(state)  # one that was being adopted meanwhile
         host_ids = [host.id for host in state.hosts]
         if host_ids:
-
-            def revive() -> None:
-                make_directory(self.logs)
-                self._ensure_libvirt(state)
-
             own = [host for host in state.hosts if host.libvirt is not None]
             left = [domains.domains_left(None, outside(host.uri, domains.RUN)) for host in own]
             if (any(left) or (not own and domains.domains_left(host_ids))) and not own_libvirt.answers(state):
-                revive()
+                self._revive(state)
             if own_libvirt.answers(state):
                 # In a libvirt of the lab's own there is nothing of others, and its logs go with its folders.
                 for uri in [host.uri for host in own] or [state.uri]:
-                    domains.remove_domains(uri, None if own else host_ids, self.report, revive)
+                    domains.remove_domains(uri, None if own else host_ids, self.report, lambda: self._revive(state))
                 if not own:
                     domains.remove_logs(host_ids)
         services.stop_services(state, self.report)
@@ -349,9 +368,49 @@ class Lab:
         if self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
+    def _refuse_adopted(self, state: LabState) -> None:
+        """Without its agent nobody would give back what was taken of a domain of others, nor take our mark from it.
+
+        :raises LabError: it has adopted VMs, or that cannot be known.
+        """
+        # What is in a libvirt of the lab's own goes with it.
+        hosts = [host.id for host in state.hosts if host.libvirt is None]
+        if not own_libvirt.answers(state) and any(self._has_noted_adopted(host) for host in hosts):
+            self._revive(state)
+        if not hosts or not own_libvirt.answers(state) or not (names := domains.adopted_by(state.uri, hosts)):
+            return
+        if state.phase != "up":
+            # `up` would clear it away instead of starting the daemons that a release needs.
+            state.phase = "up"
+            self._save_if_possible(state)
+        one, first = len(names) == 1, names[0]
+        raise LabError(
+            f"{', '.join(names)} {'was' if one else 'were'} adopted by this lab, which stays: without it nobody would "
+            f"give back what was taken of {'it' if one else 'them'}; release {'it' if one else 'each'} first: "
+            f"`ebb vm release {first} --yes` (`ebb lab up` starts daemons that do not run)"
+        )
+
+    def _has_noted_adopted(self, host: str) -> bool:
+        noted = self._agent_state(host) / "adopted.json"
+        return noted.exists() and noted.read_text().strip() != "[]"
+
+    def _agent_state(self, host: str) -> Path:
+        return self.directory / "hosts" / host / "state"
+
+    def _revive(self, state: LabState) -> None:
+        make_directory(self.logs)
+        self._ensure_libvirt(state, self._save_if_possible)
+
     def _save(self, state: LabState) -> None:
         make_directory(self.directory)
         self.file.save(state)
+
+    def _save_if_possible(self, state: LabState) -> None:
+        """For the way down, which makes room on a full disk."""
+        try:
+            self._save(state)
+        except LabError as error:
+            self.report(f"{error}; going on all the same")
 
     def _hosts_seen(self, state: LabState) -> list[HostStatus]:
         """What the manager says of its hosts; nothing while it does not answer."""

@@ -47,6 +47,29 @@ def domains_of(uri: str, host_ids: Iterable[str]) -> list[str]:
             connection.close()
 
 
+def adopted_by(uri: str, host_ids: Iterable[str]) -> list[str]:
+    """Names of the VMs that these hosts have adopted: domains of others with our owner.
+
+    Raises LabError when libvirt does not say.
+    """
+    import libvirt
+
+    hosts, connection = list(host_ids), open_libvirt(uri)
+    try:
+        return sorted(
+            intent.spec.name
+            for domain in connection.listAllDomains()
+            if not any(domain.name().startswith(domain_name(host, "")) for host in hosts)
+            and (intent := _intent(domain)) is not None
+            and intent.owner in hosts
+        )
+    except libvirt.libvirtError as error:
+        raise LabError(f"libvirt does not say which domains were adopted: {error}") from error
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):
+            connection.close()
+
+
 def remove_domains(
     uri: str,
     host_ids: Iterable[str] | None,
@@ -178,6 +201,11 @@ def remove_logs(host_ids: Iterable[str], logs: Path = LOGS) -> None:
 
 
 def _owner(domain: Any) -> str | None:
+    intent = _intent(domain)
+    return None if intent is None else intent.owner
+
+
+def _intent(domain: Any) -> intents.Intent | None:
     import libvirt
 
     for flags in (libvirt.VIR_DOMAIN_AFFECT_CONFIG, libvirt.VIR_DOMAIN_AFFECT_LIVE):
@@ -187,5 +215,5 @@ def _owner(domain: Any) -> str | None:
             continue
         intent = intents.from_element(text)
         if intent is not None:
-            return intent.owner
+            return intent
     return None

@@ -24,6 +24,7 @@ from ebbtide.lab.errors import LabError
 from ebbtide.lab.namespace import inside
 from ebbtide.lab.state import LabState, Process, make_open_directory
 
+SYSTEMD = Path("/run/systemd/system")
 BRIDGE = Path("/sys/class/net/virbr0")
 NETWORK = "default"
 START_S = 30.0
@@ -71,7 +72,7 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
     forget_ended(state, logs, report)
     if LIBVIRTD.answers():
         return
-    if Path("/run/systemd/system").is_dir():
+    if SYSTEMD.is_dir():
         report("starting libvirtd through systemd")
         _systemctl("start", "libvirtd")
         _await(LIBVIRTD, None, None)
@@ -79,11 +80,11 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
     if state.kvm_before is None:
         state.kvm_before = kvm_device.open_to_guests()
         save()
-    bridge_was_there = BRIDGE.exists()
+    if state.bridge_was_there is None:
+        state.bridge_was_there = BRIDGE.exists()
+        save()
     for service in SERVICES:
         start_service(service, state, logs, save, report)
-    state.network_started = not bridge_was_there and _network_is_active(state.uri)
-    save()
 
 
 def forget_ended(state: LabState, logs: Path, report: Callable[[str], None]) -> None:
@@ -117,7 +118,7 @@ def restart_libvirtd(state: LabState, logs: Path, save: Callable[[], None]) -> N
     One of the lab's own stands in ``state.services`` under its new pid afterwards; one that was started by hand gets
     the same arguments and a session of its own. Raises LabError when none runs or it does not come up again.
     """
-    if Path("/run/systemd/system").is_dir():
+    if SYSTEMD.is_dir():
         _systemctl("restart", LIBVIRTD.name)
         _await(LIBVIRTD, None, None)
         return
@@ -142,7 +143,7 @@ def stop_services(state: LabState, report: Callable[[str], None]) -> None:
             report(f"libvirtd goes on: {', '.join(active)} still runs")
             state.services = []
             return
-        if state.network_started:
+        if state.network_started or state.bridge_was_there is False:
             _destroy_network(state.uri)
     for process in reversed(ours):
         report(f"stopping {process.name}")
@@ -228,14 +229,6 @@ def _network(connection: Any) -> Any:
         if network.name() == NETWORK and network.isActive():
             return network
     return None
-
-
-def _network_is_active(uri: str) -> bool:
-    connection = open_libvirt(uri)
-    try:
-        return _network(connection) is not None
-    finally:
-        connection.close()
 
 
 def _destroy_network(uri: str) -> None:

@@ -81,10 +81,18 @@ class LabState(BaseModel):
     daemons: list[Daemon] = []
     #: Services of the system that ran nowhere before; in the order in which they were started.
     services: list[Process] = []
-    #: Whether libvirt's default network came up with the libvirtd that we started.
+    #: Whether the bridge of libvirt's default network was there before we first started libvirtd, which brings it up;
+    #: None: not known.
+    bridge_was_there: bool | None = None
+    #: In files of earlier versions in its place: the network came up with that libvirtd.
     network_started: bool = False
     #: Who could open /dev/kvm before the lab opened it to libvirt's QEMU user; None if nothing was changed.
     kvm_before: DeviceAccess | None = None
+
+    @property
+    def processes(self) -> list[Process]:
+        """All that the lab has started, whether it still runs or not."""
+        return [*self.services, *(daemon.process for daemon in self.daemons if daemon.process is not None)]
 
     def uri_of(self, host_id: str) -> str:
         """The libvirt of one of its hosts. Raises LabError for a name that no host has."""
@@ -127,20 +135,29 @@ class StateFile:
         return state
 
     def save(self, state: LabState) -> None:
-        """Write it whole or not at all."""
-        write_private(self.path, state.model_dump_json(indent=1) + "\n")
+        """Write it whole or not at all. Raises LabError where it cannot be written."""
+        try:
+            write_private(self.path, state.model_dump_json(indent=1) + "\n")
+        except OSError as error:
+            raise LabError(f"{self.path} cannot be written: {error.strerror}") from error
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One `up` or `down` at a time. Raises LabError while another one is at work, and in a directory of others."""
+        """One `up` or `down` at a time. Raises LabError while another one is at work, and in a directory of others.
+
+        What the system refuses meanwhile, say on a full disk, becomes a LabError.
+        """
         self._refuse_others_directory()
-        make_directory(self.directory)
-        with (self.directory / LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise LabError(f"another `ebb lab` is at work in {self.directory}") from error
-            yield
+        try:
+            make_directory(self.directory)
+            with (self.directory / LOCK).open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise LabError(f"another `ebb lab` is at work in {self.directory}") from error
+                yield
+        except OSError as error:
+            raise LabError(f"the lab in {self.directory} cannot go on: {error}") from error
 
     def _refuse_others_directory(self) -> None:
         """Files without a lab's are not ours: `down` would remove them.
@@ -167,6 +184,8 @@ def make_directory(path: Path) -> None:
         path.chmod(0o711)
     except PermissionError as error:
         raise LabError(f"{path} cannot be made: the lab needs root, or another {path.parent}") from error
+    except OSError as error:
+        raise LabError(f"{path} cannot be made: {error.strerror}") from error
 
 
 def make_open_directory(path: Path) -> None:

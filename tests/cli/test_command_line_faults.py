@@ -21,6 +21,7 @@ from ebbtide.cli.main import app, main
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.common import Problem, Vector
 from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.tasks import ManagedTask, TaskState
 from ebbtide.messages.vms import ClusterVM
 
 SENTENCE = "no host has room for web"
@@ -70,13 +71,21 @@ def vm(name: str) -> Any:
     return made.model_dump(mode="json")
 
 
+def task(name: str) -> Any:
+    made = ManagedTask(
+        name=name, state=TaskState.WAITING, cores=1, duration_s=None, restartable=False, max_attempts=1,
+        command=("true",), attempts=0, preemptions=0, submitted_at=1.0, sentence="it waits",
+    )  # fmt: skip
+    return made.model_dump(mode="json")
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: StandIn
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(body["request_id"])
-        name = body.get("vm", {}).get("name", "")
+        name = (body.get("vm") or body.get("task") or {}).get("name", "")
         if self.server.away or (name and name == self.server.away_for):
             self.close_connection = True
             if not self.server.away or self.server.away.pop(0) == "elected":
@@ -86,7 +95,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.wfile.write(Problem.of(503, "no manager leads yet").model_dump_json().encode())
             return
         self.server.begun.append(name)
-        self._answer(self.server.operation(body["request_id"]))
+        self._answer(task(name) if "task" in body else self.server.operation(body["request_id"]))
 
     do_PUT = do_POST
 
@@ -203,6 +212,34 @@ def test_a_creation_whose_answer_is_lost_is_asked_for_again_under_its_request_id
     assert (code, manager.begun) == (0, ["web"]), err
     assert len(manager.requests) > 1
     assert len(set(manager.requests)) == 1
+
+
+SUBMIT = ("task", "submit", "train", "--", "true")
+
+
+def test_a_task_whose_answer_is_lost_is_asked_for_again_under_its_request_id(
+    manager: StandIn, token: Path, ebb: Ran
+) -> None:
+    manager.away = ["lost"]
+    code, out, err = ebb(manager, token, *SUBMIT)
+    assert (code, manager.begun) == (0, ["train"]), err
+    assert "it waits" in out
+    assert len(manager.requests) > 1
+    assert len(set(manager.requests)) == 1
+
+
+def test_a_task_whose_answer_never_comes_is_said_to_be_taken_perhaps(
+    manager: StandIn, token: Path, ebb: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbtide.client.manager.AWAY_S", 0.2)
+    monkeypatch.setattr(options, "AWAY_LOOK_S", 0.15)
+    manager.away = ["lost"] * 100
+    code, _, err = ebb(manager, token, *SUBMIT)
+    assert code == 1
+    assert "it was asked again for 0.2 s; the manager may have taken it: `ebb task show train` shows it if so" in err
+    # Of a manager that was not reached, nothing is said to be taken.
+    code, _, err = ebb("http://127.0.0.1:9", token, *SUBMIT)
+    assert (code, "may have" in err, "asked again" in err) == (1, False, False)
 
 
 def test_a_refusal_is_said_once(manager: StandIn, token: Path) -> None:

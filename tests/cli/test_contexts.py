@@ -119,6 +119,15 @@ def test_what_is_written_is_read_again(home: Path) -> None:
     assert contexts.read().current == "a.b"
 
 
+def test_contexts_are_listed_by_a_file_that_not_every_one_names(home: Path) -> None:
+    def names() -> list[str]:
+        return [row["name"] for row in context("list", "--sort-by", "ca")["contexts"]]
+
+    assert names() == ["lab"]
+    contexts.write(contexts.Contexts().with_context("a", Context("http://x", home / "t", ca=home / "ca.pem")))
+    assert names() == ["a", "lab"]
+
+
 def test_the_files_of_tls_go_with_their_context_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Context("https://127.0.0.1:1", home / "a.token", ca=home / "ca.pem")
     contexts.write(contexts.Contexts().with_context("a", made).using("a"))

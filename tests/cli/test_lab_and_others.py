@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import libvirt
 import pytest
 
 from cluster_manager.options import ManagerOptions
-from ebbtide.lab import cluster, domains, own_libvirt, services
+from ebbtide.lab import cluster, domains, own_libvirt, processes, services
 from ebbtide.lab.cluster import HostSlice, Lab
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.image import Image
-from ebbtide.lab.state import LabHost, LabState
+from ebbtide.lab.state import Daemon, LabHost, LabState
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
 from ebbtide.rest.options import read_options
@@ -39,6 +40,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     connection = libvirt_driver.opened()
     monkeypatch.setattr(domains, "open_libvirt", lambda uri: libvirt.open("test:///default"))
+    # A lab that runs on the machine keeps its own.
+    monkeypatch.setattr(domains, "remove_logs", lambda hosts: None)
     monkeypatch.setattr(services, "ensure_services", lambda *arguments: None)
     monkeypatch.setattr(services.Service, "answers", lambda service: True)
     monkeypatch.setattr(cluster, "build_image", no_image)
@@ -123,6 +126,68 @@ def test_a_lab_that_was_killed_is_brought_up_again_over_what_it_has_left(tmp_pat
     with pytest.raises(LabError, match=WENT_ON):
         lab.up(slices("left-behind"))
     assert "ebb-left-behind.web" not in names_of(machine)
+
+
+def lab_that_is_up(home: Path, phase: Literal["up", "starting", "stopping"] = "up") -> Lab:
+    lab = Lab(home)
+    lab.directory.mkdir()
+    host = LabHost(id="host-a", capacity=SIZE, url="http://x", token_file=home, disk_dir=home)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    daemon = Daemon(name="manager", argv=sleeper, log=home.parent / "log")
+    daemon.process = processes.start("manager", sleeper, daemon.log)
+    lab.file.save(LabState(phase=phase, hosts=[host], daemons=[daemon]))
+    return lab
+
+
+REFUSED = "web was adopted by this lab, which stays: .*; release it first: `ebb vm release web --yes`"
+
+
+@pytest.mark.parametrize("phase", ["up", "starting", "stopping"])
+def test_a_lab_that_has_adopted_a_domain_is_neither_taken_down_nor_cleared_away_before_its_release(
+    tmp_path: Path, machine: Any, phase: Literal["up", "starting", "stopping"]
+) -> None:
+    define(machine, "debian12", "host-a")
+    lab = lab_that_is_up(tmp_path / "lab", phase)
+    (process,) = [daemon.process for daemon in lab.state().daemons]
+    with pytest.raises(LabError, match=REFUSED):
+        lab.down() if phase == "up" else lab.up()
+    assert processes.running(process)
+    # Its daemons can be started again: a release needs them.
+    assert lab.state().phase == "up"
+    machine.lookupByName("debian12").undefine()
+    assert lab.down()
+    assert not lab.directory.exists()
+    assert not processes.running(process)
+
+
+def test_a_domain_that_is_adopted_while_the_daemons_are_stopped_keeps_the_lab(
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = lab_that_is_up(tmp_path / "lab")
+    stop = processes.stop
+
+    def late(ours: Any) -> list[str]:
+        define(machine, "debian12", "host-a")
+        return stop(ours)
+
+    monkeypatch.setattr(processes, "stop", late)
+    with pytest.raises(LabError, match=REFUSED):
+        lab.down()
+    assert lab.state().phase == "up"
+
+
+def test_libvirt_is_started_for_a_look_where_an_agent_has_noted_adopted_domains(
+    tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define(machine, "debian12", "host-a")
+    lab, started = lab_that_is_up(tmp_path / "lab"), list[str]()
+    monkeypatch.setattr(services.Service, "answers", lambda service: bool(started))
+    monkeypatch.setattr(services, "ensure_services", lambda *arguments: started.append("libvirtd"))
+    (state := tmp_path / "lab" / "hosts" / "host-a" / "state").mkdir(parents=True)
+    (state / "adopted.json").write_text('["debian12"]')
+    with pytest.raises(LabError, match=REFUSED):
+        lab.down()
+    processes.stop([daemon.process for daemon in lab.state().daemons if daemon.process is not None])
 
 
 def test_a_directory_of_others_is_refused_and_stays_as_it_is(tmp_path: Path, machine: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ import libvirt
 import pytest
 
 from ebbtide.lab import cluster, domains, processes, services
+from ebbtide.lab import state as lab_state
 from ebbtide.lab.cluster import HostSlice, Lab
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.state import (
@@ -131,6 +133,35 @@ def test_down_after_a_crash_stops_what_still_runs_and_leaves_nothing(tmp_path: P
     assert processes.running(alive) is None
     assert not home.exists()
     assert not lab.down()
+
+
+def no_room(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_down_goes_on_where_the_disk_is_full_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    lab = Lab(tmp_path / "lab", report=said.append)
+    lab.directory.mkdir()
+    lab.file.save(LabState(phase="up"))
+    monkeypatch.setattr(lab_state, "write_private", no_room)
+    assert lab.down()
+    assert not lab.directory.exists()
+    assert said == [
+        f"{lab.file.path} cannot be written: No space left on device; going on all the same",
+    ]
+
+
+def test_a_start_on_a_full_disk_is_refused_with_a_sentence_and_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(tmp_path / "lab")
+    for place, name in ((lab_state, "write_private"), (Lab, "_prepare")):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, name, no_room)
+            with pytest.raises(LabError, match="No space left on device"):
+                lab.up()
+        assert not lab.directory.exists()
 
 
 def test_down_leaves_files_that_the_lab_did_not_make(tmp_path: Path) -> None:

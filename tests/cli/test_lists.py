@@ -20,6 +20,8 @@ from ebbtide.cli.commands.options import Asking, Interrupted, Listing, Output, o
 from ebbtide.cli.output import Table, names_of, print_table
 from ebbtide.client import ClientError, ManagerBusy, ManagerUnreachable
 from ebbtide.errors import EbbError
+from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostStatus
 
 ROWS: list[dict[str, Any]] = [
     {"name": "b", "size": {"mib": 2.0}, "at": None},
@@ -43,6 +45,30 @@ def test_rows_stand_in_the_order_of_a_field_and_those_without_a_value_last(by: s
 def test_a_field_that_is_none_is_a_wrong_call_and_the_fields_are_named(by: str, said: str) -> None:
     with pytest.raises(typer.BadParameter, match=said):
         ordered(ROWS, by)
+
+
+def labelled(name: str, **labels: str) -> HostStatus:
+    size = Vector(cpu_cores=1.0)
+    return HostStatus(
+        id=name, url="http://x", state="ready", seen_at=1.0, capacity=size, free=size, deflatable=size, vms=(),
+        accelerator="kvm", labels={word.replace("__", "."): value for word, value in labels.items()},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("by", "names"), [("labels.env", "cab"), ("-labels.env", "acb"), ("labels.a.org", "bca"), ("labels.none", "bac")]
+)
+def test_rows_that_lack_a_label_stand_last_and_one_that_none_has_is_no_wrong_call(by: str, names: str) -> None:
+    rows = [labelled("b", a__org="x"), labelled("a", env="test"), labelled("c", env="prod", a__org="y")]
+    assert "".join(row.id for row in ordered(rows, by)) == names
+
+
+def test_a_row_that_lacks_a_field_stands_last_and_one_that_none_has_must_be_known() -> None:
+    rows = [{"name": "lab"}, {"name": "b", "ca": "y"}, {"name": "a", "ca": "x"}]
+    assert [row["name"] for row in ordered(rows, "ca")] == ["a", "b", "lab"]
+    assert ordered(rows, "key", others=["ca", "key"]) == rows
+    with pytest.raises(typer.BadParameter, match="'key' is no field of -o json; there are name, ca"):
+        ordered(rows, "key")
 
 
 def test_names_are_those_of_a_lists_rows_or_a_things_own() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,7 +14,7 @@ import structlog
 
 from cluster_manager.store.engines import lock_path, mark_file
 from cluster_manager.store.enrolled import Enrolled
-from tests.manager.test_backup import command
+from tests.manager.test_backup import command, kinds
 
 UNREAD = "no store of before was read: revoke again who was revoked since the backup\n"
 
@@ -73,3 +74,21 @@ def test_who_was_revoked_stays_so_also_where_the_epoch_of_the_store_of_before_ca
     assert command(stored, stored.parent / "backup") == 0
     said = capsys.readouterr().out
     assert ("revoked hosts: host-b;" in said, UNREAD in said) == (True, False)
+
+
+@pytest.mark.parametrize("damage", [cut, lambda store: os.truncate(store, 0)], ids=["noted", "not noted"])
+def test_the_log_of_a_store_that_was_cut_to_nothing_is_put_aside_and_not_left_to_the_restored_one(
+    stored: Path, damage: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, found = Path(f"{stored}-wal"), stored.parent / "log"
+    with closing(sqlite3.connect(stored)) as connection:
+        connection.execute("UPDATE events SET kind = 'in the log'")
+        connection.commit()
+        shutil.copy(log, found)
+    damage(stored)
+    shutil.copy(found, log)
+    assert command(stored, stored.parent / "backup") == 0
+    assert kinds(stored) == {"placed", "restored"}
+    (aside,) = stored.parent.glob("manager.sqlite.before-*")
+    assert aside.read_bytes() == found.read_bytes()
+    assert f"the store of before is empty; its log is kept as {aside}\n" in capsys.readouterr().out

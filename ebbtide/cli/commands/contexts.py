@@ -88,7 +88,8 @@ def show(
 def list_contexts(*, to: LocalList) -> None:
     """List the contexts; the one in use is marked. The lab of this machine is always there."""
     contexts = read()
-    rows = ordered([_row(contexts, name) for name in (LAB, *contexts.contexts)], to.sort_by)
+    may_have = [field.name for field in dataclasses.fields(Context)]
+    rows = ordered([_row(contexts, name) for name in (LAB, *contexts.contexts)], to.sort_by, may_have)
     to.say({"contexts": rows}, lambda: CONTEXTS.print(rows, wide=to.wide))
 
 

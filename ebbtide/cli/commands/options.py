@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -344,31 +344,46 @@ def taken_apart(run: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def ordered(rows: Sequence[Row], by: str | None) -> list[Row]:
+def ordered(rows: Sequence[Row], by: str | None, others: Collection[str] = ()) -> list[Row]:
     """Rows by a field of their JSON, those without a value last.
 
     :param by: names with dots between them; a hyphen first: the largest first.
+    :param others: fields that a row may have, and perhaps none has.
     """
     if by is None or not rows:
         return list(rows)
     path = by.removeprefix("-").split(".")
-
-    def value(row: Row) -> Any:
-        found = plain(row)
-        for name in path:
-            if found is None:
-                return None
-            if not isinstance(found, dict) or name not in found:
-                have = f"; there are {', '.join(found)}" if isinstance(found, dict) else ""
-                raise typer.BadParameter(f"{by!r} is no field of -o json{have}", param_hint="--sort-by")
-            found = found[name]
+    is_field, keyed = path[0] in others and len(path) == 1, list[tuple[Any, Row]]()
+    there = dict[str, None]()
+    for row in rows:
+        found = None
+        try:
+            found, is_field = _value_of(row, path), True
+        except KeyError as missing:
+            there.update(dict.fromkeys(missing.args[0]))
         if isinstance(found, dict | list):
             raise typer.BadParameter(f"{by!r} has several values: name one of them", param_hint="--sort-by")
-        return found
-
-    keyed = [(value(row), row) for row in rows]
+        keyed.append((found, row))
+    if not is_field:
+        have = f"; there are {', '.join(there)}" if there else ""
+        raise typer.BadParameter(f"{by!r} is no field of -o json{have}", param_hint="--sort-by")
     known = sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0], reverse=by[0] == "-")
     return [row for _, row in known] + [row for found, row in keyed if found is None]
+
+
+def _value_of(row: object, path: Sequence[str]) -> Any:
+    """:raises KeyError: it has no such field; with the names of those that are there."""
+    found, typed = plain(row), row
+    for at, name in enumerate(path):
+        if found is None:
+            break
+        if isinstance(typed, Mapping) and typed is not row:
+            # Labels of a model: any may be set, and their keys have dots, too.
+            return found.get(".".join(path[at:]))
+        if not isinstance(found, dict) or name not in found:
+            raise KeyError(list(found) if isinstance(found, dict) else [])
+        found, typed = found[name], getattr(typed, name, None)
+    return found
 
 
 def label_changes(words: Sequence[str]) -> dict[str, str | None]:

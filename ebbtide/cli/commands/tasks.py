@@ -13,11 +13,13 @@ from pydantic import ValidationError
 from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import (
     Asking,
+    Interrupted,
     Limit,
     Listing,
     OperationFailed,
     Showing,
     asked_again,
+    is_away,
     number,
     seconds,
 )
@@ -106,10 +108,24 @@ def submit(
         )
     except ValidationError as error:
         raise EbbError(problem_of(error).detail) from error
-    with Steps(quiet=to.for_programs or not wait) as steps:
+    from ebbtide.client import ManagerUnreachable, new_request_id
+    from ebbtide.client.manager import AWAY_S
+
+    # An answer may be lost: asked again, it is the same request.
+    once, taken, lost = request_id or new_request_id(), False, False
+    may_be = f"the manager may have taken it: `ebb task show {name}` shows it if so"
+    with Steps(quiet=to.for_programs) as steps:
+
+        async def begin(client: ManagerClient) -> ManagedTask:
+            nonlocal lost
+            try:
+                return await client.submit_task(spec, request_id=once)
+            except ManagerUnreachable as error:
+                lost = lost or error.was_sent
+                raise
 
         async def talk(client: ManagerClient) -> ManagedTask:
-            found = await client.submit_task(spec, request_id=request_id)
+            nonlocal taken
             said = ""
 
             def tell(sentence: str) -> None:
@@ -117,13 +133,25 @@ def submit(
                 said = sentence
                 steps(f"{name}: {said}")
 
+            found = await asked_again(tell, begin, client, for_s=AWAY_S, only_lost=True)
+            taken = True
             while wait and found.state not in _FINAL:
                 if found.sentence != said:
                     tell(found.sentence)
                 found = await asked_again(tell, client.task, name, LOOK_S)
             return found
 
-        found = to.ask(talk)
+        try:
+            found = to.ask(talk)
+        except KeyboardInterrupt:
+            if taken:
+                raise
+            raise Interrupted(f"interrupted; {may_be}") from None
+        except EbbError as error:
+            cause = error if is_away(error) else error.__cause__
+            if taken or not lost or not is_away(cause):
+                raise
+            raise EbbError(f"{error}; {may_be}") from cause
     to.say(found, lambda: TASKS.print([found], wide=to.wide))
     if wait and found.state is not TaskState.DONE:
         raise OperationFailed(f"{name}: {found.sentence}")
