@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from ebbtide.matcher.match.attempts import DEFAULT_LABEL, RECOUNTED, Claim, EngineMachine, Look, task_of
+from ebbtide.matcher.match.attempts import (
+    DEFAULT_LABEL,
+    RECOUNTED,
+    AttemptState,
+    Claim,
+    EngineMachine,
+    Look,
+    task_of,
+)
 from ebbtide.matcher.match.notices import PREEMPTED, Notice, noticed
 from ebbtide.matcher.match.rounds import Choice, Pool, choose
 from ebbtide.matcher.match.tasks import (
@@ -254,7 +262,7 @@ def _with_strangers(
     present, held = {task.attempt_name(label) for task in tasks}, dict[str, int]()
     for attempt, seen in look.attempts.items():
         machine = machines.get(seen.machine or "")
-        if machine is None or not seen.lives or attempt in present:
+        if machine is None or not seen.lives or seen.state is AttemptState.HELD or attempt in present:
             continue
         named = task_of(attempt, label)
         if named is None or named[0] in unread:

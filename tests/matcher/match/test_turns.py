@@ -215,6 +215,7 @@ def test_a_machine_that_did_not_begin_a_task_is_open_to_the_others_and_to_it_whe
         (AttemptState.RUNNING, 1, 1, ["small"]),
         (AttemptState.RELEASED, 1, 1, ["small"]),
         (AttemptState.RUNNING, None, 2, []),
+        (AttemptState.HELD, None, 0, ["large"]),
         (AttemptState.ENDED, None, 0, ["large"]),
         (AttemptState.GONE, None, 0, ["large"]),
     ],
