@@ -121,7 +121,8 @@ class DomainSummary:
     #: What libvirt calls the balloon's size, MiB: not the bound, but it changes with it.
     balloon_mib: float = 0.0
     #: What the guest's kernel says through its balloon driver, which works when nothing else in the guest does:
-    #: available memory in MiB and major faults since boot, with the time of the statement; None: it says nothing.
+    #: available memory in MiB and major faults since boot, with the time of the statement (seconds since the epoch);
+    #: None: it says nothing.
     usable_mib: float | None = None
     major_faults: int | None = None
     said_at: float | None = None
