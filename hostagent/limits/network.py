@@ -20,7 +20,7 @@ import structlog
 from ebbtide.deflation.floors import HARD_FLOOR
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, TrafficControlError
 from hostagent.libvirt_connection import LibvirtConnection
-from hostagent.limits.bandwidth import MIB, network_blocked, network_blocked_in
+from hostagent.limits.bandwidth import MIB, is_ours, network_blocked, network_blocked_in
 from hostagent.limits.tc import LIBVIRTS_ROOT, Shape, Tap, TrafficControl
 
 #: libvirt calls its unit of bandwidth a kilobyte and hands it to tc as `kbps`, which is 1000 bytes/s.
@@ -85,9 +85,7 @@ class Networks:
                 if network_mib_s is None:
                     await self._lift(domain, interface, tap)
                 else:
-                    # Equal shares: whichever of them is used, the sum holds.
-                    mib_s = max(network_mib_s, HARD_FLOOR.network_mib_s) / len(interfaces)
-                    await self._limit(domain, interface, tap, int(mib_s * MIB))
+                    await self._limit(domain, interface, tap, _share_of(network_mib_s, len(interfaces)))
             if network_mib_s is None:
                 return ""
             has = await self._rate(interfaces)
@@ -187,7 +185,7 @@ class Networks:
 
     async def _set(self, domain: str, interface: Interface, average: int) -> None:
         """Live and for later starts; 0 lifts the limit."""
-        parameters = {f"{way}.average": average for way in DIRECTIONS}
+        parameters = _averages(average)
 
         def change(d: Any) -> None:
             # Two calls: the Python binding reads the parameters first, which takes one flag only.
@@ -203,6 +201,33 @@ class Networks:
 
     async def _on(self, domain: str, function: Callable[[Any], Any], modifies: str | None = None) -> Any:
         return await self._connection.call(lambda c: function(c.lookupByName(domain)), modifies=modifies)
+
+
+def limit_interfaces_at_start(domain: Any, root: ElementTree.Element, network_mib_s: float) -> None:
+    """Have a domain's definition hold its interfaces no lower and no higher than its size, where it holds them at all.
+
+    A definition without our limit gets none: whether libvirt can keep one is seen only while the domain runs. Blocks.
+
+    :param root: its definition.
+    :param network_mib_s: 0: it is sold no bandwidth, and nothing is touched.
+    """
+    if network_mib_s <= 0 or network_blocked_in(root):
+        return
+    interfaces = root.findall("./devices/interface")
+    parameters = _averages(_share_of(network_mib_s, len(interfaces)) // LIBVIRTS_UNIT)
+    for interface in interfaces:
+        mac, limit = interface.find("mac"), interface.find("bandwidth")
+        if mac is not None and limit is not None and is_ours(limit):
+            domain.setInterfaceParameters(mac.get("address"), parameters, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+
+def _share_of(network_mib_s: float, interfaces: int) -> int:
+    """What each interface gets, bytes a second. Equal shares: whichever of them is used, the sum holds."""
+    return int(max(network_mib_s, HARD_FLOOR.network_mib_s) / interfaces * MIB)
+
+
+def _averages(average: int) -> dict[str, int]:
+    return {f"{way}.average": average for way in DIRECTIONS}
 
 
 def interfaces_of(root: ElementTree.Element) -> list[Interface]:
