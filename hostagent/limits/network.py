@@ -90,7 +90,7 @@ class Networks:
                 return ""
             has = await self._rate(interfaces)
             wanted = max(network_mib_s, HARD_FLOOR.network_mib_s)
-            if has is None or abs(has - wanted) > wanted * ROUNDING:
+            if not _is_near(has, wanted):
                 return f"the interfaces have {'no limit' if has is None else f'{has:g} MiB/s'} instead of {wanted:g}"
             return ""
 
@@ -133,7 +133,8 @@ class Networks:
 
     async def _limit(self, domain: str, interface: Interface, tap: Tap, bytes_s: int) -> None:
         shape = await self._control.look(tap)
-        if shape.half_made and not interface.limited:
+        if shape.half_made and not interface.limited and _is_near(shape.to_guest, bytes_s):
+            # Of any other rate it is an owner's own, and is refused below.
             log.warning("removing what a failed call of libvirt has left on a tap", tap=tap.name, domain=domain)
             await self._control.clear(tap)
             shape = await self._control.look(tap)
@@ -163,9 +164,8 @@ class Networks:
             )
             shape = await self._control.look(tap)
             has = (shape.to_guest, shape.from_guest)
-            if all(said.get(f"{way}.average") == average for way in DIRECTIONS) and all(
-                rate is not None and abs(rate - bytes_s) <= bytes_s * ROUNDING for rate in has
-            ):
+            said_so = all(said.get(f"{way}.average") == average for way in DIRECTIONS)
+            if said_so and all(_is_near(rate, bytes_s) for rate in has):
                 return ""
             why = f"libvirt took the limit, but tc shows {has[0]} and {has[1]} bytes/s instead of {bytes_s}"
         except (HypervisorTimeout, DomainGone):
@@ -201,6 +201,10 @@ class Networks:
 
     async def _on(self, domain: str, function: Callable[[Any], Any], modifies: str | None = None) -> Any:
         return await self._connection.call(lambda c: function(c.lookupByName(domain)), modifies=modifies)
+
+
+def _is_near(rate: float | None, wanted: float) -> bool:
+    return rate is not None and abs(rate - wanted) <= wanted * ROUNDING
 
 
 def limit_interfaces_at_start(domain: Any, root: ElementTree.Element, network_mib_s: float) -> None:
