@@ -127,7 +127,7 @@ async def bring(connection: LibvirtConnection, domain: str, goal_mib: float, lim
 
 async def _shrink(connection: LibvirtConnection, domain: str, held: Plugged, goal_mib: float, until: float) -> str:
     take = held.total_mib - goal_mib
-    dimms = dimms_to_take(held.dimms_mib, held.virtio_mib, take)
+    dimms = dimms_to_take(held.dimms_mib, held.virtio_mib, take, held.block_mib)
     reason = ""
     device_goal = max(held.virtio_mib - held.whole_blocks(take - sum(dimms)), 0.0)
     if held.device is not None and device_goal < held.virtio_mib:

@@ -33,6 +33,7 @@ class FakeDomain:
         self.detached: list[int] = []
         #: The most memory that the definition has room for; it boots with 512.
         self.most = 0
+        self.block = 2
 
     def XMLDesc(self, flags: int = 0) -> str:
         dimms = self.configured if flags == libvirt.VIR_DOMAIN_XML_INACTIVE else self.dimms
@@ -40,7 +41,8 @@ class FakeDomain:
         if self.device is not None:
             size, current = (mib * 1024 for mib in self.device)
             rows.append(
-                f"<memory model='virtio-mem'><target><size unit='KiB'>{size}</size><block unit='KiB'>2048</block>"
+                f"<memory model='virtio-mem'><target><size unit='KiB'>{size}</size>"
+                f"<block unit='KiB'>{self.block * 1024}</block>"
                 f"<requested unit='KiB'>{current}</requested><current unit='KiB'>{current}</current></target></memory>"
             )
         total, most = (512 + sum(self.dimms.values())) * 1024, self.most * 1024
@@ -51,7 +53,7 @@ class FakeDomain:
         assert flags == libvirt.VIR_DOMAIN_AFFECT_LIVE
         assert self.device is not None
         requested = int(ElementTree.fromstring(xml).findtext("target/requested", "")) // 1024
-        assert requested % 2 == 0, "libvirt refuses what is no whole block"
+        assert requested % self.block == 0, "libvirt refuses what is no whole block"
         self.requested.append(requested)
         self.device = (self.device[0], requested)
 
@@ -173,6 +175,13 @@ async def test_memory_is_taken_by_virtio_mem_first_and_then_by_whole_dimms(
     said = await moved(domain, goal)
     assert domain.plugged_mib >= goal
     assert (domain.plugged_mib, said) == (reached, reason)
+
+
+async def test_a_dimm_is_taken_where_the_blocks_beside_it_are_larger_than_what_is_to_be_taken() -> None:
+    domain = FakeDomain(BOTH, BOTH, (1024, 512))
+    domain.block = 512
+    assert await moved(domain, 768) == ""
+    assert (domain.plugged_mib, domain.detached, domain.requested) == (768, [1], [])
 
 
 async def test_what_was_plugged_last_goes_first() -> None:
