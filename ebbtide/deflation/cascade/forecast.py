@@ -120,11 +120,10 @@ class _World:
     def _plug(self, plugged_mib: float) -> None:
         """Virtio-mem moves as it is asked to; DIMMs leave as a whole, and come back as if there were one that fits."""
         bound, dimms = self.bound, list(self.bound.dimms_mib)
-        virtio = bound.plugged_mib - sum(dimms)
-        taken = dimms_to_take(dimms, virtio, max(bound.plugged_mib - plugged_mib, 0.0), self.block_mib)
+        taken = dimms_to_take(dimms, bound.virtio_mib, max(bound.plugged_mib - plugged_mib, 0.0), self.block_mib)
         for dimm in taken:
             dimms.remove(dimm)
-        self.bound = replace(bound, plugged_mib=max(plugged_mib, sum(dimms)), dimms_mib=tuple(dimms))
+        self.bound = replace(bound, plugged_mib=max(plugged_mib, sum(dimms) + bound.fixed_mib), dimms_mib=tuple(dimms))
 
     def _throttle(self, instruction: Throttle) -> None:
         if instruction.cpu_cores is not None:

@@ -55,7 +55,7 @@ def memory_to_keep(
     """
     most = min(need_mib, guest.spare_mib * STEP_SHARE)
     if block_mib > 0:
-        step = _whole_blocks(bound.plugged_mib - sum(bound.dimms_mib), most, block_mib)
+        step = _whole_blocks(bound.virtio_mib, most, block_mib)
         if step >= max(SMALLEST_STEP_MIB, block_mib):
             return bound.plugged_mib - step
     whole = max((dimm for dimm in bound.dimms_mib if whole_dimms and dimm <= most + TOLERANCE), default=0.0)

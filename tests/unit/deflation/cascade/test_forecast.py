@@ -136,6 +136,15 @@ def test_a_dimm_beside_a_device_of_larger_blocks_is_foretold_and_taken() -> None
     assert outcome.after.dimms_mib == ()
 
 
+def test_a_dimm_that_could_not_be_given_back_is_not_foretold() -> None:
+    bound = Bound(4, None, 512, 612, dimms_mib=(256.0,), fixed_mib=256.0)
+    chosen = NONE.without([Mechanism.BALLOON], "the VM has no balloon")
+    guest = GuestReading((0, 1, 2, 3), (3, 2, 1), 4000.0)
+    (foretold,) = forecast(Present(bound, guest, 512, 4, chosen), ResourceVector(4, 400), 60.0)
+    assert (foretold.after.plugged_mib, foretold.after.dimms_mib) == (256.0, ())
+    assert foretold.shortfall == ResourceVector(0, 512 + 256 - 400)
+
+
 def test_a_limit_that_swap_backs_takes_what_the_guest_cannot_spare() -> None:
     bound = Bound(4, None, 512, 512)
     guest = GuestReading((0, 1, 2, 3), (3, 2, 1), 100.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,14 @@ def test_a_step_is_virtio_mem_first_and_then_a_whole_dimm(
     need: float, spare: float, block: float, dimms: bool, kept: float | None
 ) -> None:
     assert memory_to_keep(WITH_DIMMS, GuestReading((0,), (), spare), need, block, dimms) == kept
+
+
+def test_a_dimm_that_could_not_be_given_back_counts_neither_as_virtio_mem_nor_as_one_to_take() -> None:
+    bound = Bound(4, None, 512, 612, dimms_mib=(256.0,), fixed_mib=256.0)
+    asked = [memory_to_keep(bound, GuestReading((0,), (), 2000), need, 2.0) for need in (50, 600)]
+    assert asked == [562, 512]
+    rest = replace(bound, plugged_mib=256.0, dimms_mib=())
+    assert memory_to_keep(rest, GuestReading((0,), (), 2000), 600, 2.0) is None
 
 
 @pytest.mark.parametrize(
