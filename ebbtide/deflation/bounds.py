@@ -33,12 +33,19 @@ class Bound:
     network_mib_s: float = 0.0
     #: Limit on the guest's whole memory that swap backs, MiB; None where there is none.
     limit_mib: float | None = None
-    #: Of what is plugged, the DIMMs, MiB each: they go as a whole only.
+    #: Of what is plugged, the DIMMs that can be taken, MiB each: they go as a whole only.
     dimms_mib: tuple[float, ...] = ()
     #: Cap of the whole domain, QEMU's own threads included, in cores; None where there is none.
     cap_cores: float | None = None
     #: vCPUs plugged, on line or not; 0: those on line.
     vcpus: int = 0
+    #: Of what is plugged, DIMMs that could not be given back and so are not taken, MiB.
+    fixed_mib: float = 0.0
+
+    @property
+    def virtio_mib(self) -> float:
+        """Of what is plugged, virtio-mem's part."""
+        return self.plugged_mib - sum(self.dimms_mib) - self.fixed_mib
 
     @property
     def cpu_cores(self) -> float:

@@ -42,7 +42,7 @@ class HostSideReading:
     limit_mib: float | None = None
     #: Weight of the domain's CPU time; None where the host does not say.
     cpu_shares: int | None = None
-    #: Of what is plugged, the DIMMs, MiB each.
+    #: Of what is plugged, the DIMMs that can be taken, MiB each.
     dimms_mib: tuple[float, ...] = ()
     #: Memory that the guest's kernel calls available, through its balloon driver; None where it has not said so lately.
     usable_mib: float | None = None
@@ -60,6 +60,8 @@ class HostSideReading:
     qemu_agent: bool = False
     #: Whether what is plugged is told up to a second late.
     plugged_lags: bool = False
+    #: Of what is plugged, DIMMs that could not be given back and so are not taken, MiB.
+    fixed_mib: float = 0.0
 
     def bound(self, cpus_online: int | None, declared: ResourceVector = ZERO) -> Bound:
         """The bound, given what the guest says is on line; unknown counts as all that are plugged.
@@ -79,6 +81,7 @@ class HostSideReading:
             self.dimms_mib,
             self.cap_cores,
             self.vcpus,
+            self.fixed_mib,
         )
 
 
@@ -121,7 +124,8 @@ class DomainSummary:
     #: What libvirt calls the balloon's size, MiB: not the bound, but it changes with it.
     balloon_mib: float = 0.0
     #: What the guest's kernel says through its balloon driver, which works when nothing else in the guest does:
-    #: available memory in MiB and major faults since boot, with the time of the statement; None: it says nothing.
+    #: available memory in MiB and major faults since boot, with the time of the statement (seconds since the epoch);
+    #: None: it says nothing.
     usable_mib: float | None = None
     major_faults: int | None = None
     said_at: float | None = None

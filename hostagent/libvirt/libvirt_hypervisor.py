@@ -38,7 +38,8 @@ from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.sizes import LibvirtSizes
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
-from hostagent.limits.network import Networks, interfaces_of
+from hostagent.limits.bandwidth import limit_disks_at_start
+from hostagent.limits.network import Networks, interfaces_of, limit_interfaces_at_start
 from hostagent.state import intents
 from hostagent.state.intents import Intent
 from hostagent.threads import DISKS
@@ -280,6 +281,8 @@ class LibvirtHypervisor:
             boot_mib = sum(float(cell.get("memory") or 0) for cell in root.findall("./cpu/numa/cell")) / 1024
             dimms_mib = sum(plugged.Plugged.of(root).dimms_mib)
             plugged.request_at_start(d, root, size.memory_mib - boot_mib - dimms_mib)
+            limit_disks_at_start(d, root, size.disk_mib_s)
+            limit_interfaces_at_start(d, root, size.network_mib_s)
 
         await self._connection.change(domain, prepare)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import libvirt
 
 from ebbtide.deflation.cascade.ordinary import Statement
+from hostagent.domain_xml.dimms import takeable_dimms
 from hostagent.libvirt import plugged
 from hostagent.libvirt.hypervisor import DomainSummary, HostSideReading
 from hostagent.limits import bandwidth
@@ -107,6 +108,7 @@ def reading_of(domain: Any) -> tuple[HostSideReading, ElementTree.Element]:
     scheduler = domain.schedulerParametersFlags(libvirt.VIR_DOMAIN_AFFECT_LIVE)
     stats = domain.memoryStats()
     read_at = time.time()
+    takeable_mib = _takeable_mib(domain, root) if memory.dimms else ()
     fresh = read_at - stats.get("last_update", 0) <= FRESH_S
     reading = HostSideReading(
         vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
@@ -115,7 +117,8 @@ def reading_of(domain: Any) -> tuple[HostSideReading, ElementTree.Element]:
         balloon_mib=_balloon_mib(stats, root, memory),
         # What a booting guest has been given and not taken yet is its own already.
         plugged_mib=memory.allowed_mib,
-        dimms_mib=memory.dimms_mib,
+        dimms_mib=takeable_mib,
+        fixed_mib=sum(memory.dimms_mib) - sum(takeable_mib),
         cpu_shares=scheduler.get("cpu_shares"),
         disk_mib_s=bandwidth.disk_limit(domain, root),
         limit_mib=read_limit_mib(domain, root),
@@ -182,6 +185,11 @@ def limit_cores(scheduler: dict[str, Any], whose: str) -> float | None:
 def cpu_seconds_of(domain: Any) -> float:
     """Host-side CPU time of all vCPU threads, seconds."""
     return float(sum(row[2] for row in domain.vcpus()[0]) / 1e9)
+
+
+def _takeable_mib(domain: Any, root: ElementTree.Element) -> tuple[float, ...]:
+    config = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    return tuple(plugged.size_mib(dimm) for dimm in takeable_dimms(root, config))
 
 
 def dimms_mib_of(domain: Any) -> float:

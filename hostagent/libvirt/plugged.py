@@ -1,7 +1,8 @@
 """Memory that is plugged into a domain besides what it boots with: its virtio-mem device and its DIMMs.
 
 A DIMM goes and comes as a whole. Unplugged from the running domain it stays in the persistent configuration, which
-tells what there is to plug again; a domain that was started with fewer than it is sold has room for new ones.
+tells what there is to plug again; a domain that was started with fewer than it is sold has room for new ones. One that
+its owner has attached to the running domain only is not taken: nobody could give it back.
 Sources: https://libvirt.org/formatdomain.html, memory devices; on QEMU 7.2 an idle DIMM left in 0.5 s, also under
 emulation, where the guest had its memory movable.
 """
@@ -18,6 +19,7 @@ from typing import Any
 import libvirt
 
 from ebbtide.deflation.cascade.steps import dimms_to_plug, dimms_to_take
+from hostagent.domain_xml.dimms import dimms_of, slot_of, takeable_dimms
 from hostagent.domain_xml.templates import GUEST_BLOCK_MIB, MEMORY_ALIAS, dimm_element
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.settling import settled
@@ -38,8 +40,7 @@ class Plugged:
         """Out of a domain's live XML, in which libvirt writes all sizes in KiB."""
         devices = root.findall("./devices/memory[@model='virtio-mem']")
         named = [d for d in devices if (alias := d.find("alias")) is not None and alias.get("name") == MEMORY_ALIAS]
-        dimms = root.findall("./devices/memory[@model='dimm']")
-        return cls(next(iter(named or devices), None), tuple(dimms))
+        return cls(next(iter(named or devices), None), tuple(dimms_of(root)))
 
     @property
     def virtio_mib(self) -> float:
@@ -81,8 +82,8 @@ def size_mib(memory: Element) -> float:
 
 def missing_dimms(live: Element, config: Element) -> list[Element]:
     """The DIMMs of a domain's configuration that are not plugged now, told by their slots."""
-    slots = {_slot(dimm) for dimm in live.findall("./devices/memory[@model='dimm']")}
-    return [dimm for dimm in config.findall("./devices/memory[@model='dimm']") if _slot(dimm) not in slots]
+    slots = {slot_of(dimm) for dimm in dimms_of(live)}
+    return [dimm for dimm in dimms_of(config) if slot_of(dimm) not in slots]
 
 
 def new_dimms(live: Element, grow_mib: float) -> list[Element]:
@@ -127,12 +128,13 @@ async def bring(connection: LibvirtConnection, domain: str, goal_mib: float, lim
 
 async def _shrink(connection: LibvirtConnection, domain: str, held: Plugged, goal_mib: float, until: float) -> str:
     take = held.total_mib - goal_mib
-    dimms = dimms_to_take(held.dimms_mib, held.virtio_mib, take)
+    left = takeable_dimms(*await connection.read(domain, _both)) if held.dimms else []
+    fixed = len(left) < len(held.dimms)
+    dimms = dimms_to_take([size_mib(dimm) for dimm in left], held.virtio_mib, take, held.block_mib)
     reason = ""
     device_goal = max(held.virtio_mib - held.whole_blocks(take - sum(dimms)), 0.0)
     if held.device is not None and device_goal < held.virtio_mib:
         reason = await _bring_device(connection, domain, held, device_goal, until)
-    left = list(held.dimms)
     for size in dimms:
         # The one that was plugged last: a kernel prefers the older ones.
         dimm = next(one for one in reversed(left) if size_mib(one) == size)
@@ -141,7 +143,8 @@ async def _shrink(connection: LibvirtConnection, domain: str, held: Plugged, goa
             return "; ".join(filter(None, (reason, failed)))
     over = take - sum(dimms) - (held.virtio_mib - device_goal)
     if over >= held.block_mib and held.dimms and not reason:
-        return f"DIMMs can only be taken as a whole: {over:g} MiB are left"
+        besides = ", and none that is not in the domain's definition" if fixed else ""
+        return f"DIMMs can only be taken as a whole{besides}: {over:g} MiB are left"
     return reason
 
 
@@ -229,11 +232,11 @@ def request_no_more(domain: Any) -> None:
 
 async def _unplug(connection: LibvirtConnection, domain: str, dimm: Element, until: float) -> str:
     """One whole DIMM; gone is what the XML no longer has, whatever libvirt answered."""
-    slot = _slot(dimm)
+    slot = slot_of(dimm)
 
     async def size() -> float:
         dimms = Plugged.of(await _live(connection, domain)).dimms
-        return sum(size_mib(one) for one in dimms if _slot(one) == slot)
+        return sum(size_mib(one) for one in dimms if slot_of(one) == slot)
 
     refused = ""
     try:
@@ -260,11 +263,6 @@ def _both(domain: Any) -> tuple[Element, Element]:
         ElementTree.fromstring(domain.XMLDesc()),
         ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)),
     )
-
-
-def _slot(dimm: Element) -> str:
-    address = dimm.find("address")
-    return address.get("slot", "") if address is not None else ""
 
 
 def _mib(element: Element | None, path: str) -> float:

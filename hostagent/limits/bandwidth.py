@@ -40,7 +40,11 @@ def disk_blocked(domain_xml: str) -> str:
 
     One disk that cannot be limited is enough: the limit is on all of them together.
     """
-    disks = limitable_disks(ElementTree.fromstring(domain_xml))
+    return _disk_blocked_in(ElementTree.fromstring(domain_xml))
+
+
+def _disk_blocked_in(root: ElementTree.Element) -> str:
+    disks = limitable_disks(root)
     for disk in disks:
         kind = disk.get("type", "")
         if disk.get("device") == "lun":
@@ -121,6 +125,18 @@ def limit_disks(domain: Any, disk_mib_s: float | None) -> str:
     return ""
 
 
+def limit_disks_at_start(domain: Any, root: ElementTree.Element, disk_mib_s: float) -> None:
+    """Write into a domain's definition what its disks are held to by any start. Blocks: runs in the pool.
+
+    :param root: its definition.
+    :param disk_mib_s: 0: it is sold no bandwidth, and nothing is touched.
+    """
+    if disk_mib_s <= 0 or _disk_blocked_in(root):
+        return
+    for disk in limitable_disks(root):
+        domain.setBlockIoTune(target_of(disk), disk_parameters(disk_mib_s), libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+
 def undeclare(root: ElementTree.Element, nominal: ResourceVector) -> None:
     """Take the limits of ours out of a definition that its VM is not sold with: nobody would lift them later."""
     if not nominal.disk_mib_s:
@@ -131,11 +147,11 @@ def undeclare(root: ElementTree.Element, nominal: ResourceVector) -> None:
     if not nominal.network_mib_s:
         for interface in root.iterfind("./devices/interface"):
             limit = interface.find("bandwidth")
-            if limit is not None and _is_ours(limit):
+            if limit is not None and is_ours(limit):
                 interface.remove(limit)
 
 
-def _is_ours(bandwidth: ElementTree.Element) -> bool:
+def is_ours(bandwidth: ElementTree.Element) -> bool:
     """Whether it is the same average each way and nothing else: libvirt has no name for who has set it."""
     ways = {way.tag: way.attrib for way in bandwidth}
     average = {"average": ways.get("inbound", {}).get("average")}

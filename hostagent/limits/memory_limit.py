@@ -58,6 +58,8 @@ class MemoryLimits:
         #: Swap claimed by limits that are on their way, MiB by domain.
         self._claims: dict[str, float] = {}
         self._claiming = asyncio.Lock()
+        #: Domains whose limits are on their way, and why the watch has lifted one meanwhile; empty: it has not.
+        self._approached: dict[str, str] = {}
         #: The same by limits that were given up while libvirt may still set them.
         self._late: dict[str, float] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -92,6 +94,7 @@ class MemoryLimits:
             if reason := await self._unbacked(domain, vm.footprint, limit_mib, strict=True):
                 return reason
             self._claims[domain] = claim_mib = vm.footprint.claim_mib(limit_mib)
+        self._approached[domain] = ""
         try:
             return await self._approach(domain, vm, limit_mib, until)
         except (HypervisorTimeout, asyncio.CancelledError):
@@ -99,6 +102,7 @@ class MemoryLimits:
             raise
         finally:
             self._claims.pop(domain, None)
+            self._approached.pop(domain, None)
 
     def _claim_late(self, domain: str, claim_mib: float) -> None:
         """Have no other limit count on swap that one may need which libvirt may still set, until it has or will not."""
@@ -158,6 +162,8 @@ class MemoryLimits:
 
         async def lift(domain: str, reason: str) -> None:
             log.warning("the memory limit is lifted", domain=domain, why=reason)
+            if domain in self._approached:
+                self._approached[domain] = reason  # else the next step would bring it back
             if await LIMITS.run(self._lift_in_cgroup, domain):
                 telling.append(domain)
             else:
@@ -214,6 +220,7 @@ class MemoryLimits:
 
             def put_back() -> None:
                 if group.limit() == raised:  # else it was lifted or set meanwhile
+                    group.hold_at_limit(True)
                     group.set_limit(limit)
 
             await self._file(lambda: group.set_limit(raised))
@@ -225,15 +232,17 @@ class MemoryLimits:
 
     async def _approach(self, domain: str, vm: LimitedVM, limit_mib: float, until: float) -> str:
         hard_mib = limit_mib + vm.allowance_mib
-        await self._file(lambda: vm.group.hold_at_limit(True))
         pace, why = Pace(), ""
-        while not why:
+        while not why and not self._approached[domain]:
             began = time.monotonic()
             if began >= until:
                 why = "its time was up"
                 break
             before_mib = await self._usage_mib(vm)
-            if await self._step(domain, vm, before_mib, hard_mib, pace.step_mib):
+            reached = await self._step(domain, vm, before_mib, hard_mib, pace.step_mib)
+            if self._approached[domain]:
+                break
+            if reached:
                 return ""
             seconds = time.monotonic() - began
             after_mib = await self._usage_mib(vm)
@@ -286,6 +295,10 @@ class MemoryLimits:
 
     async def _settle(self, domain: str, limit_mib: float, why: str) -> str:
         """Leave the limit where it got to, or none where that would not be backed or limit nothing."""
+        if reason := self._approached[domain]:
+            # What a step on its way may have set after that goes as well.
+            await self.lift(domain)
+            return f"no memory limit of {limit_mib:.0f} MiB: it was lifted meanwhile: {reason}"
         vm = await self._look(domain)
         reached = vm.limit_mib
         if vm.group.version == 2:
@@ -420,6 +433,8 @@ class MemoryLimits:
                     group.check_ours()
                     if group.version == 2 and group.usage() >= kib * 1024:
                         return False  # there a limit below the usage could kill
+                    # Before each: one that was lifted at any moment has taken it away.
+                    group.hold_at_limit(True)
                 found.setMemoryParameters({"hard_limit": kib}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
             except libvirt.libvirtError as error:
                 if error.get_error_code() == libvirt.VIR_ERR_SYSTEM_ERROR and error.get_int1() == errno.EBUSY:

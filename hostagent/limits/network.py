@@ -20,7 +20,7 @@ import structlog
 from ebbtide.deflation.floors import HARD_FLOOR
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout, TrafficControlError
 from hostagent.libvirt_connection import LibvirtConnection
-from hostagent.limits.bandwidth import MIB, network_blocked, network_blocked_in
+from hostagent.limits.bandwidth import MIB, is_ours, network_blocked, network_blocked_in
 from hostagent.limits.tc import LIBVIRTS_ROOT, Shape, Tap, TrafficControl
 
 #: libvirt calls its unit of bandwidth a kilobyte and hands it to tc as `kbps`, which is 1000 bytes/s.
@@ -85,14 +85,12 @@ class Networks:
                 if network_mib_s is None:
                     await self._lift(domain, interface, tap)
                 else:
-                    # Equal shares: whichever of them is used, the sum holds.
-                    mib_s = max(network_mib_s, HARD_FLOOR.network_mib_s) / len(interfaces)
-                    await self._limit(domain, interface, tap, int(mib_s * MIB))
+                    await self._limit(domain, interface, tap, _share_of(network_mib_s, len(interfaces)))
             if network_mib_s is None:
                 return ""
             has = await self._rate(interfaces)
             wanted = max(network_mib_s, HARD_FLOOR.network_mib_s)
-            if has is None or abs(has - wanted) > wanted * ROUNDING:
+            if not _is_near(has, wanted):
                 return f"the interfaces have {'no limit' if has is None else f'{has:g} MiB/s'} instead of {wanted:g}"
             return ""
 
@@ -135,7 +133,8 @@ class Networks:
 
     async def _limit(self, domain: str, interface: Interface, tap: Tap, bytes_s: int) -> None:
         shape = await self._control.look(tap)
-        if shape.half_made and not interface.limited:
+        if shape.half_made and not interface.limited and _is_near(shape.to_guest, bytes_s):
+            # Of any other rate it is an owner's own, and is refused below.
             log.warning("removing what a failed call of libvirt has left on a tap", tap=tap.name, domain=domain)
             await self._control.clear(tap)
             shape = await self._control.look(tap)
@@ -165,9 +164,8 @@ class Networks:
             )
             shape = await self._control.look(tap)
             has = (shape.to_guest, shape.from_guest)
-            if all(said.get(f"{way}.average") == average for way in DIRECTIONS) and all(
-                rate is not None and abs(rate - bytes_s) <= bytes_s * ROUNDING for rate in has
-            ):
+            said_so = all(said.get(f"{way}.average") == average for way in DIRECTIONS)
+            if said_so and all(_is_near(rate, bytes_s) for rate in has):
                 return ""
             why = f"libvirt took the limit, but tc shows {has[0]} and {has[1]} bytes/s instead of {bytes_s}"
         except (HypervisorTimeout, DomainGone):
@@ -187,7 +185,7 @@ class Networks:
 
     async def _set(self, domain: str, interface: Interface, average: int) -> None:
         """Live and for later starts; 0 lifts the limit."""
-        parameters = {f"{way}.average": average for way in DIRECTIONS}
+        parameters = _averages(average)
 
         def change(d: Any) -> None:
             # Two calls: the Python binding reads the parameters first, which takes one flag only.
@@ -203,6 +201,37 @@ class Networks:
 
     async def _on(self, domain: str, function: Callable[[Any], Any], modifies: str | None = None) -> Any:
         return await self._connection.call(lambda c: function(c.lookupByName(domain)), modifies=modifies)
+
+
+def _is_near(rate: float | None, wanted: float) -> bool:
+    return rate is not None and abs(rate - wanted) <= wanted * ROUNDING
+
+
+def limit_interfaces_at_start(domain: Any, root: ElementTree.Element, network_mib_s: float) -> None:
+    """Have a domain's definition hold its interfaces no lower and no higher than its size, where it holds them at all.
+
+    A definition without our limit gets none: whether libvirt can keep one is seen only while the domain runs. Blocks.
+
+    :param root: its definition.
+    :param network_mib_s: 0: it is sold no bandwidth, and nothing is touched.
+    """
+    if network_mib_s <= 0 or network_blocked_in(root):
+        return
+    interfaces = root.findall("./devices/interface")
+    parameters = _averages(_share_of(network_mib_s, len(interfaces)) // LIBVIRTS_UNIT)
+    for interface in interfaces:
+        mac, limit = interface.find("mac"), interface.find("bandwidth")
+        if mac is not None and limit is not None and is_ours(limit):
+            domain.setInterfaceParameters(mac.get("address"), parameters, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+
+
+def _share_of(network_mib_s: float, interfaces: int) -> int:
+    """What each interface gets, bytes a second. Equal shares: whichever of them is used, the sum holds."""
+    return int(max(network_mib_s, HARD_FLOOR.network_mib_s) / interfaces * MIB)
+
+
+def _averages(average: int) -> dict[str, int]:
+    return {f"{way}.average": average for way in DIRECTIONS}
 
 
 def interfaces_of(root: ElementTree.Element) -> list[Interface]:

@@ -83,7 +83,8 @@ class Shape:
     redirected: bool = False
     #: Whether the ingress does nothing.
     idle: bool = False
-    #: Whether it looks like what libvirt leaves when it fails half way: its HTB without a qdisc in its class.
+    #: Whether it looks like what libvirt leaves when it fails half way: its HTB without a qdisc in its class, and no
+    #: filter on what comes in.
     half_made: bool = False
 
     @property
@@ -337,7 +338,9 @@ def parse(text: str, tap: Tap) -> Shape:
             ingress=ingress,
             redirected=redirected,
             idle=ingress and not filters,
-            half_made=held and _half_made(root, [q for q in qdiscs if q["dev"] == tap.name and not q.get("root")]),
+            half_made=held
+            and not filters
+            and _half_made(root, [q for q in qdiscs if q["dev"] == tap.name and not q.get("root")]),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TrafficControlError(f"tc answered what cannot be read: {text[:200]!r}") from error

@@ -13,6 +13,7 @@ from typing import Final
 
 from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.cascade.mechanisms import Finding, Mechanism
+from hostagent.domain_xml.dimms import dimms_of, takeable_dimms
 from hostagent.limits import burst
 from hostagent.limits.bandwidth import disk_blocked, network_blocked
 from hostagent.mechanisms import fixes
@@ -156,9 +157,8 @@ class _Domain:
         return self.root.findall(f"./devices/memory[@model='{model}']")
 
     def _dimms(self) -> list[ElementTree.Element]:
-        plugged = self._devices("dimm")
-        configured = self.config.findall("./devices/memory[@model='dimm']")
-        return max(plugged, configured, key=len)
+        """Those that can be taken or given."""
+        return max(takeable_dimms(self.root, self.config), dimms_of(self.config), key=len)
 
     def _agent(self) -> list[_Obstacle]:
         """What stands between us and the guest agent."""
@@ -243,7 +243,9 @@ class _Domain:
 
     def _dimm(self) -> list[_Obstacle]:
         found = self._encrypted()
-        if not self._dimms():
+        if not self._dimms() and self._devices("dimm"):
+            found.append(_Obstacle("the domain's DIMMs are not in its definition, so they could not be given back"))
+        elif not self._dimms():
             also = "; virtio-mem gives the same in smaller steps" if self._devices("virtio-mem") else ""
             found.append(_Obstacle(f"the domain has no DIMM{also}"))
         return found

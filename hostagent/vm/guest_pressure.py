@@ -5,11 +5,12 @@ The judgement is made in `ebbtide.deflation.cascade.pressure`; this module feeds
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from ebbtide.deflation.allocations import Allocation
-from ebbtide.deflation.cascade.ordinary import Statement
+from ebbtide.deflation.cascade.ordinary import FRESH_S, Statement
 from ebbtide.deflation.cascade.pressure import PressureReading, PressureWatch, Verdict
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.explanations import DecisionKind
@@ -78,11 +79,10 @@ class GuestPressure:
     def sample(self, usable_mib: float | None, major_faults: int | None, said_at: float | None) -> None:
         """Take in what the guest's kernel says through its balloon driver: a guest that thrashes says nothing else.
 
-        :param said_at: when it said so, by any clock: a statement with the same time is the old one.
+        :param said_at: when it said so, seconds since the epoch.
         """
-        if usable_mib is None or said_at is None or said_at == self._said_at:
+        if usable_mib is None or said_at is None or not self._says_anew(said_at):
             return
-        self._said_at = said_at
         if usable_mib >= self._reserve_mib:
             return  # no emergency: the guest's own word, with its stalls, says more
         reading = PressureReading(self._boot_id, usable_mib, self._reserve_mib, major_faults=major_faults)
@@ -91,14 +91,18 @@ class GuestPressure:
 
     def sample_ordinary(self, said: Statement | None) -> None:
         """Take in what the balloon driver of a guest without our agent says: all that there is to know of it."""
-        if said is None or said.said_at == self._said_at:
+        if said is None or not self._says_anew(said.said_at):
             return
-        self._said_at = said.said_at
         reading = PressureReading(
             self._boot_id, said.usable_mib, said.reserve_mib, major_faults=said.major_faults, ordinary=True
         )
         self._watch.observe(_now(), reading)
         self.judge()
+
+    def _says_anew(self, said_at: float) -> bool:
+        """Whether a statement is no old one: libvirt goes on giving the last one of a driver that has fallen silent."""
+        before, self._said_at = self._said_at, said_at
+        return said_at != before and abs(time.time() - said_at) <= FRESH_S
 
     def heard(self, notice: Notice) -> None:
         """Take in what the guest said of its own accord."""

@@ -91,7 +91,10 @@ class StandInDomain(_Noted):
         self._name = root.findtext("name", "")
         self._state = libvirt.VIR_DOMAIN_SHUTOFF
         self._scheduler: dict[str, int] = {"vcpu_quota": -1, "vcpu_period": 100_000, "cpu_shares": 1024}
-        self._tuned: dict[str, Any] = dict.fromkeys(TUNED, 0)
+        #: By flag: of the running domain and of its definition.
+        self._tuned: dict[int, dict[str, Any]] = {
+            flag: dict.fromkeys(TUNED, 0) for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
+        }
         element = root.find(f"./metadata/{{{intents.NAMESPACE}}}{intents.ELEMENT}")
         self._metadata = ElementTree.tostring(element, encoding="unicode") if element is not None else ""
         for sized in root.iter():
@@ -153,6 +156,7 @@ class StandInDomain(_Noted):
 
     def createWithFlags(self, flags: int) -> None:
         self._state = libvirt.VIR_DOMAIN_PAUSED
+        self._tuned[libvirt.VIR_DOMAIN_AFFECT_LIVE] = dict(self._tuned[libvirt.VIR_DOMAIN_AFFECT_CONFIG])
 
     def suspend(self) -> None:
         self._state = libvirt.VIR_DOMAIN_PAUSED
@@ -192,10 +196,10 @@ class StandInDomain(_Noted):
             self._current.text = requested.text = ElementTree.fromstring(xml).findtext("target/requested")
 
     def blockIoTune(self, disk: str, flags: int) -> dict[str, Any]:
-        return dict(self._tuned)
+        return dict(self._tuned[flags])
 
     def setBlockIoTune(self, disk: str, parameters: dict[str, Any], flags: int) -> None:
-        self._tuned |= parameters
+        self._tuned[flags] |= parameters
         device = self._root.find("./devices/disk")
         if device is not None and device.find("iotune") is None:
             ElementTree.SubElement(ElementTree.SubElement(device, "iotune"), "group_name").text = "ebbtide"

@@ -218,7 +218,7 @@ class World:
                 "vcpu_seconds": d.vcpu_seconds,
                 "balloon_mib": d.bound_mib,
                 "usable_mib": max(d.available_mib, 0.0),
-                "said_at": len(self.calls),
+                "said_at": time.time(),
             }
             for name, d in self.domains.items()
         ]

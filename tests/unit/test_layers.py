@@ -384,6 +384,14 @@ def test_dimms_that_are_unplugged_now_are_found_in_the_configuration() -> None:
     assert finding(M.DIMM, without(DIMM), config=HEALTHY).available
 
 
+def test_dimms_that_were_attached_to_the_running_domain_only_are_none_to_take() -> None:
+    found = finding(M.DIMM, HEALTHY, config=without(DIMM))
+    why = "the domain's DIMMs are not in its definition, so they could not be given back"
+    assert (found.available, found.reason) == (False, why)
+    other = with_device(DIMM.replace("</target>", "</target><address type='dimm' slot='3'/>"))
+    assert finding(M.DIMM, other, config=HEALTHY).reason == "1 of 256 MiB, each as a whole"
+
+
 def test_xml_in_fixes_is_well_formed() -> None:
     checked = 0
     for *_, fix in CASES:

@@ -61,7 +61,8 @@ def forecast(present: Present, target: ResourceVector, deadline_s: float) -> tup
     """
     mechanisms = present.mechanisms.without([Mechanism.APPLICATION], NOT_ASKED)
     mechanisms = mechanisms.without([Mechanism.COLD], NOT_RECLAIMED)
-    world = _World(present.bound, present.guest, present.vcpus)
+    block_mib = mechanisms.block_mib if mechanisms.has(Mechanism.VIRTIO_MEM) else 0.0
+    world = _World(present.bound, present.guest, present.vcpus, block_mib)
     before = present.bound
     down = None
     if not (before.size.fits_in(target) and not target.fits_in(before.size)):
@@ -80,6 +81,8 @@ class _World:
     bound: Bound
     guest: GuestReading | None
     vcpus: int
+    #: Granularity of virtio-mem; 0 where it cannot be used.
+    block_mib: float
 
     def run(self, machine: Cascade | Reinflation) -> Outcome:
         pending: list[Instruction] = machine.start(0.0)
@@ -117,11 +120,10 @@ class _World:
     def _plug(self, plugged_mib: float) -> None:
         """Virtio-mem moves as it is asked to; DIMMs leave as a whole, and come back as if there were one that fits."""
         bound, dimms = self.bound, list(self.bound.dimms_mib)
-        virtio = bound.plugged_mib - sum(dimms)
-        taken = dimms_to_take(dimms, virtio, max(bound.plugged_mib - plugged_mib, 0.0))
+        taken = dimms_to_take(dimms, bound.virtio_mib, max(bound.plugged_mib - plugged_mib, 0.0), self.block_mib)
         for dimm in taken:
             dimms.remove(dimm)
-        self.bound = replace(bound, plugged_mib=max(plugged_mib, sum(dimms)), dimms_mib=tuple(dimms))
+        self.bound = replace(bound, plugged_mib=max(plugged_mib, sum(dimms) + bound.fixed_mib), dimms_mib=tuple(dimms))
 
     def _throttle(self, instruction: Throttle) -> None:
         if instruction.cpu_cores is not None:

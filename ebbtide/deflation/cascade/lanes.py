@@ -46,7 +46,7 @@ RESOURCES_OF: Final[Mapping[Lane, tuple[str, ...]]] = {
 #: What of a bound a lane changes.
 _FIELDS_OF: Final[Mapping[Lane, tuple[str, ...]]] = {
     Lane.CPU: ("cpus_online", "quota_per_cpu", "cap_cores", "vcpus", "disk_mib_s", "network_mib_s"),
-    Lane.MEMORY: ("balloon_mib", "plugged_mib", "dimms_mib", "limit_mib"),
+    Lane.MEMORY: ("balloon_mib", "plugged_mib", "dimms_mib", "fixed_mib", "limit_mib"),
 }
 
 

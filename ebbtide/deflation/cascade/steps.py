@@ -55,22 +55,38 @@ def memory_to_keep(
     """
     most = min(need_mib, guest.spare_mib * STEP_SHARE)
     if block_mib > 0:
-        step = math.floor(min(most, bound.plugged_mib - sum(bound.dimms_mib)) / block_mib + TOLERANCE) * block_mib
+        step = _whole_blocks(bound.virtio_mib, most, block_mib)
         if step >= max(SMALLEST_STEP_MIB, block_mib):
             return bound.plugged_mib - step
     whole = max((dimm for dimm in bound.dimms_mib if whole_dimms and dimm <= most + TOLERANCE), default=0.0)
     return bound.plugged_mib - whole if whole > 0 else None
 
 
-def dimms_to_take(dimms_mib: Sequence[float], virtio_mib: float, take_mib: float) -> tuple[float, ...]:
-    """Which DIMMs to take besides virtio-mem: none that virtio-mem could do without, never more than is to be taken."""
+def dimms_to_take(
+    dimms_mib: Sequence[float], virtio_mib: float, take_mib: float, block_mib: float
+) -> tuple[float, ...]:
+    """Which DIMMs to take besides virtio-mem: none without which it gives as much, never more than is to be taken.
+
+    :param block_mib: granularity of virtio-mem; 0 where it cannot be used.
+    """
     taken: list[float] = []
+    rest_mib = take_mib
     for dimm in sorted(dimms_mib, reverse=True):
-        if virtio_mib + sum(taken) >= take_mib - TOLERANCE:
-            break
-        if dimm <= take_mib - sum(taken) + TOLERANCE:
+        if dimm > rest_mib + TOLERANCE:
+            continue
+        after_mib = rest_mib - dimm
+        gain = dimm + _whole_blocks(virtio_mib, after_mib, block_mib) - _whole_blocks(virtio_mib, rest_mib, block_mib)
+        if gain > TOLERANCE:
             taken.append(dimm)
+            rest_mib = after_mib
     return tuple(taken)
+
+
+def _whole_blocks(virtio_mib: float, most_mib: float, block_mib: float) -> float:
+    """So much of an amount as virtio-mem can give: one block is too much for less than it."""
+    if block_mib <= 0:
+        return 0.0
+    return math.floor(min(virtio_mib, most_mib) / block_mib + TOLERANCE) * block_mib
 
 
 def dimms_to_plug(missing_mib: Sequence[float], grow_mib: float) -> tuple[float, ...]:

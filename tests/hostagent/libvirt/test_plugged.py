@@ -10,8 +10,10 @@ from typing import Any, cast
 import libvirt
 import pytest
 
+from hostagent.domain_xml.dimms import slot_of
 from hostagent.errors import HypervisorError
-from hostagent.libvirt import plugged, settling
+from hostagent.libvirt import settling
+from hostagent.libvirt.libvirt_readings import reading_of
 from hostagent.libvirt.plugged import Plugged, bring, missing_dimms
 from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
@@ -33,6 +35,7 @@ class FakeDomain:
         self.detached: list[int] = []
         #: The most memory that the definition has room for; it boots with 512.
         self.most = 0
+        self.block = 2
 
     def XMLDesc(self, flags: int = 0) -> str:
         dimms = self.configured if flags == libvirt.VIR_DOMAIN_XML_INACTIVE else self.dimms
@@ -40,7 +43,8 @@ class FakeDomain:
         if self.device is not None:
             size, current = (mib * 1024 for mib in self.device)
             rows.append(
-                f"<memory model='virtio-mem'><target><size unit='KiB'>{size}</size><block unit='KiB'>2048</block>"
+                f"<memory model='virtio-mem'><target><size unit='KiB'>{size}</size>"
+                f"<block unit='KiB'>{self.block * 1024}</block>"
                 f"<requested unit='KiB'>{current}</requested><current unit='KiB'>{current}</current></target></memory>"
             )
         total, most = (512 + sum(self.dimms.values())) * 1024, self.most * 1024
@@ -51,7 +55,7 @@ class FakeDomain:
         assert flags == libvirt.VIR_DOMAIN_AFFECT_LIVE
         assert self.device is not None
         requested = int(ElementTree.fromstring(xml).findtext("target/requested", "")) // 1024
-        assert requested % 2 == 0, "libvirt refuses what is no whole block"
+        assert requested % self.block == 0, "libvirt refuses what is no whole block"
         self.requested.append(requested)
         self.device = (self.device[0], requested)
 
@@ -175,6 +179,76 @@ async def test_memory_is_taken_by_virtio_mem_first_and_then_by_whole_dimms(
     assert (domain.plugged_mib, said) == (reached, reason)
 
 
+async def test_a_dimm_is_taken_where_the_blocks_beside_it_are_larger_than_what_is_to_be_taken() -> None:
+    domain = FakeDomain(BOTH, BOTH, (1024, 512))
+    domain.block = 512
+    assert await moved(domain, 768) == ""
+    assert (domain.plugged_mib, domain.detached, domain.requested) == (768, [1], [])
+
+
+@pytest.mark.parametrize(
+    ("configured", "device", "goal", "reached", "reason"),
+    [
+        ({0: 256}, None, 256, 256, ""),
+        ({0: 256}, None, 0, 256, ": 256 MiB are left"),
+        ({0: 256, 1: 512}, None, 0, 256, ": 256 MiB are left"),
+        ({}, None, 0, 512, ": 512 MiB are left"),
+        ({}, (512, 512), 0, 512, ": 512 MiB are left"),
+    ],
+    ids=["another goes", "another goes, it stays", "its slot is another's there", "all are", "beside virtio-mem"],
+)
+async def test_a_dimm_that_its_owner_attached_to_the_running_domain_only_is_not_taken(
+    configured: dict[int, int], device: tuple[int, int] | None, goal: float, reached: float, reason: str
+) -> None:
+    domain = FakeDomain(BOTH, configured, device)
+    said = await moved(domain, goal)
+    assert domain.plugged_mib == reached
+    assert set(domain.detached) <= configured.keys() - {1}
+    none = "DIMMs can only be taken as a whole, and none that is not in the domain's definition"
+    assert said == (f"{none}{reason}" if reason else "")
+
+
+class Read(FakeDomain):
+    """With what a reading asks of it besides."""
+
+    def schedulerParametersFlags(self, flags: int) -> dict[str, int]:
+        return {}
+
+    def memoryParameters(self, flags: int) -> dict[str, int]:
+        return {}
+
+    def memoryStats(self) -> dict[str, int]:
+        return {"actual": (512 + sum(self.dimms.values())) * 1024}
+
+
+@pytest.mark.parametrize(
+    ("dimms", "configured", "room", "device_mib", "takeable", "fixed"),
+    [
+        (BOTH, BOTH, 0, 64, (256, 256), 0),
+        (BOTH, {0: 256}, 0, 64, (256,), 256),
+        (BOTH, {0: 256, 1: 512}, 0, 64, (256,), 256),
+        ({0: 128, 1: 128, 2: 256}, {0: 128}, 2048, None, (128, 128), 256),
+        ({0: 128, 1: 128}, {0: 128}, 2048, 64, (128,), 128),
+    ],
+    ids=["in both", "attached live", "of another size there", "as a new one would be", "beside virtio-mem"],
+)
+async def test_a_reading_counts_all_that_is_plugged_and_tells_what_of_it_can_be_taken(
+    dimms: dict[int, int],
+    configured: dict[int, int],
+    room: int,
+    device_mib: int | None,
+    takeable: tuple[int, ...],
+    fixed: int,
+) -> None:
+    domain = Read(dimms, configured, (512, device_mib) if device_mib is not None else None)
+    domain.most = room
+    reading, _ = reading_of(domain)
+    bound = reading.bound(None)
+    assert (reading.dimms_mib, bound.dimms_mib, bound.fixed_mib) == (takeable, takeable, fixed)
+    assert bound.plugged_mib == sum(dimms.values()) + (device_mib or 0)
+    assert (bound.balloon_mib, bound.virtio_mib) == (512, device_mib or 0)
+
+
 async def test_what_was_plugged_last_goes_first() -> None:
     domain = FakeDomain(BOTH, BOTH, None)
     await moved(domain, 256)
@@ -217,7 +291,7 @@ async def test_a_domain_with_nothing_to_plug_says_so() -> None:
 def test_missing_dimms_are_told_by_their_slots() -> None:
     domain = FakeDomain({1: 256}, BOTH, None)
     live, config = (ElementTree.fromstring(domain.XMLDesc(flags)) for flags in (0, libvirt.VIR_DOMAIN_XML_INACTIVE))
-    assert [plugged._slot(dimm) for dimm in missing_dimms(live, config)] == ["0"]
+    assert [slot_of(dimm) for dimm in missing_dimms(live, config)] == ["0"]
 
 
 @pytest.mark.parametrize(

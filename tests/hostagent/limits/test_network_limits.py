@@ -18,7 +18,7 @@ from tests.hostagent.fake_kernel import FakeKernel
 
 MIB = 1 << 20
 FREE = ("noqueue", "8001:", 0)
-HALF_MADE = ("htb", "1:", 0)
+HALF_MADE = ("htb", "1:", 8 * MIB)
 
 
 @dataclass
@@ -126,8 +126,11 @@ async def test_what_libvirt_cannot_do_is_taken_back_and_done_by_us(tmp_path: Pat
     assert domain.kernel.state() == ({"vnet0": FREE}, {})
 
 
-async def test_half_of_a_limit_that_an_earlier_call_of_libvirt_left_is_removed(tmp_path: Path) -> None:
-    domain = FakeDomain(FakeKernel({"vnet0": HALF_MADE}), libvirt="fails half way")
+@pytest.mark.parametrize("ingress", [{}, {"vnet0": ""}], ids=["", "with its ingress, which does nothing"])
+async def test_half_of_a_limit_that_an_earlier_call_of_libvirt_left_is_removed(
+    tmp_path: Path, ingress: dict[str, str]
+) -> None:
+    domain = FakeDomain(FakeKernel({"vnet0": HALF_MADE}, dict(ingress)), libvirt="fails half way")
     assert await networks(domain, tmp_path).limit("vm", 8.0) == ""
     assert domain.kernel.devices["vnet0"] == ("tbf", "ebb0:", 8 * MIB)
 
@@ -138,6 +141,21 @@ async def test_an_htb_that_somebody_else_uses_is_left_alone(tmp_path: Path) -> N
         await networks(domain, tmp_path).limit("vm", 8.0)
     assert domain.calls == 0
     assert domain.kernel.commands == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "ingress"),
+    [(5 * MIB, {}), (8 * MIB, {"vnet0": "police 0x1 rate 9Mbit burst 1Mb"}), (5 * MIB, {"vnet0": ""})],
+    ids=["another rate", "a policer on what comes in", "another rate, and an ingress without a filter"],
+)
+async def test_an_owners_htb_that_looks_like_libvirts_is_refused_and_stays_with_its_ingress(
+    tmp_path: Path, rate: int, ingress: dict[str, str]
+) -> None:
+    kernel = FakeKernel({"vnet0": ("htb", "1:", rate)}, dict(ingress))
+    with pytest.raises(HypervisorError, match="root qdisc of another program"):
+        await networks(FakeDomain(kernel), tmp_path).limit("vm", 8.0)
+    assert kernel.commands == []
+    assert kernel.state() == ({"vnet0": ("htb", "1:", rate)}, ingress)
 
 
 async def test_nothing_is_done_beside_a_call_of_libvirt_that_hangs(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ class ModelVM:
         """As `hostagent.libvirt.plugged` does it: virtio-mem and whole DIMMs, with the same choice of DIMMs."""
         held = self.plugged_mib + sum(self.dimms_mib)
         if goal_mib < held:
-            dimms = dimms_to_take(self.dimms_mib, self.plugged_mib, held - goal_mib)
+            dimms = dimms_to_take(self.dimms_mib, self.plugged_mib, held - goal_mib, self.block_mib)
             # Whole blocks, rather too little than too much.
             blocks = math.floor((held - goal_mib - sum(dimms)) / self.block_mib + 1e-9)
             reason = self._bring_device(max(self.plugged_mib - blocks * self.block_mib, 0.0))

@@ -125,6 +125,26 @@ def test_a_whole_dimm_is_foretold_once() -> None:
     assert foretold.after.dimms_mib == outcome.after.dimms_mib == ()
 
 
+def test_a_dimm_beside_a_device_of_larger_blocks_is_foretold_and_taken() -> None:
+    vm = ModelVM(behaviour=Behaviour.NONE, application_mib=0.0, used_mib=64.0, block_mib=512.0, dimms_mib=(128.0,))
+    chosen = replace(NONE, block_mib=512.0).without([Mechanism.BALLOON], "the VM has no balloon")
+    target = ResourceVector(4, vm.bound.memory_mib - 128.0)
+    (foretold,) = forecast(present(vm, chosen), target, 60.0)
+    assert foretold.after.dimms_mib == ()
+    outcome, _ = run(Cascade(vm.bound, target, 60.0, chosen), vm)
+    assert foretold.after.size == outcome.after.size == target
+    assert outcome.after.dimms_mib == ()
+
+
+def test_a_dimm_that_could_not_be_given_back_is_not_foretold() -> None:
+    bound = Bound(4, None, 512, 612, dimms_mib=(256.0,), fixed_mib=256.0)
+    chosen = NONE.without([Mechanism.BALLOON], "the VM has no balloon")
+    guest = GuestReading((0, 1, 2, 3), (3, 2, 1), 4000.0)
+    (foretold,) = forecast(Present(bound, guest, 512, 4, chosen), ResourceVector(4, 400), 60.0)
+    assert (foretold.after.plugged_mib, foretold.after.dimms_mib) == (256.0, ())
+    assert foretold.shortfall == ResourceVector(0, 512 + 256 - 400)
+
+
 def test_a_limit_that_swap_backs_takes_what_the_guest_cannot_spare() -> None:
     bound = Bound(4, None, 512, 512)
     guest = GuestReading((0, 1, 2, 3), (3, 2, 1), 100.0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -86,20 +87,58 @@ def test_a_step_is_virtio_mem_first_and_then_a_whole_dimm(
     assert memory_to_keep(WITH_DIMMS, GuestReading((0,), (), spare), need, block, dimms) == kept
 
 
+def test_a_dimm_that_could_not_be_given_back_counts_neither_as_virtio_mem_nor_as_one_to_take() -> None:
+    bound = Bound(4, None, 512, 612, dimms_mib=(256.0,), fixed_mib=256.0)
+    asked = [memory_to_keep(bound, GuestReading((0,), (), 2000), need, 2.0) for need in (50, 600)]
+    assert asked == [562, 512]
+    rest = replace(bound, plugged_mib=256.0, dimms_mib=())
+    assert memory_to_keep(rest, GuestReading((0,), (), 2000), 600, 2.0) is None
+
+
 @pytest.mark.parametrize(
-    ("dimms", "virtio", "take", "taken"),
+    ("dimms", "virtio", "take", "block", "taken"),
     [
-        ((256, 256), 100, 100, ()),
-        ((256, 256), 100, 156, ()),
-        ((256, 256), 3, 256, (256,)),
-        ((256, 256), 0, 600, (256, 256)),
-        ((128, 512, 256), 0, 400, (256, 128)),
-        ((128,), 100, 200, (128,)),
-        ((), 100, 200, ()),
+        ((256, 256), 100, 100, 2, ()),
+        ((256, 256), 100, 156, 2, ()),
+        ((256, 256), 4, 256, 2, (256,)),
+        ((256, 256), 0, 600, 2, (256, 256)),
+        ((128, 512, 256), 0, 400, 2, (256, 128)),
+        ((128,), 100, 200, 2, (128,)),
+        ((), 100, 200, 2, ()),
+        # A DIMM that frees no more than the blocks alone stays.
+        ((64,), 512, 101, 2, ()),
+        ((256,), 512, 300, 128, ()),
+        # Blocks too large for what is to be taken give nothing.
+        ((256,), 512, 256, 512, (256,)),
+        ((256, 256), 512, 768, 512, (256,)),
+        # Nor does a device that cannot be used.
+        ((256,), 512, 256, 0, (256,)),
     ],
 )
-def test_which_dimms_are_taken(dimms: tuple[float, ...], virtio: float, take: float, taken: tuple[float, ...]) -> None:
-    assert dimms_to_take(dimms, virtio, take) == taken
+def test_which_dimms_are_taken(
+    dimms: tuple[float, ...], virtio: float, take: float, block: float, taken: tuple[float, ...]
+) -> None:
+    assert dimms_to_take(dimms, virtio, take, block) == taken
+
+
+@given(
+    dimms=st.lists(st.integers(1, 8).map(lambda count: count * 128.0), max_size=4),
+    blocks=st.integers(0, 8),
+    block=st.sampled_from([2.0, 128.0, 256.0, 512.0, 1024.0]),
+    need=st.floats(0, 4096),
+    spare=st.floats(0, 8192),
+)
+def test_what_a_step_of_plugged_memory_promises_blocks_and_whole_dimms_come_to(
+    dimms: list[float], blocks: int, block: float, need: float, spare: float
+) -> None:
+    virtio = blocks * block
+    bound = Bound(4, None, 512, virtio + sum(dimms), dimms_mib=tuple(dimms))
+    kept = memory_to_keep(bound, GuestReading((0,), (), spare), need, block)
+    if kept is None:
+        return
+    step = bound.plugged_mib - kept
+    taken = sum(dimms_to_take(dimms, virtio, step, block))
+    assert taken + min((step - taken) // block * block, virtio) == step
 
 
 @pytest.mark.parametrize(
@@ -111,7 +150,7 @@ def test_which_dimms_are_plugged_again(missing: tuple[float, ...], grow: float, 
 
 @given(st.lists(st.integers(1, 1024).map(float)), st.integers(0, 1024), st.integers(0, 4096))
 def test_dimms_never_take_or_give_more_than_is_asked(dimms: list[float], virtio: float, amount: float) -> None:
-    for chosen in (dimms_to_take(dimms, virtio, amount), dimms_to_plug(dimms, amount)):
+    for chosen in (dimms_to_take(dimms, virtio, amount, 2.0), dimms_to_plug(dimms, amount)):
         assert sum(chosen) <= amount
         assert not Counter(chosen) - Counter(dimms)
 
