@@ -109,7 +109,7 @@ async def admit_arrival(host: Host, vm: ManagedVM) -> None:
     """
     inputs = await _charge_all(host, vm)
     committed = vm.intent.committed
-    # Its definition here was made for its coming, and holds it to nothing.
+    # Its definition here may have been made for its coming, and holds it to nothing then.
     await host.hypervisor.prepare_start(vm.domain, committed.vector())
     await vm.record.store(phase=Phase.SETTLED, target=committed)
     vm.running, vm.paused = True, False

@@ -19,9 +19,10 @@ import libvirt
 
 from ebbtide.deflation.allocations import cpu_shares
 from ebbtide.messages.migrations import MigrationAddress
+from hostagent.domain_xml.templates import tap_name
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.libvirt import disks
-from hostagent.libvirt.definitions import Definitions
+from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import Departure, Whereabouts
 from hostagent.libvirt.libvirt_readings import state_of
 from hostagent.libvirt.settings import LibvirtSettings
@@ -101,15 +102,20 @@ class LibvirtMoves:
             flags |= libvirt.VIR_MIGRATE_NON_SHARED_INC if same else libvirt.VIR_MIGRATE_NON_SHARED_DISK
 
         def migrate(d: Any) -> None:
+            live = d.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE)
             parameters: dict[str, Any] = {
                 libvirt.VIR_MIGRATE_PARAM_DEST_NAME: move.domain,
-                libvirt.VIR_MIGRATE_PARAM_DEST_XML: self._as_there(d, domain, move),
+                libvirt.VIR_MIGRATE_PARAM_DEST_XML: _text(self._as_there(live, domain, move)),
                 libvirt.VIR_MIGRATE_PARAM_URI: f"tcp://{move.address.listen}",
                 libvirt.VIR_MIGRATE_PARAM_LISTEN_ADDRESS: move.address.listen,
             }
             if move.bandwidth_mib_s > 0:
                 parameters[libvirt.VIR_MIGRATE_PARAM_BANDWIDTH] = max(round(move.bandwidth_mib_s), 1)
-            d.migrateToURI3(move.address.uri, parameters, flags)
+            how = flags
+            if d.isPersistent():  # else it starts there by the definition that was made for its coming
+                how |= libvirt.VIR_MIGRATE_PERSIST_DEST
+                parameters[libvirt.VIR_MIGRATE_PARAM_PERSIST_XML] = self._definition_there(d, domain, move)
+            d.migrateToURI3(move.address.uri, parameters, how)
 
         if risk := await self._connection.call(lambda connection: _risk(connection, domain)):
             told(risk)
@@ -162,13 +168,29 @@ class LibvirtMoves:
                 return f", and stood still for {stats['downtime']} ms"
         return ""
 
-    def _as_there(self, domain: Any, name: str, move: Departure) -> str:
-        """The running domain as the other host is to have it. Blocks."""
-        root = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_SECURE | libvirt.VIR_DOMAIN_XML_MIGRATABLE))
+    def _definition_there(self, domain: Any, name: str, move: Departure) -> str:
+        """The domain's own definition as the other host is to have it in place of the one made for its coming. Blocks.
+
+        What no template brings is in it alone: an overlay that a snapshot has made, devices attached by hand, MACs.
+        """
+        root = self._as_there(inactive_xml(domain), name, move)
+        named = root.find("name")
+        assert named is not None, "libvirt writes it"
+        named.text = move.domain
+        for target in root.iterfind("./devices/interface/target"):
+            if target.get("dev") == tap_name(name):
+                target.set("dev", tap_name(move.domain))
+        return _text(root)
+
+    def _as_there(self, xml: str, name: str, move: Departure) -> ElementTree.Element:
+        """XML of a domain with the other host's paths and its intent there; other programs' metadata stays."""
+        root = ElementTree.fromstring(xml)
         metadata = root.find("metadata")
-        if metadata is not None:
-            metadata.clear()
-            metadata.append(ElementTree.fromstring(intents.to_qualified_element(move.intent)))
+        if metadata is None:
+            metadata = ElementTree.SubElement(root, "metadata")
+        for ours in metadata.findall(f"{{{intents.NAMESPACE}}}{intents.ELEMENT}"):
+            metadata.remove(ours)
+        metadata.append(ElementTree.fromstring(intents.to_qualified_element(move.intent)))
         places = (
             (self._settings.disk_dir / name, Path(move.address.disk_dir) / move.domain),
             (self._settings.image_dir, Path(move.address.image_dir)),
@@ -179,7 +201,11 @@ class LibvirtMoves:
                     element.set(attribute, _moved(element.attrib[attribute], places))
             if element.tag in ("kernel", "initrd") and element.text:
                 element.text = _moved(element.text, places)
-        return ElementTree.tostring(root, encoding="unicode")
+        return root
+
+
+def _text(root: ElementTree.Element) -> str:
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def risk_of(accelerator: str | None, qemu_version: int) -> str:
