@@ -184,7 +184,6 @@ class CoreChanges:
 
         :returns: up to which sequence the host need not send again.
         """
-        await self.follow_clock()
         known, now = self.acknowledged(report.id), self._monotonic()
         unknown = sorted((c for c in report.core_changes if c.sequence > known), key=lambda change: change.sequence)
         changes = list(takewhile(lambda _: not self._taken.take(report.id, _TAKEN, now), unknown))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import socket
@@ -374,25 +375,28 @@ class Lab:
         :raises LabError: it has adopted VMs, or that cannot be known.
         """
         # What is in a libvirt of the lab's own goes with it.
-        hosts = [host.id for host in state.hosts if host.libvirt is None]
-        if not own_libvirt.answers(state) and any(self._has_noted_adopted(host) for host in hosts):
+        noted = {host.id: self._noted_as_adopted(host.id) for host in state.hosts if host.libvirt is None}
+        if not own_libvirt.answers(state) and any(noted.values()):
             self._revive(state)
-        if not hosts or not own_libvirt.answers(state) or not (names := domains.adopted_by(state.uri, hosts)):
+        if not noted or not own_libvirt.answers(state) or not (names := domains.adopted_by(state.uri, noted)):
             return
         if state.phase != "up":
             # `up` would clear it away instead of starting the daemons that a release needs.
             state.phase = "up"
             self._save_if_possible(state)
-        one, first = len(names) == 1, names[0]
+        one, first = len(names) == 1, names[0].split()[0]
         raise LabError(
             f"{', '.join(names)} {'was' if one else 'were'} adopted by this lab, which stays: without it nobody would "
             f"give back what was taken of {'it' if one else 'them'}; release {'it' if one else 'each'} first: "
             f"`ebb vm release {first} --yes` (`ebb lab up` starts daemons that do not run)"
         )
 
-    def _has_noted_adopted(self, host: str) -> bool:
-        noted = self._agent_state(host) / "adopted.json"
-        return noted.exists() and noted.read_text().strip() != "[]"
+    def _noted_as_adopted(self, host: str) -> set[str] | None:
+        """Names of domains; None: there is no file, or none that can be read."""
+        try:
+            return set(json.loads((self._agent_state(host) / "adopted.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
 
     def _agent_state(self, host: str) -> Path:
         return self.directory / "hosts" / host / "state"

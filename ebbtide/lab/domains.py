@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +47,24 @@ def domains_of(uri: str, host_ids: Iterable[str]) -> list[str]:
             connection.close()
 
 
-def adopted_by(uri: str, host_ids: Iterable[str]) -> list[str]:
-    """Names of the VMs that these hosts have adopted: domains of others with our owner.
+def adopted_by(uri: str, noted: Mapping[str, Set[str] | None]) -> list[str]:
+    """Names of the VMs that these hosts have adopted, each with that of its domain.
 
-    Raises LabError when libvirt does not say.
+    A copy that somebody has made of a domain of ours has our metadata, too, and is none.
+
+    :param noted: domains that each host's agent has noted as adopted; None: it has noted nothing yet.
+    :raises LabError: libvirt does not say.
     """
     import libvirt
 
-    hosts, connection = list(host_ids), open_libvirt(uri)
+    connection = open_libvirt(uri)
     try:
         return sorted(
-            intent.spec.name
+            f"{intent.spec.name} (domain {name})"
             for domain in connection.listAllDomains()
-            if not any(domain.name().startswith(domain_name(host, "")) for host in hosts)
-            and (intent := _intent(domain)) is not None
-            and intent.owner in hosts
+            if (intent := _intent(domain)) is not None and intent.adopted is not None and intent.owner in noted
+            for name in [domain.name()]
+            if (names := noted[intent.owner]) is None or name in names
         )
     except libvirt.libvirtError as error:
         raise LabError(f"libvirt does not say which domains were adopted: {error}") from error

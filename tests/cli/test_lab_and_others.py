@@ -22,7 +22,7 @@ from ebbtide.messages.vms import VMSpec
 from ebbtide.rest.options import read_options
 from hostagent.options import HostAgentOptions
 from hostagent.state import intents
-from hostagent.state.intents import Intent, Phase
+from hostagent.state.intents import Before, Intent, Phase
 from tests import libvirt_driver
 
 SIZE = Vector(cpu_cores=1, memory_mib=512)
@@ -49,7 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     connection.close()
 
 
-def define(connection: Any, name: str, owner: str | None = None) -> None:
+def define(connection: Any, name: str, owner: str | None = None, adopted: bool = False) -> None:
     domain = connection.defineXML(DOMAIN.format(name))
     if owner is not None:
         intent = Intent(
@@ -59,6 +59,7 @@ def define(connection: Any, name: str, owner: str | None = None) -> None:
             phase=Phase.STOPPED,
             target=SIZE,
             committed=SIZE,
+            adopted=Before() if adopted else None,
         )
         domain.setMetadata(
             libvirt.VIR_DOMAIN_METADATA_ELEMENT,
@@ -139,14 +140,16 @@ def lab_that_is_up(home: Path, phase: Literal["up", "starting", "stopping"] = "u
     return lab
 
 
-REFUSED = "web was adopted by this lab, which stays: .*; release it first: `ebb vm release web --yes`"
+REFUSED = (
+    r"web \(domain debian12\) was adopted by this lab, which stays: .*; release it first: `ebb vm release web --yes`"
+)
 
 
 @pytest.mark.parametrize("phase", ["up", "starting", "stopping"])
 def test_a_lab_that_has_adopted_a_domain_is_neither_taken_down_nor_cleared_away_before_its_release(
     tmp_path: Path, machine: Any, phase: Literal["up", "starting", "stopping"]
 ) -> None:
-    define(machine, "debian12", "host-a")
+    define(machine, "debian12", "host-a", adopted=True)
     lab = lab_that_is_up(tmp_path / "lab", phase)
     (process,) = [daemon.process for daemon in lab.state().daemons]
     with pytest.raises(LabError, match=REFUSED):
@@ -160,6 +163,18 @@ def test_a_lab_that_has_adopted_a_domain_is_neither_taken_down_nor_cleared_away_
     assert not processes.running(process)
 
 
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_copy_of_a_domain_of_the_lab_is_not_adopted_and_keeps_no_lab(
+    tmp_path: Path, machine: Any, adopted: bool
+) -> None:
+    define(machine, "a-copy", "host-a", adopted)
+    lab = lab_that_is_up(tmp_path / "lab")
+    (state := tmp_path / "lab" / "hosts" / "host-a" / "state").mkdir(parents=True)
+    (state / "adopted.json").write_text("[]")
+    assert lab.down()
+    assert "a-copy" in names_of(machine)
+
+
 def test_a_domain_that_is_adopted_while_the_daemons_are_stopped_keeps_the_lab(
     tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +182,7 @@ def test_a_domain_that_is_adopted_while_the_daemons_are_stopped_keeps_the_lab(
     stop = processes.stop
 
     def late(ours: Any) -> list[str]:
-        define(machine, "debian12", "host-a")
+        define(machine, "debian12", "host-a", adopted=True)
         return stop(ours)
 
     monkeypatch.setattr(processes, "stop", late)
@@ -179,7 +194,7 @@ def test_a_domain_that_is_adopted_while_the_daemons_are_stopped_keeps_the_lab(
 def test_libvirt_is_started_for_a_look_where_an_agent_has_noted_adopted_domains(
     tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    define(machine, "debian12", "host-a")
+    define(machine, "debian12", "host-a", adopted=True)
     lab, started = lab_that_is_up(tmp_path / "lab"), list[str]()
     monkeypatch.setattr(services.Service, "answers", lambda service: bool(started))
     monkeypatch.setattr(services, "ensure_services", lambda *arguments: started.append("libvirtd"))

@@ -234,6 +234,12 @@ def test_an_attempt_of_ours_that_is_no_tasks_holds_its_cores_as_long_as_it_lives
     assert made.orphaned_attempts == ("ebb.since.0b.1",)
 
 
+def test_an_attempt_of_ours_that_is_no_tasks_keeps_no_machine_on_which_it_will_not_begin() -> None:
+    look = Look({"n1": replace(MACHINES["n1"], drained=LEAVING)}, {"ebb.since.0b.1": Seen(AttemptState.RELEASED, "n1")})
+    made = turn([], look, {}, Pool(Predictor(10.0)), 10.0, "ebb", {"n1"})
+    assert made.machines["n1"].foreign_cores == 0
+
+
 def test_an_attempt_of_a_task_that_cannot_be_read_is_counted_once() -> None:
     unread = Task(TaskOrder("since", ("?",), cores=1), "?", 1.0, TaskPhase.RUNNING, machine="n1")
     small = Task(TaskOrder("small", ("true",)), "0a", 1.0)
