@@ -75,15 +75,15 @@ async def test_a_manager_answers_its_metrics_there_without_a_token_and_nothing_e
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("host", [b"localhost:99999999", b"localhost:abc", b"\xff"])
-async def test_a_host_header_that_is_none_is_refused(port: int, host: bytes) -> None:
-    reader, writer = await asyncio.open_connection(ADDRESS, port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
-    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
-    await writer.wait_closed()
-    assert head.startswith(b"HTTP/1.1 400 "), head
-    assert json.loads(body)["field"] == "Host"
+async def test_a_host_header_that_is_none_is_refused(port: int) -> None:
+    for host in (b"localhost:99999999", b"localhost:abc", b"\xff"):
+        reader, writer = await asyncio.open_connection(ADDRESS, port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+        assert head.startswith(b"HTTP/1.1 400 "), (host, head)
+        assert json.loads(body)["field"] == "Host", host
 
 
 @pytest.mark.asyncio
