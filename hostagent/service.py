@@ -17,6 +17,7 @@ from aiohttp import web
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.operations import OperationState
+from ebbtide.rest.errors import AccessError
 from ebbtide.rest.gate import Gate
 from ebbtide.rest.listener import holding
 from ebbtide.rest.metrics.port import ADDRESS, metrics_port
@@ -129,11 +130,16 @@ async def serve(
     try:
         async with (
             holding(ADDRESS, given.options.metrics_port if given is not None else None) as alone,
+            # In front: serving begins when libvirt answers, which may take days.
+            reloading(gate, given),
             gate.serve(app, address, port, shutdown_timeout_s=60.0),
             metrics_port(alone, "host agent", metrics.metrics, {AGENT: agent, metrics.LOOP: app[metrics.LOOP]}),
-            reloading(gate, given),
         ):
             if manager is not None:
+                try:
+                    own_token = await asyncio.to_thread(manager_token, token_file, manager, manager_token_file)
+                except AccessError as error:
+                    log.error("the token for reports stays that of the start", why=str(error))
                 reporter = Reporter(agent.host, manager, own_token, gate.calls)
                 own_tasks.append(asyncio.create_task(guarded(reporter.run), name="reporter"))
                 gate.on_change = reporter.reconnect
