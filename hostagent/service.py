@@ -32,7 +32,7 @@ from hostagent.api.forms import AGENT
 from hostagent.control.renewal import Renewing
 from hostagent.control.reporter import Reporter
 from hostagent.control.succession import Succession
-from hostagent.errors import HostAgentError
+from hostagent.errors import WAITS, HostAgentError
 from hostagent.operations.agent import Agent
 from hostagent.options import MANAGER_NAME
 from hostagent.supervised_task import guarded
@@ -73,9 +73,10 @@ class _Start:
 
     async def wait(self, why: str) -> None:
         """Wait before the hypervisor is asked again, ever longer. Raises `_Stopped`."""
-        if not self._why:
+        why = " ".join(why.split())
+        if why != self._why:
             log.warning("libvirt does not answer: the agent waits for it, and reports nothing meanwhile", why=why)
-        self._why = " ".join(why.split())
+        self._why = why
         await self.tell()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pause_s):
@@ -92,7 +93,7 @@ class _Start:
 
     def _status(self) -> str:
         if self._why:
-            return f"waits for libvirt: {self._why}"
+            return f"{WAITS}: {self._why}"
         return f"{self._agent.host.modes.sentence}; {len(self._agent.host.vms)} VMs"
 
 

@@ -15,6 +15,7 @@ from typing import cast
 
 import aiohttp
 import pytest
+import structlog
 from aiohttp import web
 
 from ebbtide.lab.state import write_private
@@ -29,7 +30,8 @@ from hostagent.api import app as app_of
 from hostagent.api.metrics import facts_of
 from hostagent.control.renewal import load
 from hostagent.control.reporter import Reporter
-from hostagent.errors import HypervisorError
+from hostagent.errors import HostAgentError, HypervisorError
+from hostagent.libvirt.adopted import AdoptedDomains
 from hostagent.libvirt.hypervisor import DomainState
 from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions
@@ -203,6 +205,34 @@ async def test_an_agent_that_waits_for_libvirt_ends_at_once_when_it_is_told_to(
         await serving
     assert [said(systemd)[0] for _ in range(2)] == ["READY=1", "STOPPING=1"]
     assert not (tmp_path / "state.json").exists()
+
+
+async def test_no_agent_waits_where_it_is_the_names_of_the_adopted_domains_that_cannot_be_read(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", 3600.0)
+    write_private(tmp_path / "token", "of-the-manager")
+    adopted = tmp_path / "adopted.json"
+    adopted.write_text("")
+    agent = make_agent(world, tmp_path)
+
+    async def domains() -> list[DomainState]:
+        AdoptedDomains(adopted).names()
+        return []
+
+    monkeypatch.setattr(agent.host.hypervisor, "domains", domains)
+    with pytest.raises(HostAgentError, match=r"adopted\.json, which names the adopted domains, cannot be read"):
+        async with asyncio.timeout(10):
+            await serve(agent, "127.0.0.1", 0, tmp_path / "token", None, None, asyncio.Event())
+
+
+@pytest.mark.looptime
+async def test_each_reason_for_which_an_agent_waits_is_logged_once() -> None:
+    start = service._Start(cast(Agent, None), asyncio.Event())
+    with structlog.testing.capture_logs() as logs:
+        for why in ("Connection refused", "Connection\nrefused", "Permission denied", "Connection refused"):
+            await start.wait(why)
+    assert [line["why"] for line in logs] == ["Connection refused", "Permission denied", "Connection refused"]
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["whole", "broken afterwards"])
