@@ -7,6 +7,9 @@ from typing import Final
 
 from ebbtide.messages.problem_codes import ProblemCode
 
+#: So begins what systemd is told of an agent that libvirt keeps from starting, and of which `join` tells.
+WAITS: Final = "waits for libvirt"
+
 
 class HostAgentError(Exception):
     """Base of all errors of the host agent."""
@@ -22,6 +25,10 @@ class HypervisorTimeout(HypervisorError):
 
 class DomainGone(HypervisorError):
     """The domain does not exist any more."""
+
+
+class AdoptedUnknown(HypervisorError):
+    """The file that names the adopted domains cannot be read: it is not known which domains are ours."""
 
 
 class TrafficControlError(HypervisorError):

@@ -32,7 +32,7 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tls import client_context, is_everywhere, is_loopback
 from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
-from hostagent.errors import HostAgentError
+from hostagent.errors import WAITS, HostAgentError
 from hostagent.options import MANAGER_NAME, UNNAMED, HostAgentOptions, address_of, capacity_of
 from hostagent.state.files import alone_in, make_parents, replace, sync_names
 from hostagent.state.journal import Journal
@@ -481,13 +481,19 @@ def _start(given: argparse.Namespace) -> None:
     # One that runs already has the options and the certificate of before.
     _systemctl("enable")
     _systemctl("restart")
-    print("the service ebb-hostagent runs: the host appears in `ebb host list` with its first report", file=sys.stdout)
+    status = _systemctl("show --property StatusText --value")
+    if status.startswith(WAITS):
+        print(f"the service ebb-hostagent {status}")
+        print("the host appears in `ebb host list` once libvirt answers it")
+    else:
+        print("the service ebb-hostagent runs: the host appears in `ebb host list` with its first report")
 
 
-def _systemctl(verb: str) -> None:
-    """Raises HostAgentError."""
+def _systemctl(verb: str) -> str:
+    """What it prints. Raises HostAgentError."""
     command = f"systemctl {verb} ebb-hostagent"
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         why = done.stderr.strip() or done.returncode
         raise HostAgentError(f"{command}: {why}; see journalctl -u ebb-hostagent")
+    return done.stdout.strip()

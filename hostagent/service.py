@@ -17,6 +17,7 @@ from aiohttp import web
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.commands import ModeCommand
 from ebbtide.messages.operations import OperationState
+from ebbtide.rest.errors import AccessError
 from ebbtide.rest.gate import Gate
 from ebbtide.rest.listener import holding
 from ebbtide.rest.metrics.port import ADDRESS, metrics_port
@@ -31,7 +32,7 @@ from hostagent.api.forms import AGENT
 from hostagent.control.renewal import Renewing
 from hostagent.control.reporter import Reporter
 from hostagent.control.succession import Succession
-from hostagent.errors import HostAgentError
+from hostagent.errors import WAITS, HostAgentError
 from hostagent.operations.agent import Agent
 from hostagent.options import MANAGER_NAME
 from hostagent.supervised_task import guarded
@@ -72,9 +73,10 @@ class _Start:
 
     async def wait(self, why: str) -> None:
         """Wait before the hypervisor is asked again, ever longer. Raises `_Stopped`."""
-        if not self._why:
+        why = " ".join(why.split())
+        if why != self._why:
             log.warning("libvirt does not answer: the agent waits for it, and reports nothing meanwhile", why=why)
-        self._why = " ".join(why.split())
+        self._why = why
         await self.tell()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pause_s):
@@ -91,7 +93,7 @@ class _Start:
 
     def _status(self) -> str:
         if self._why:
-            return f"waits for libvirt: {self._why}"
+            return f"{WAITS}: {self._why}"
         return f"{self._agent.host.modes.sentence}; {len(self._agent.host.vms)} VMs"
 
 
@@ -129,11 +131,16 @@ async def serve(
     try:
         async with (
             holding(ADDRESS, given.options.metrics_port if given is not None else None) as alone,
+            # In front: serving begins when libvirt answers, which may take days.
+            reloading(gate, given),
             gate.serve(app, address, port, shutdown_timeout_s=60.0),
             metrics_port(alone, "host agent", metrics.metrics, {AGENT: agent, metrics.LOOP: app[metrics.LOOP]}),
-            reloading(gate, given),
         ):
             if manager is not None:
+                try:
+                    own_token = await asyncio.to_thread(manager_token, token_file, manager, manager_token_file)
+                except AccessError as error:
+                    log.error("the token for reports stays that of the start", why=str(error))
                 reporter = Reporter(agent.host, manager, own_token, gate.calls)
                 own_tasks.append(asyncio.create_task(guarded(reporter.run), name="reporter"))
                 gate.on_change = reporter.reconnect

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import libvirt
 import structlog
 
-from hostagent.errors import HypervisorError, HypervisorTimeout
+from hostagent.errors import AdoptedUnknown, HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Candidate, HostSideReading, domain_name
 from hostagent.libvirt.libvirt_readings import (
     limit_cores,
@@ -57,7 +57,7 @@ class AdoptedDomains:
         self._lock = threading.Lock()
 
     def names(self) -> frozenset[str]:
-        """:raises HypervisorError: the file cannot be read, so that it is not known which domains are ours."""
+        """:raises AdoptedUnknown: the file cannot be read."""
         with self._lock:
             return self._read()
 
@@ -75,8 +75,8 @@ class AdoptedDomains:
             assert self._path is not None
             try:
                 self._names = frozenset(json.loads(self._path.read_text())) if self._path.exists() else frozenset()
-            except (OSError, ValueError) as error:
-                raise HypervisorError(
+            except (OSError, TypeError, ValueError) as error:
+                raise AdoptedUnknown(
                     f"{self._path}, which names the adopted domains, cannot be read: {error}"
                 ) from error
         return self._names

@@ -63,6 +63,9 @@ class Networks:
         self._locks: dict[str, asyncio.Lock] = {}
         #: Set when libvirt has failed once: what its kernel lacks, it lacks for all taps.
         self._libvirt_cannot = ""
+        #: What libvirt was asked for, bytes/s by tap, since it has last held one: of a call that was given up, or of
+        #: one that waited behind it, half may come to be left.
+        self._asked: dict[str, set[int]] = {}
         #: One at a time: a domain that is stopped by a command may be seen to have ended, too.
         self._removing = asyncio.Lock()
 
@@ -112,6 +115,7 @@ class Networks:
         """Remove what is ours of the taps of a domain that is gone; failures are logged."""
         async with self._removing:
             for device in devices:
+                self._asked.pop(device, None)
                 await self._control.forget(device)
 
     async def sweep(self) -> None:
@@ -133,8 +137,7 @@ class Networks:
 
     async def _limit(self, domain: str, interface: Interface, tap: Tap, bytes_s: int) -> None:
         shape = await self._control.look(tap)
-        if shape.half_made and not interface.limited and _is_near(shape.to_guest, bytes_s):
-            # Of any other rate it is an owner's own, and is refused below.
+        if self._is_left_over(interface, shape, bytes_s):
             log.warning("removing what a failed call of libvirt has left on a tap", tap=tap.name, domain=domain)
             await self._control.clear(tap)
             shape = await self._control.look(tap)
@@ -145,6 +148,11 @@ class Networks:
             self._libvirt_cannot = why
             log.info("libvirt cannot limit interfaces here, so we do it ourselves", tap=tap.name, why=why)
         await self._control.limit(tap, bytes_s)
+
+    def _is_left_over(self, interface: Interface, shape: Shape, *rates: int) -> bool:
+        """Whether half of a limit stands there that libvirt was asked for. Of any other rate it is an owner's own."""
+        asked = (*rates, *self._asked.get(interface.device, ()))
+        return shape.half_made and not interface.limited and any(_is_near(shape.to_guest, rate) for rate in asked)
 
     def _may_try_libvirt(self, tap: Tap, shape: Shape) -> bool:
         free = shape.root is None and not shape.ingress
@@ -157,6 +165,7 @@ class Networks:
         :raises HypervisorTimeout: it did not answer, so it may still be at it.
         """
         average = bytes_s // LIBVIRTS_UNIT
+        self._asked.setdefault(interface.device, set()).add(bytes_s)
         try:
             await self._set(domain, interface, average)
             said = await self._on(
@@ -166,6 +175,7 @@ class Networks:
             has = (shape.to_guest, shape.from_guest)
             said_so = all(said.get(f"{way}.average") == average for way in DIRECTIONS)
             if said_so and all(_is_near(rate, bytes_s) for rate in has):
+                self._asked.pop(interface.device, None)
                 return ""
             why = f"libvirt took the limit, but tc shows {has[0]} and {has[1]} bytes/s instead of {bytes_s}"
         except (HypervisorTimeout, DomainGone):
@@ -181,6 +191,8 @@ class Networks:
         # A tap that was moved to another namespace has lost its qdiscs, and libvirt does not reach it there.
         if interface.limited and tap.namespace is None:
             await self._set(domain, interface, 0)
+        if interface.device in self._asked and self._is_left_over(interface, await self._control.look(tap)):
+            await self._control.clear(tap)
         await self._control.lift(tap)
 
     async def _set(self, domain: str, interface: Interface, average: int) -> None:

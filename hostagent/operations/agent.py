@@ -11,7 +11,7 @@ from hostagent.control.harvest import Harvest
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.control.reconciler import Reconciler
 from hostagent.control.steady import Steady
-from hostagent.errors import HypervisorError, JournalError
+from hostagent.errors import AdoptedUnknown, HypervisorError, JournalError
 from hostagent.libvirt.hypervisor import DomainState
 from hostagent.operations.adoption_commands import AdoptionCommands
 from hostagent.operations.creation_commands import CreationCommands
@@ -58,7 +58,7 @@ class Agent:
         """Find our domains and go on with whatever an earlier agent left unfinished.
 
         :param wait: called with why the hypervisor does not answer, before it is asked again; default: it is not.
-        :raises HypervisorError: it does not answer.
+        :raises HypervisorError: it does not answer, or it is not known which domains are ours.
         """
         domains = await self._domains(wait)
         await self.host.sample()
@@ -85,6 +85,8 @@ class Agent:
         while True:
             try:
                 return await self.host.hypervisor.domains()
+            except AdoptedUnknown:
+                raise  # waiting does not mend a file
             except HypervisorError as error:
                 if wait is None:
                     raise

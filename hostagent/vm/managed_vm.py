@@ -231,7 +231,8 @@ class ManagedVM:
             "boot_memory_mib": self.intent.boot_mib,
             "not_yet": self._not_yet_deflatable(),
             "pressure": self.pressure.sentence or None,
-            "asks": self.asks if self.pressure.sentence else ZERO,
+            # Where the mode leaves pressure alone, it may be of long ago.
+            "asks": self.asks.smaller(self.pressure.wants) if self.pressure.sentence else ZERO,
             "pressure_budget_s": 30.0 * round(self.pressure.budget_s / 30),
             "drift_total": self.drift_repair.drift_total,
             "contention": self.drift_repair.contention.sentence or None,

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
+import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import aiohttp
 import pytest
+import structlog
 from aiohttp import web
 
 from ebbtide.lab.state import write_private
 from ebbtide.messages.operations import Operation
 from ebbtide.rest.access import Access
+from ebbtide.rest.gate import Gate
 from ebbtide.rest.options import Given
 from ebbtide.rest.settings import AccessSettings
+from hostagent import access as access_of_agents
 from hostagent import service
 from hostagent.api import app as app_of
 from hostagent.api.metrics import facts_of
 from hostagent.control.renewal import load
-from hostagent.errors import HypervisorError
+from hostagent.control.reporter import Reporter
+from hostagent.errors import HostAgentError, HypervisorError
+from hostagent.libvirt.adopted import AdoptedDomains
 from hostagent.libvirt.hypervisor import DomainState
 from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions
 from hostagent.service import serve
+from hostagent.vm.host import Host
 from tests.hostagent.conftest import make_agent
 from tests.hostagent.waiting import until
 from tests.hostagent.world import World
@@ -195,6 +205,94 @@ async def test_an_agent_that_waits_for_libvirt_ends_at_once_when_it_is_told_to(
         await serving
     assert [said(systemd)[0] for _ in range(2)] == ["READY=1", "STOPPING=1"]
     assert not (tmp_path / "state.json").exists()
+
+
+async def test_no_agent_waits_where_it_is_the_names_of_the_adopted_domains_that_cannot_be_read(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FIRST_PAUSE_S", 3600.0)
+    write_private(tmp_path / "token", "of-the-manager")
+    adopted = tmp_path / "adopted.json"
+    adopted.write_text("")
+    agent = make_agent(world, tmp_path)
+
+    async def domains() -> list[DomainState]:
+        AdoptedDomains(adopted).names()
+        return []
+
+    monkeypatch.setattr(agent.host.hypervisor, "domains", domains)
+    with pytest.raises(HostAgentError, match=r"adopted\.json, which names the adopted domains, cannot be read"):
+        async with asyncio.timeout(10):
+            await serve(agent, "127.0.0.1", 0, tmp_path / "token", None, None, asyncio.Event())
+
+
+@pytest.mark.looptime
+async def test_each_reason_for_which_an_agent_waits_is_logged_once() -> None:
+    start = service._Start(cast(Agent, None), asyncio.Event())
+    with structlog.testing.capture_logs() as logs:
+        for why in ("Connection refused", "Connection\nrefused", "Permission denied", "Connection refused"):
+            await start.wait(why)
+    assert [line["why"] for line in logs] == ["Connection refused", "Permission denied", "Connection refused"]
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["whole", "broken afterwards"])
+async def test_what_is_replaced_while_an_agent_waits_for_libvirt_counts_when_it_serves(
+    world: World, tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    tokens: list[str] = []
+    gates: list[Gate] = []
+
+    class Reporting(Reporter):
+        def __init__(self, host: Host, manager: str, token: str, tls: ssl.SSLContext | None) -> None:
+            super().__init__(host, manager, token, tls)
+            tokens.append(token)
+
+    def gate_of(access: AccessSettings, token_file: Path, manager_name: str) -> Gate:
+        gates.append(access_of_agents.gate_of(access, token_file, manager_name))
+        return gates[0]
+
+    for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(service, name, 0.01)
+    monkeypatch.setattr(service, "Reporter", Reporting)
+    monkeypatch.setattr(service, "gate_of", gate_of)
+    monkeypatch.setattr(service, "_renewing", lambda *_: None)
+    world.failures["domains"] = "Failed to connect socket: Connection refused"
+    token, report_token = tmp_path / "token", tmp_path / "report-token"
+    write_private(token, "first-token")
+    write_private(report_token, "first-report-token")
+    before, after = Pki(tmp_path / "before"), Pki(tmp_path / "after")
+    own, fresh = before.pair("host-a"), after.pair("host-a")
+    agent, stop = make_agent(world, tmp_path), asyncio.Event()
+    serving = asyncio.create_task(
+        serve(
+            *(agent, "127.0.0.1", unused_tcp_port, token, "https://127.0.0.1:1", report_token, stop),
+            access=AccessSettings(own=own, client_ca=before.ca),
+        ),
+        name="agent",
+    )
+    # As the command has it: what is not listened to does nothing.
+    was = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        await until(lambda: serving.done() or ("domains", "") in [call[:2] for call in world.calls])
+        write_private(token, "second-token")
+        write_private(report_token, "second-report-token")
+        for source, target in ((after.ca, before.ca), (fresh.certificate, own.certificate), (fresh.key, own.key)):
+            shutil.copyfile(source, target)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: gates[0].access.principals.of("second-token") is not None, 5.0)
+        if broken:
+            write_private(report_token, "two words")
+        world.failures.clear()
+        await until(lambda: bool(tokens))
+        url, headers = f"https://127.0.0.1:{unused_tcp_port}/v1/host", {"Authorization": "Bearer second-token"}
+        tls = after.client(after.pair("ebb-manager"))
+        async with aiohttp.ClientSession(headers=headers) as session, session.get(url, ssl=tls) as answer:
+            assert answer.status == 200
+        assert tokens == ["first-report-token" if broken else "second-report-token"]
+    finally:
+        stop.set()
+        await serving
+        signal.signal(signal.SIGHUP, was)
 
 
 @pytest.mark.looptime

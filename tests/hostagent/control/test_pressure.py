@@ -216,6 +216,24 @@ async def test_one_that_has_got_all_it_was_sold_asks_the_manager_for_nothing_tho
     assert vm.status().asks.memory_mib == 0
 
 
+async def test_what_a_vm_asked_for_before_its_host_was_paused_is_told_only_as_far_as_it_still_lacks_it(
+    command: Command, full_host: list[Domain], host: Host
+) -> None:
+    vm = host.vms["low-1"]
+    press(full_host[0])
+    await until(lambda: vm.status().asks.memory_mib == 500)
+    assert (await command("PUT", "/v1/mode", {"request_id": "p", "mode": "paused"})).state == "done"
+    async with vm.lock:
+        host.slice = replace(host.slice, capacity=host.slice.capacity + ResourceVector(memory_mib=500))
+        size = vm.allocation().current.with_component("memory_mib", 824.0)
+        plan_all(host, {"low-1": size}, Request("r", "reinflate", {}, 0.0))
+        await host.resize_one(vm, 20.0)
+        press(full_host[0])
+        vm.pressure.observe(await _status(host))
+    assert vm.pressure.sentence
+    assert (vm.asks.memory_mib, vm.status().asks.memory_mib) == (500, 200)
+
+
 @pytest.mark.parametrize("moves", [False, True], ids=["it is being stopped", "it moves to another host"])
 async def test_no_neighbour_gives_for_one_that_cannot_be_given_anything(
     full_host: list[Domain], host: Host, impatient: None, moves: bool

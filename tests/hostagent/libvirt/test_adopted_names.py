@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from hostagent.errors import HypervisorError, HypervisorTimeout
+from hostagent.errors import AdoptedUnknown, HypervisorError, HypervisorTimeout
 from hostagent.libvirt import adopted
 from hostagent.libvirt.adopted import LOOK_AGAIN_S, AdoptedDomains, LibvirtAdoption
 from hostagent.libvirt_connection import LibvirtConnection
@@ -33,14 +33,15 @@ def test_names_are_on_the_disk_before_they_take_the_place_of_the_old_ones(
     assert AdoptedDomains(path).names() == {"web"}
 
 
-def test_a_file_that_cannot_be_read_is_an_error_and_is_not_written_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "5"])
+def test_a_file_that_cannot_be_read_is_an_error_and_is_not_written_over(tmp_path: Path, text: str) -> None:
     path = tmp_path / "adopted.json"
-    path.write_text("")
-    with pytest.raises(HypervisorError, match="cannot be read"):
+    path.write_text(text)
+    with pytest.raises(AdoptedUnknown, match="cannot be read"):
         AdoptedDomains(path).names()
-    with pytest.raises(HypervisorError, match="cannot be read"):
+    with pytest.raises(AdoptedUnknown, match="cannot be read"):
         AdoptedDomains(path).add("web")
-    assert path.read_text() == ""
+    assert path.read_text() == text
 
 
 class _Slow:

@@ -135,6 +135,32 @@ async def test_half_of_a_limit_that_an_earlier_call_of_libvirt_left_is_removed(
     assert domain.kernel.devices["vnet0"] == ("tbf", "ebb0:", 8 * MIB)
 
 
+@pytest.mark.parametrize(("wanted", "left"), [(8.0, ("tbf", "ebb0:", 8 * MIB)), (None, FREE)])
+async def test_half_of_a_limit_that_a_call_leaves_after_it_was_given_up_is_removed_whatever_rate_is_wanted_next(
+    tmp_path: Path, wanted: float | None, left: tuple[str, str, int]
+) -> None:
+    domain = FakeDomain(FakeKernel({"vnet0": FREE}), libvirt="hangs")
+    limits = networks(domain, tmp_path)
+    for mib_s in (2.0, 3.0):  # the second one only waits behind the first
+        with pytest.raises(HypervisorTimeout):
+            await limits.limit("vm", mib_s)
+    domain.kernel.devices["vnet0"], domain.libvirt = ("htb", "1:", 2 * MIB), "fails half way"
+    assert await limits.limit("vm", wanted) == ""
+    assert domain.kernel.devices["vnet0"] == left
+
+
+async def test_an_owners_htb_stays_whose_rate_libvirt_was_never_asked_for(tmp_path: Path) -> None:
+    domain = FakeDomain(FakeKernel({"vnet0": FREE}), libvirt="hangs")
+    limits = networks(domain, tmp_path)
+    with pytest.raises(HypervisorTimeout):
+        await limits.limit("vm", 2.0)
+    domain.kernel.devices["vnet0"] = owners = ("htb", "1:", 5 * MIB)
+    with pytest.raises(HypervisorError, match="root qdisc of another program"):
+        await limits.limit("vm", 8.0)
+    assert await limits.limit("vm", None) == ""
+    assert domain.kernel.devices["vnet0"] == owners
+
+
 async def test_an_htb_that_somebody_else_uses_is_left_alone(tmp_path: Path) -> None:
     domain = FakeDomain(FakeKernel({"vnet0": HALF_MADE}, leaves={"vnet0"}), libvirt="fails half way")
     with pytest.raises(HypervisorError, match="another program"):

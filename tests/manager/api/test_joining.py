@@ -48,6 +48,8 @@ class Inviting:
         self.asked: list[EnrolmentRequest] = []
         #: What its answers say besides.
         self.more: dict[str, Any] = {}
+        #: What its agent tells systemd, once it is started.
+        self.status = "host-b is active; 0 VMs"
         self.config = directory / "etc/hostagent.toml"
         self.directory = directory / "var/enrolment"
 
@@ -98,8 +100,10 @@ def started(inviting: Inviting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     told: list[str] = []
 
     def run(words: list[str], **_: Any) -> Any:
+        if words[1] == "show":
+            return SimpleNamespace(returncode=0, stderr="", stdout=f"{inviting.status}\n")
         told.append(" ".join(words))
-        return SimpleNamespace(returncode=0, stderr="")
+        return SimpleNamespace(returncode=0, stderr="", stdout="")
 
     inviting.config.parent.mkdir()
     monkeypatch.setattr(subprocess, "run", run)
@@ -219,6 +223,16 @@ async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
     await inviting.join()
     assert started == ["systemctl enable ebb-hostagent", "systemctl restart ebb-hostagent"]
     assert "the service ebb-hostagent runs" in capsys.readouterr().out
+
+
+async def test_a_host_whose_agent_waits_for_libvirt_is_told_that_instead_of_a_success(
+    inviting: Inviting, started: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inviting.status = "waits for libvirt: Failed to connect socket: No such file or directory"
+    await inviting.join()
+    said = capsys.readouterr().out
+    assert f"the service ebb-hostagent {inviting.status}\n" in said
+    assert "runs" not in said
 
 
 UNWRITABLE = ("/etc", "/usr", "/boot", "/efi", "/home", "/root", "/run/user")
