@@ -426,6 +426,7 @@ class MemoryLimits:
         kib = UNLIMITED_KIB if hard_mib is None else round(hard_mib * 1024)
 
         def write(connection: Any) -> bool:
+            group: MemoryGroup | None = None
             try:
                 found = connection.lookupByName(domain)
                 if hard_mib is not None:
@@ -436,6 +437,9 @@ class MemoryLimits:
                     # Before each: one that was lifted at any moment has taken it away.
                     group.hold_at_limit(True)
                 found.setMemoryParameters({"hard_limit": kib}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+                if group is not None:
+                    # And behind: lifted between the two, it would stand without.
+                    group.hold_at_limit(True)
             except libvirt.libvirtError as error:
                 if error.get_error_code() == libvirt.VIR_ERR_SYSTEM_ERROR and error.get_int1() == errno.EBUSY:
                     return False

@@ -132,9 +132,9 @@ class VM:
         assert flags == libvirt.VIR_DOMAIN_AFFECT_LIVE
         if self.broken is not None:
             raise self.broken
-        self.meanwhile()
         hard = None if parameters["hard_limit"] >= UNLIMITED_KIB else parameters["hard_limit"] / 1024
         assert hard is None or self.version == 2 or self.held, "what cannot be kept would kill"
+        self.meanwhile()
         if hard is not None and self.usage_mib > hard:
             assert self.version == 1, "on v2 that kills when it cannot be reclaimed"
             self._take(self.usage_mib - hard)

@@ -434,3 +434,28 @@ async def test_a_limit_that_the_watch_lifts_on_its_way_is_given_up_and_never_com
     # The next one is none of that.
     assert await made.set("ebb-a.a", 400, 30) == ""
     assert vm.limit_mib == 400
+
+
+async def test_a_limit_that_the_watch_lifts_as_libvirt_is_about_to_set_one_stands_with_a_hold_until_that_goes_too(
+    limits: Limits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm, stood = VM(), []
+    _, made = limits(a=vm)
+    settle = made._settle
+
+    def lifted() -> None:
+        if len(vm.limits) == 1:
+            vm.waits = True
+            assert made._lift_in_cgroup("ebb-a.a")
+            vm.waits = False
+            made._approached["ebb-a.a"] = "the VM stands still"
+
+    async def settling(*arguments: Any) -> str:
+        stood.append((vm.hard_mib == vm.limits[1], vm.held))
+        return await settle(*arguments)
+
+    vm.meanwhile = lifted
+    monkeypatch.setattr(made, "_settle", settling)
+    assert "it was lifted meanwhile" in await made.set("ebb-a.a", 400, 30)
+    assert stood == [(True, True)]
+    assert (vm.hard_mib, vm.held) == (None, False)
