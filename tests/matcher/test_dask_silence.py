@@ -131,7 +131,7 @@ async def test_an_attempt_without_a_record_that_is_on_a_worker_is_killed_there_b
     tmp_path: Path, begun_too: bool
 ) -> None:
     engine = Connected(tmp_path)
-    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "well", "reason": ""}}
+    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "well", "cores": 1, "reason": ""}}
     # As of a cancelled task, by a manager that was started again: it does not say what had begun.
     await engine.look([ATTEMPT])
     await engine.cancel(ATTEMPT, begun_too)
@@ -141,7 +141,7 @@ async def test_an_attempt_without_a_record_that_is_on_a_worker_is_killed_there_b
 
 def test_only_what_has_surely_not_begun_is_dropped_while_its_worker_does_not_answer(tmp_path: Path) -> None:
     engine = Connected(tmp_path)
-    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "gone", "reason": ""}}
+    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "gone", "cores": 1, "reason": ""}}
 
     async def cancels() -> None:
         await engine.look([ATTEMPT])
