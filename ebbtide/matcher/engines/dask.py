@@ -132,8 +132,8 @@ class Dask:
                 try:
                     await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
                 except EngineRefused:
-                    # Whoever is sure that it has not begun waits for no worker that is silent.
-                    if begun_too:
+                    # What has surely not begun waits for no worker that is silent.
+                    if begun_too and (attempt in self._begun or record.anew):
                         raise
             await self._drop(attempt)
             return
