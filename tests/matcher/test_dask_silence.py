@@ -131,7 +131,7 @@ async def test_an_attempt_without_a_record_that_is_on_a_worker_is_killed_there_b
     tmp_path: Path, begun_too: bool
 ) -> None:
     engine = Connected(tmp_path)
-    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "well", "reason": ""}}
+    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "well", "cores": 1, "reason": ""}}
     # As of a cancelled task, by a manager that was started again: it does not say what had begun.
     await engine.look([ATTEMPT])
     await engine.cancel(ATTEMPT, begun_too)
@@ -139,17 +139,31 @@ async def test_an_attempt_without_a_record_that_is_on_a_worker_is_killed_there_b
     assert engine.client.asked == [(WELL,)]
 
 
-def test_only_what_has_surely_not_begun_is_dropped_while_its_worker_does_not_answer(tmp_path: Path) -> None:
-    engine = Connected(tmp_path)
-    engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "gone", "reason": ""}}
+@pytest.mark.parametrize(
+    ("recorded", "begun", "begun_too", "dropped"),
+    [
+        (True, [], True, True),
+        # Of one that was seen to begin, or has no directory, the claim may have been lost.
+        (True, [ATTEMPT], True, False),
+        (False, [], True, False),
+        (False, [], False, True),
+    ],
+)
+def test_only_what_has_surely_not_begun_is_dropped_while_its_worker_does_not_answer(
+    tmp_path: Path, recorded: bool, begun: list[str], begun_too: bool, dropped: bool
+) -> None:
+    if recorded:
+        (tmp_path / ATTEMPT).mkdir(mode=0o700)
 
     async def cancels() -> None:
-        await engine.look([ATTEMPT])
-        with pytest.raises(EngineRefused, match="no answer"):
-            await engine.cancel(ATTEMPT)
-        assert not engine.dropped
-        await engine.cancel(ATTEMPT, begun_too=False)
-        assert set(engine.dropped) == {ATTEMPT}
+        # The second time by a manager that was started again.
+        for engine in (Connected(tmp_path), Connected(tmp_path)):
+            engine.client.tasks = {ATTEMPT: {"state": "processing", "worker": "gone", "cores": 1, "reason": ""}}
+            await engine.look([ATTEMPT], begun)
+            refused = contextlib.nullcontext() if dropped else pytest.raises(EngineRefused, match="no answer")
+            with refused:
+                await engine.cancel(ATTEMPT, begun_too)
+            assert set(engine.dropped) == ({ATTEMPT} if dropped else set())
 
     with asyncio.Runner(loop_factory=FakedLoop) as runner:
         runner.run(cancels())

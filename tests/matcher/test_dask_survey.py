@@ -12,12 +12,13 @@ import pytest
 from dask.utils import key_split
 
 from ebbtide.matcher.engines import dask, dask_inside
-from ebbtide.matcher.engines.dask import KEY_PREFIX, Dask, _machine
+from ebbtide.matcher.engines.dask import KEY_PREFIX, Dask, _machine, _seen
+from ebbtide.matcher.engines.records import Record
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.match.attempts import attempt_name
 
 
-def scheduler(*keys: tuple[str, float]) -> Any:
+def scheduler(*keys: tuple[str, float | None]) -> Any:
     """With one worker that is at work on keys which ask for so many cores."""
     worker = SimpleNamespace(
         name="n1",
@@ -29,7 +30,10 @@ def scheduler(*keys: tuple[str, float]) -> Any:
     )
     tasks = {
         key: SimpleNamespace(
-            processing_on=worker, state="processing", resource_restrictions={"core": cores}, exception_text=""
+            processing_on=worker,
+            state="processing",
+            resource_restrictions={"core": cores} if cores is not None else None,
+            exception_text="",
         )
         for key, cores in keys
     }
@@ -53,6 +57,17 @@ def test_keys_of_attempts_are_one_kind_for_the_scheduler_and_give_the_names_of_a
     found = dask_inside.survey(f"{label}.", KEY_PREFIX, dask_scheduler=shown)
     assert list(found["tasks"]) == [*names, earlier]
     assert found["workers"][0]["others"] == 2.0
+
+
+@pytest.mark.parametrize(("asked", "held"), [(2.0, 2), (0.5, 1), (None, None)])
+def test_an_attempt_on_a_worker_holds_the_cores_that_its_scheduler_gave_it_there(
+    asked: float | None, held: int | None
+) -> None:
+    """Of one that is no task's nobody else knows them."""
+    shown = scheduler((f"{KEY_PREFIX}ebb.since.0b.1", asked))
+    found = dask_inside.survey("ebb.", KEY_PREFIX, dask_scheduler=shown)
+    (seen,) = (_seen(task, Record()) for task in found["tasks"].values())
+    assert (seen.machine, seen.cores) == ("n1", held)
 
 
 async def test_an_attempt_is_dropped_by_its_key_and_by_that_of_earlier_versions(

@@ -171,6 +171,13 @@ async def test_a_sealed_attempt_stays_sealed_and_its_directory_is_its_users_only
     assert os.listdir(records.directory / ATTEMPT) == ["claim"]
 
 
+async def test_a_seal_says_again_and_again_whether_there_was_a_directory(records: Records) -> None:
+    lost = "ebb.train.0a.2"
+    for _ in range(2):
+        assert [(await records.seal(name)).anew for name in (ATTEMPT, lost)] == [False, True]
+    assert (await records.read([lost]))[lost].claim is Claim.SEALED
+
+
 async def test_a_file_that_its_owner_keeps_by_a_lease_is_no_record_and_keeps_no_other_attempt(
     records: Records,
 ) -> None:

@@ -58,6 +58,12 @@ def test_what_a_job_holds_or_will_hold_is_known_as_long_as_it_lives() -> None:
     assert shown == [("n1", 2), ("n2", 2), (None, None), ("n1", None)]
 
 
+def test_a_job_that_slurm_has_not_begun_is_known_to_wait_for_it() -> None:
+    (runs,) = jobs_of(job("RUNNING"))
+    (pending,) = jobs_of(job("PENDING", priority=7, required_nodes="n2"))
+    assert (runs.seen.queued, pending.seen.queued) == (False, True)
+
+
 def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:
     for state in ("SUSPENDED", ["RUNNING", "SUSPENDED"], ["STOPPED"]):
         (found,) = jobs_of(job(state))

@@ -132,8 +132,8 @@ class Dask:
                 try:
                     await self._signal(attempt, Signals.SIGKILL, all_of_it=True)
                 except EngineRefused:
-                    # Whoever is sure that it has not begun waits for no worker that is silent.
-                    if begun_too:
+                    # What has surely not begun waits for no worker that is silent.
+                    if begun_too and (attempt in self._begun or record.anew):
                         raise
             await self._drop(attempt)
             return
@@ -291,8 +291,9 @@ def _seen(task: Mapping[str, Any], record: Record) -> Seen:
     """A key of the scheduler, with what its record said before."""
     state, worker = task["state"], task["worker"]
     if state == "processing":
-        begun = record.claim is Claim.BEGUN
-        return Seen(AttemptState.RUNNING if begun else AttemptState.RELEASED, worker)
+        begun, asked = record.claim is Claim.BEGUN, task["cores"]
+        cores = max(math.ceil(asked), 1) if asked is not None else None
+        return Seen(AttemptState.RUNNING if begun else AttemptState.RELEASED, worker, cores=cores)
     if state in ("memory", "erred", "released", "forgotten"):
         # Kept as a result: the attempt returned, and so its command ended with 0.
         found = _EXIT_CODE.search(task["reason"])

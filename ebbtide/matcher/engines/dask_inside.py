@@ -10,22 +10,24 @@ def survey(prefix: str, key_prefix: str, dask_scheduler: Any = None) -> dict[str
 
     :param key_prefix: before the name, in the key; keys of earlier versions are the names alone.
 
-    :returns: ``workers``: name, address, cores, why it takes nothing, cores of others; ``tasks``: state, worker, words.
+    :returns: ``workers``: name, address, cores, why it takes nothing, cores of others; ``tasks``: state, worker, cores,
+        words.
     """
     tasks = {}
     others: dict[str, float] = {}
     for key, task in dask_scheduler.tasks.items():
         where = task.processing_on
+        asked = task.resource_restrictions or {}
         attempt = key.removeprefix(key_prefix) if isinstance(key, str) else ""
         if attempt.startswith(prefix):
             tasks[attempt] = {
                 "state": task.state,
                 "worker": str(where.name) if where is not None else None,
+                "cores": asked.get("core"),
                 "reason": str(task.exception_text or "") if task.state == "erred" else "",
             }
         elif where is not None:
-            held = (task.resource_restrictions or {}).get("core", 1)
-            others[str(where.name)] = others.get(str(where.name), 0) + held
+            others[str(where.name)] = others.get(str(where.name), 0) + asked.get("core", 1)
     workers = [
         {
             "name": str(worker.name),

@@ -134,6 +134,8 @@ class Record:
     #: Since it was touched last, and when that was, both by its file system.
     silent_s: float | None = None
     touched_at: float | None = None
+    #: It was sealed where it had no directory (any more): if it has begun, its claim was lost.
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +187,14 @@ class Records:
         """
         await self.in_thread(lambda: self._prepare(attempt, user))
 
-    def _prepare(self, attempt: str, user: str | None = None) -> None:
+    def _prepare(self, attempt: str, user: str | None = None) -> bool:
+        """Whether there was none."""
         with self._opened() as root:
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.mkdir(attempt, 0o700, dir_fd=root)
+                made = True
+            except FileExistsError:
+                made = False
             if user is not None and os.geteuid() == 0:
                 try:
                     found = pwd.getpwnam(user)
@@ -202,6 +208,7 @@ class Records:
                     # That user's quota, as a rule: others' attempts can be prepared.
                     raise EngineFull(f"its directory cannot be given to {user}: {error.strerror}") from error
             os.fsync(root)
+        return made
 
     async def read(self, attempts: Collection[str], begun: Collection[str] = ()) -> dict[str, Record]:
         """The records of these attempts.
@@ -242,10 +249,11 @@ class Records:
 
     def _seal(self, attempt: str) -> Record:
         # Before it is submitted there is none yet.
-        self._prepare(attempt)
+        made = self._prepare(attempt)
         # In its own directory its command could remove it before it is linked.
         with self._opened() as root, tempfile.NamedTemporaryFile(dir=self.directory, prefix=".seal.") as file:
-            file.write(b"sealed\n")
+            # In the seal itself: whoever seals it again, perhaps after a restart, finds the directory.
+            file.write(b"sealed anew\n" if made else b"sealed\n")
             file.flush()
             os.fsync(file.fileno())
             try:
@@ -436,8 +444,8 @@ def _claim(text: str | None) -> Record:
     if text is None:
         return Record()
     words = text.split()
-    if words == ["sealed"]:
-        return Record(Claim.SEALED)
+    if words in (["sealed"], ["sealed", "anew"]):
+        return Record(Claim.SEALED, anew=len(words) == 2)
     begun_at = _time(words[1]) if len(words) == 3 and words[0] == "begun" else None
     if begun_at is None or not _MACHINE.fullmatch(words[2]):
         return Record(Claim.BEGUN)

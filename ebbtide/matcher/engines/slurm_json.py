@@ -98,7 +98,7 @@ def _seen(job: Mapping[str, Any]) -> Seen:
     if state == "PENDING":
         held = _number(job.get("priority")) == 0 or reason.startswith("JobHeld")
         required = _word(job.get("required_nodes")) or None
-        released = Seen(AttemptState.RELEASED, required, reason=reason, cores=cores)
+        released = Seen(AttemptState.RELEASED, required, reason=reason, cores=cores, queued=True)
         return Seen(AttemptState.HELD, reason=reason) if held else released
     if state in _RUNNING:
         return Seen(AttemptState.RUNNING, machine, suspended=state in _SUSPENDED, cores=cores)

@@ -68,6 +68,8 @@ class Seen:
     recorded_machine: str | None = None
     #: Whole cores that it holds or will hold there, by its engine; None: that does not say.
     cores: int | None = None
+    #: It is released, and its engine has surely not begun it; where False, RELEASED leaves that to its record.
+    queued: bool = False
 
     @property
     def lives(self) -> bool:

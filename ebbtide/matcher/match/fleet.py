@@ -8,11 +8,12 @@ taken: without, all that wait wait for the same machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.predict.ages import Floats
@@ -27,6 +28,8 @@ _EPSILON: Final = 1e-9
 _SLACK_S: Final = 1e-3
 #: Changes that are kept to be told.
 _TOLD: Final = 10_000
+#: Of some machines, by row.
+Marks: TypeAlias = NDArray[np.bool_]
 #: When so much becomes free.
 _Ends: TypeAlias = list[tuple[float, float]]
 
@@ -62,8 +65,6 @@ class Fleet:
         self._names: dict[int, str] = {}
         self.cores: Floats = np.zeros(0)
         self.memory_mib: Floats = np.zeros(0)
-        #: Cores of the machines that are closed, by row.
-        self._closed: dict[int, float] = {}
         #: Of each task that runs: row, when it began and is expected to end, cores. In any order, with places to spare;
         #: and the places by task, the tasks by place.
         self._held_rows: Integers = np.zeros(0, np.int64)
@@ -161,20 +162,13 @@ class Fleet:
         for row in rows:
             self._changed(row)
 
-    def close_only(self, machines: Set[str]) -> None:
-        """These machines, and no others, take nothing: they have no cores until the next call. Unknown ones are none.
-
-        Nothing is put or removed meanwhile.
-        """
+    def marked(self, machines: Set[str]) -> Marks:
+        """Whether the machine of a row is one of these, by row. Unknown ones are none."""
+        self._fit()
         rows = (self.predictor.rows.get(machine, -1) for machine in machines)
-        known = {row for row in rows if row in self._names}
-        for row in self._closed.keys() - known:
-            self.cores[row] = self._closed.pop(row)
-            self._changed(row)
-        for row in known - self._closed.keys():
-            self._closed[row] = self.cores.item(row)
-            self.cores[row] = 0.0
-            self._changed(row)
+        found: Marks = np.zeros(len(self.cores), bool)
+        found[[row for row in rows if row in self._names]] = True
+        return found
 
     def lasts(self, row: int) -> bool:
         """Whether the cores of a row's machine cannot be taken."""
@@ -184,7 +178,7 @@ class Fleet:
         """The machine of a row."""
         return self._names[row]
 
-    def rows(self) -> Iterable[int]:
+    def rows(self) -> Collection[int]:
         """The rows of the machines that there are."""
         return self._names.keys()
 

@@ -17,10 +17,11 @@ import numpy as np
 
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.match.choices import better_on_heartbeat, choose
-from ebbtide.matcher.match.fleet import Fleet, Running
+from ebbtide.matcher.match.fleet import Fleet, Marks, Running
 from ebbtide.matcher.match.match_cache import EVER_S, NOTHING_S, Band, MatchCache
 from ebbtide.matcher.match.offers import Offer, Weighed
 from ebbtide.matcher.predict import expected_time as figures
+from ebbtide.matcher.predict.ages import Floats
 
 #: Algorithm 3's threshold of P_c, which the paper does not state; 70 % is the confidence of its Fig. 13.
 THRESHOLD: Final = 0.7
@@ -147,10 +148,18 @@ class MatchMaker:
 
         :param offers: of how many machines to say what they offer.
         """
+        return self._decide(demand, now, offers, None)
+
+    def _decide(self, demand: Demand, now: float, offers: int, closed: Marks | None) -> Decision:
+        """As `decide`.
+
+        :param closed: by row, machines that it does not get.
+        """
         self.predictor.advance(now)
-        duration_s = self.duration_s(demand)
-        found, place = self._best(demand, duration_s, now, offers > 0)
-        fleet = self.fleet
+        duration_s, fleet = self.duration_s(demand), self.fleet
+        if closed is not None and np.count_nonzero(closed) == len(fleet.rows()):
+            return Decision(demand.task, None, False, math.inf, None, math.inf, duration_s)
+        found, place = self._best(demand, duration_s, now, offers > 0, closed)
         said = found.offers(fleet.name, fleet.lasts, offers, place) if offers else ()
         if place < 0:
             return Decision(demand.task, None, False, math.inf, None, math.inf, duration_s, said)
@@ -185,17 +194,23 @@ class MatchMaker:
         """
         fleet = self.fleet
         fleet.forget_promises()
+        self.predictor.advance(now)
         decisions = []
         begun = []
+        # One user's tasks are closed to the same machines, and others' come in between: each set is looked up once.
+        marks: dict[int, tuple[Set[str], Marks]] = {}
         try:
             for demand in demands:
-                never = closed.get(demand.task, frozenset())
-                rather_not = avoided.get(demand.task, frozenset())
-                fleet.close_only(never | rather_not)
-                decision = self.decide(demand, now, offers)
-                if decision.machine is None and rather_not:
-                    fleet.close_only(never)
-                    decision = self.decide(demand, now, offers)
+                never, rather_not = closed.get(demand.task), avoided.get(demand.task)
+                if never and id(never) not in marks:
+                    marks[id(never)] = never, fleet.marked(never)
+                shut = marks[id(never)][1] if never else None
+                decision = None
+                if rather_not:
+                    both = fleet.marked(rather_not) if shut is None else shut | fleet.marked(rather_not)
+                    decision = self._decide(demand, now, offers, both)
+                if decision is None or decision.machine is None:
+                    decision = self._decide(demand, now, offers, shut)
                 decisions.append(decision)
                 if decision.machine is None:
                     continue
@@ -207,7 +222,6 @@ class MatchMaker:
                 elif self.options.promises:
                     fleet.promise(self.predictor.rows[decision.machine], held)
         finally:
-            fleet.close_only(frozenset())
             for task in begun:
                 fleet.end(task)
             fleet.forget_promises()
@@ -230,7 +244,7 @@ class MatchMaker:
                 continue
             duration_s = self.duration_s(demand)
             band = self._match_cache.of(rows, np.array([room_at]), demand.cores, now)
-            weighed = self._weigh(demand, duration_s, band, False)
+            weighed = self._weigh(demand, duration_s, band, False, None)
             found = weighed.probability(0)
             so_far, so_far_s = (-1.0, math.inf) if best is None else (best.completion_probability, best.duration_s)
             if found is not None and better_on_heartbeat(
@@ -254,16 +268,18 @@ class MatchMaker:
         counts = self.options.releases and predicting.by_landmarks and predicting.sized
         return figures.release_s(duration_s) if counts else NOTHING_S
 
-    def _may_wait(self, demand: Demand, duration_s: float, now: float) -> bool:
+    def _may_wait(self, demand: Demand, duration_s: float, now: float, closed: Marks | None) -> bool:
         """Whether a task may wait for a busy machine (`matcher.predict.expected_time.may_wait`)."""
         delay, patience = self.options.delay, self.options.patience
         if figures.may_wait(delay, demand.waited_s, patience, duration_s, True):
             return True
         # Looked at only where it decides.
         band = self._match_cache.within(demand.cores, demand.memory_mib, now, 0.0, self._release_s(duration_s))
-        return figures.may_wait(delay, demand.waited_s, patience, duration_s, bool((band.waits == 0.0).any()))
+        return figures.may_wait(delay, demand.waited_s, patience, duration_s, bool((_waits(band, closed) == 0.0).any()))
 
-    def _best(self, demand: Demand, duration_s: float, now: float, every: bool) -> tuple[Weighed, int]:
+    def _best(
+        self, demand: Demand, duration_s: float, now: float, every: bool, closed: Marks | None
+    ) -> tuple[Weighed, int]:
         """The place of the best machine among those that it is worth to look at; -1: none.
 
         A machine that is busy for longer than what the best one adds to the duration cannot be better: all with room
@@ -271,11 +287,11 @@ class MatchMaker:
 
         :param every: weigh all machines, with what they offer.
         """
-        options, delay = self.options, self._may_wait(demand, duration_s, now)
+        options, delay = self.options, self._may_wait(demand, duration_s, now, closed)
         reach_s = EVER_S if every else self._reach * duration_s if delay else 0.0
         while True:
             band = self._match_cache.within(demand.cores, demand.memory_mib, now, reach_s, self._release_s(duration_s))
-            found = self._weigh(demand, duration_s, band, every)
+            found = self._weigh(demand, duration_s, band, every, closed)
             probability = found.failure
             if options.spare > 0.0:
                 probability = np.where(np.isnan(found.fatal), np.nan, 1.0 - probability)
@@ -297,12 +313,12 @@ class MatchMaker:
             # Ever further, so that this ends.
             reach_s = min(1.01 * adds_s + 1.0, EVER_S) if adds_s >= band.reach_s else EVER_S
 
-    def _weigh(self, demand: Demand, duration_s: float, band: Band, apart: bool) -> Weighed:
+    def _weigh(self, demand: Demand, duration_s: float, band: Band, apart: bool, closed: Marks | None) -> Weighed:
         """A task against machines.
 
         :param apart: tell expected from compared.
         """
-        options, waits, silent = self.options, band.waits, band.silent
+        options, waits, silent = self.options, _waits(band, closed), band.silent
         failure, wasted = self.predictor.failure_and_loss(band.outlook, duration_s)
         if len(silent):
             failure[silent] = 1.0 - options.unknown
@@ -314,3 +330,13 @@ class MatchMaker:
         if apart and aversion > 0.0:
             expected = figures.expected_s(waits, failure, wasted, restart, duration_s, checkpoint_s, 0.0)
         return Weighed(band.rows, waits, failure, expected, compared, band.outlook.fatal)
+
+
+def _waits(band: Band, closed: Marks | None) -> Floats:
+    """How long until each has room; never where it is closed. The band is as it was: it serves other tasks, too."""
+    if closed is None:
+        return band.waits
+    waits = band.waits.copy()
+    # The last one is the restart's, which has no row.
+    waits[:-1][closed[band.rows[:-1]]] = np.inf
+    return waits

@@ -267,7 +267,7 @@ def _with_strangers(
         named = task_of(attempt, label)
         if named is None or named[0] in unread:
             continue
-        if seen.state is AttemptState.RELEASED and machine.drained:
+        if seen.queued and machine.drained:
             continue  # it does not begin there
         # Where nobody says how many, it may be all that others leave; and it is one at least.
         cores = seen.cores or max(machine.usable_cores - machine.foreign_cores, 1)

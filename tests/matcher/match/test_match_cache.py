@@ -295,6 +295,57 @@ def test_what_is_kept_is_never_stale_and_nobody_who_counts_is_left_out(
     live(seed, predicting, options)
 
 
+def one_by_one(world: World, demands: Sequence[Demand], closed: dict[str, set[str]]) -> list[Decision]:
+    """A round where each task finds a fleet of its own, in which the machines that are closed to it have no cores."""
+    held: list[tuple[Running, Decision]] = []
+    for demand in demands:
+        maker = world.anew()
+        for name in closed[demand.task] & world.machines.keys():
+            _, memory_mib, lasting = world.machines[name]
+            maker.fleet.put(name, 0.0, memory_mib, lasting)
+        for task, decision in held:
+            if decision.starts:
+                maker.fleet.start(str(decision.machine), task)
+            elif decision.machine is not None and world.options.promises:
+                maker.fleet.promise(maker.predictor.rows[decision.machine], task)
+        decision = maker.decide(demand, world.now, MACHINES)
+        ends_at = world.now + decision.wait_s + decision.duration_s
+        held.append((Running(demand.task, demand.cores, demand.memory_mib, world.now, ends_at), decision))
+    return [decision for _, decision in held]
+
+
+@settings(deadline=None, max_examples=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(
+    seed=st.integers(0, 2**32),
+    predicting=st.sampled_from(FORMS),
+    delay=st.booleans(),
+    promises=st.booleans(),
+    patience=st.sampled_from([math.inf, 0.5]),
+    nearly=st.sampled_from([{}, {"spare": 0.1}, {"spread": 0.1}]),
+    releases=st.booleans(),
+)
+def test_a_machine_that_is_closed_to_a_task_is_to_it_as_one_without_cores_and_to_no_other(
+    seed: int,
+    predicting: PredictorOptions,
+    delay: bool,
+    promises: bool,
+    patience: float,
+    nearly: dict[str, float],
+    releases: bool,
+) -> None:
+    world = World(seed, predicting, MatchOptions(delay, patience, promises, releases=releases, **nearly))
+    draw = world.draw
+    for _ in range(2):
+        world.happen()
+        users = [{name for name in [*world.machines, "m99"] if draw.random() < share} for share in (0.0, 0.3, 0.8, 1.0)]
+        demands = [replace(world.demand(), task=f"w{number}") for number in range(int(draw.integers(1, 7)))]
+        closed = {demand.task: users[int(draw.integers(0, len(users)))] for demand in demands}
+        world.forget_promises()
+        expected = one_by_one(world, demands, closed)
+        for one, other in zip(world.maker.decide_all(demands, world.now, MACHINES, closed), expected, strict=True):
+            same(one, other)
+
+
 def moving(seed: int, predicting: PredictorOptions, options: MatchOptions, steps: int = 15) -> list[Decision]:
     """Decisions at a moment of their own each, while hardly anything else happens but that tasks overrun."""
     world = World(seed, replace(predicting, fresh_s=2000.0, fresh_share=1.0), options)

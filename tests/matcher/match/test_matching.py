@@ -113,6 +113,39 @@ def test_a_machine_that_is_closed_to_a_task_is_none_for_it_and_as_good_as_before
     assert matcher.decide_all(demands, NOW_S) == maker(steady=8.0, shaky=4.0).decide_all(demands, NOW_S)
 
 
+def test_what_is_closed_to_some_tasks_has_no_machine_looked_at_again_for_the_others() -> None:
+    """Else tasks of two users in turns look at all machines that are closed to one of them each time."""
+    matcher = maker(MatchOptions(promises=False), steady=8.0, shaky=4.0)
+    for name, cores in (("steady", 8.0), ("shaky", 4.0)):
+        matcher.fleet.start(name, Running(f"on {name}", cores, 0.0, NOW_S, NOW_S + 60.0))
+    before = matcher.fleet.touched()
+    demands = [Demand(f"t{number}", 1.0, duration_s=600.0) for number in range(4)]
+    decisions = matcher.decide_all(demands, NOW_S, closed={"t0": {"steady"}, "t2": {"steady"}})
+    assert [decision.machine for decision in decisions] == ["shaky", "steady", "shaky", "steady"]
+    assert matcher.fleet.touched() == before
+
+
+def test_a_task_that_has_waited_for_long_waits_on_where_only_closed_machines_have_room() -> None:
+    matcher = maker(MatchOptions(patience=0.5), steady=8.0, shaky=4.0)
+    matcher.fleet.start("steady", Running("other", 8.0, 0.0, NOW_S - 100.0, NOW_S + 60.0))
+    demand = Demand("t", 1.0, duration_s=600.0, waited_s=900.0)
+    for closed, expected in (({}, ("shaky", True)), ({"t": {"shaky"}}, ("steady", False))):
+        (decision,) = matcher.decide_all([demand], NOW_S, closed=closed)
+        assert (decision.machine, decision.starts) == expected
+
+
+def test_a_task_to_which_all_machines_are_closed_gets_none_without_a_look_at_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matcher, every = maker(steady=8.0, shaky=4.0), {"steady", "shaky", "unknown"}
+    demand = Demand("t", 1.0, duration_s=600.0)
+    (avoids,) = matcher.decide_all([demand], NOW_S, avoided={"t": every})
+    assert avoids.machine == "steady"
+    monkeypatch.setattr(matcher, "_weigh", None)
+    (decision,) = matcher.decide_all([demand], NOW_S, 3, closed={"t": every})
+    assert (decision.machine, decision.starts, decision.offers) == (None, False, ())
+
+
 @pytest.mark.parametrize("duration_s", [None, -5.0, math.nan, math.inf])
 def test_a_task_without_a_usable_estimate_is_matched_as_one_of_the_fallback(duration_s: float | None) -> None:
     matcher = maker(MatchOptions(fallback_s=1234.0), steady=8.0, shaky=8.0)

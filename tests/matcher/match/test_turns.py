@@ -235,9 +235,20 @@ def test_an_attempt_of_ours_that_is_no_tasks_holds_its_cores_as_long_as_it_lives
 
 
 def test_an_attempt_of_ours_that_is_no_tasks_keeps_no_machine_on_which_it_will_not_begin() -> None:
-    look = Look({"n1": replace(MACHINES["n1"], drained=LEAVING)}, {"ebb.since.0b.1": Seen(AttemptState.RELEASED, "n1")})
+    queued = Seen(AttemptState.RELEASED, "n1", cores=1, queued=True)
+    assert foreign_cores_where_it_leaves(queued) == 0
+
+
+def test_an_attempt_of_ours_that_is_no_tasks_keeps_the_machine_where_its_engine_may_have_begun_it() -> None:
+    """Dask says no more of one whose record nobody reads, also while it runs."""
+    assert foreign_cores_where_it_leaves(Seen(AttemptState.RELEASED, "n1", cores=1)) == 1
+
+
+def foreign_cores_where_it_leaves(orphan: Seen) -> int:
+    """What an attempt that is no task's keeps of a machine that is to be given back."""
+    look = Look({"n1": replace(MACHINES["n1"], drained=LEAVING)}, {"ebb.since.0b.1": orphan})
     made = turn([], look, {}, Pool(Predictor(10.0)), 10.0, "ebb", {"n1"})
-    assert made.machines["n1"].foreign_cores == 0
+    return made.machines["n1"].foreign_cores
 
 
 def test_an_attempt_of_a_task_that_cannot_be_read_is_counted_once() -> None:
