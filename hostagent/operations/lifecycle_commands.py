@@ -21,7 +21,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import RESERVED_TEMPLATES, VMSpec
 from hostagent.clock import now
-from hostagent.control.start_admission import admit_later, charge_memory, turn_off_again
+from hostagent.control.start_admission import PAUSED_BY_US, admit_later, charge_memory, turn_off_again
 from hostagent.errors import (
     DomainGone,
     HostAgentError,
@@ -267,6 +267,9 @@ class LifecycleCommands:
                     f"{name} cannot be started now: another operation on it is under way; try again when it has ended",
                     "name",
                 )
+            if vm.paused and vm.intent.phase in PAUSED_BY_US:
+                why = "another program has started it, and it is paused until it can be held to its size"
+                raise busy(f"{name} cannot be started now: {why}", "name")
             if vm.intent.phase not in _OFF or vm.paused:
                 raise wrong_state(f"{name} cannot be started now: it is {vm.status().state}", "name")
             before = vm.intent

@@ -18,7 +18,7 @@ from hostagent.state.intents import Intent, Phase
 from hostagent.vm import notice
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent, succeeding
-from tests.hostagent.doing import reclaim, report
+from tests.hostagent.doing import reclaim, report, unseen
 from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
@@ -78,8 +78,9 @@ async def test_a_vm_that_another_program_has_just_started_is_held_to_its_size_an
     await stop(command)
     domain, starts = world.domains["ebb-host-a.low-1"], world.starts
     # Past the agent, which has not looked since.
-    domain.state = "running"
-    started = await start(command)
+    with unseen(host):
+        domain.state = "running"
+        started = await start(command)
     assert started.state == "done", started.sentence
     assert (domain.state, world.starts) == ("running", starts)
     last = [method for method, _ in world.calls if method in ("suspend", "set_quota", "resume")][-3:]
@@ -88,18 +89,21 @@ async def test_a_vm_that_another_program_has_just_started_is_held_to_its_size_an
 
 @pytest.mark.parametrize("call", ["suspend", "set_quota", "resume"])
 async def test_a_vm_that_another_program_has_just_started_is_kept_where_it_cannot_be_held_to_its_size_yet(
-    command: Command, host: Host, world: World, two_vms: list[Domain], call: str
+    client: Client, command: Command, host: Host, world: World, two_vms: list[Domain], call: str
 ) -> None:
     await stop(command)
     domain, vm = world.domains["ebb-host-a.low-1"], host.vms["low-1"]
-    domain.state, world.failures[call] = "running", "busy"
-    world.calls.clear()
-    failed = await start(command)
+    with unseen(host):
+        domain.state, world.failures[call] = "running", "busy"
+        world.calls.clear()
+        failed = await start(command)
     assert (failed.state, failed.sentence) == ("failed", "busy")
     assert not vm.allocation().charge.is_zero()
     told = host.journal.changes[-1]
     assert (told.machine, told.cores_before, told.cores_after) == ("low-1", 0.0, 3.0)
     await until(lambda: [method for method, _ in world.calls].count(call) > 2)
+    again = await (await client.post("/v1/vms/low-1/start", json={"request_id": "again"})).json()
+    assert call == "suspend" or again["code"] == "busy", "its pause is ours"
     world.failures.clear()
     await until(lambda: vm.running and vm.intent.phase is Phase.SETTLED)
     methods = [method for method, _ in world.calls]
