@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +70,11 @@ async def test_what_runs_of_an_attempt_whose_directory_was_lost_lives_when_root_
     slurm: tuple[Slurm, Programs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, programs = slurm
-    owners = engine._records.owners
-
-    async def roots(attempts: Collection[str]) -> dict[str, int]:
-        return dict.fromkeys(await owners(attempts), 0)
-
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(engine._records, "owners", roots)
     user = STRANGER + 1
     programs.jobs = [job(7, "RUNNING", user, nodes="n1", cpus=3)]
     assert (await engine.look([ATTEMPT])).attempts == {}, "not sealed: a namesake"
+    await engine._records.remove(ATTEMPT)
     await engine.cancel(ATTEMPT)
     for state in ("RUNNING", "COMPLETING"):
         programs.jobs = [job(7, state, user, nodes="n1", cpus=3)]
@@ -89,3 +83,14 @@ async def test_what_runs_of_an_attempt_whose_directory_was_lost_lives_when_root_
     programs.jobs = [job(7, "COMPLETED", user, exit_code=0)]
     seen = (await engine.look([ATTEMPT])).attempts[ATTEMPT]
     assert (seen.state, seen.claim, seen.exit_code) == (AttemptState.GONE, Claim.SEALED, None)
+
+
+async def test_a_strangers_job_does_not_hold_back_an_attempt_that_was_sealed_in_its_own_directory(
+    slurm: tuple[Slurm, Programs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, programs = slurm
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    await engine.cancel(ATTEMPT)
+    programs.jobs = [job(7, "RUNNING", STRANGER, nodes="n1", cpus=3)]
+    look = await engine.look([ATTEMPT])
+    assert (look.attempts[ATTEMPT].state, look.machines["n1"].foreign_cores) == (AttemptState.GONE, 3)

@@ -66,7 +66,7 @@ class Slurm:
     async def look(self, wanted: Collection[str], begun: Collection[str] = ()) -> Look:
         self._unanswered.intersection_update(wanted)
         before = await self._records.read(wanted, begun)
-        jobs = await self._ours({attempt for attempt, record in before.items() if record.claim is Claim.SEALED})
+        jobs = await self._ours({attempt for attempt, record in before.items() if record.anew})
         machines = await self._machines(self._foreign)
         after = await self._records.read({*wanted, *jobs}, begun)
         return Look(machines, merged(jobs, before, after))
@@ -154,11 +154,11 @@ class Slurm:
             await asyncio.sleep(pause_s)
         await self._programs.run("scontrol", *words)
 
-    async def _ours(self, sealed: Collection[str] = ()) -> dict[str, Seen]:
+    async def _ours(self, anew: Collection[str] = ()) -> dict[str, Seen]:
         """Our jobs by attempt, and their ids. A job of an attempt's name that is another user's is foreign: every user
         of a cluster can read the names of jobs, and give them to its own.
 
-        :param sealed: attempts that have been sealed.
+        :param anew: attempts that were sealed where they had no directory (any more).
         """
         found = jobs_of(await self._programs.json("squeue", "--states=all"))
         names = {job.name for job in found}
@@ -169,9 +169,9 @@ class Slurm:
         # The newest comes last, and first in the list of an attempt.
         for job in found:
             attempt = job.name
-            # Where its directory was lost, sealing has made another, which is root's and does not say whose the job is.
-            # So any job of its name has to end first; what it ended with counts for nothing.
-            remade = attempt in sealed and owners.get(attempt) == os.geteuid() == 0 and job.seen.lives
+            # Where its directory was lost, sealing has made another, which does not say whose a job is that root has
+            # submitted. So any job of its name has to end first; what it ended with counts for nothing.
+            remade = attempt in anew and os.geteuid() == 0 and job.seen.lives
             if owners.get(attempt) != job.user and not remade:
                 foreign.update(job.held_cores)
                 continue

@@ -197,19 +197,25 @@ async def test_a_guests_own_request_takes_nothing_from_its_neighbours(
     assert [domain.bound_mib for domain in full_host] == [524, 524]
 
 
+async def grown_to(host: Host, domain: Domain, memory_mib: float) -> None:
+    """low-1, on a host that has got room, while its guest goes on to complain; no response comes first."""
+    vm = host.vms["low-1"]
+    async with vm.lock:
+        host.slice = replace(host.slice, capacity=host.slice.capacity + ResourceVector(memory_mib=500))
+        size = vm.allocation().current.with_component("memory_mib", memory_mib)
+        plan_all(host, {"low-1": size}, Request("r", "reinflate", {}, 0.0))
+        await host.resize_one(vm, 20.0)
+        press(domain)
+        vm.pressure.observe(await _status(host))
+
+
 async def test_one_that_has_got_all_it_was_sold_asks_the_manager_for_nothing_though_its_pressure_lasts(
     command: Command, full_host: list[Domain], host: Host
 ) -> None:
     vm = host.vms["low-1"]
     press(full_host[0])
     await until(lambda: vm.status().asks.memory_mib == 500)
-    async with vm.lock:  # no response comes first
-        host.slice = replace(host.slice, capacity=host.slice.capacity + ResourceVector(memory_mib=500))
-        size = vm.allocation().current.with_component("memory_mib", 1024.0)
-        plan_all(host, {"low-1": size}, Request("r", "reinflate", {}, 0.0))
-        await host.resize_one(vm, 20.0)
-        press(full_host[0])
-        vm.pressure.observe(await _status(host))
+    await grown_to(host, full_host[0], 1024.0)
     assert vm.pressure.sentence
     await until(lambda: vm.pressure.wants.memory_mib == 0)
     await respond_to_pressure_of(host, vm, Neighbours())
@@ -223,13 +229,7 @@ async def test_what_a_vm_asked_for_before_its_host_was_paused_is_told_only_as_fa
     press(full_host[0])
     await until(lambda: vm.status().asks.memory_mib == 500)
     assert (await command("PUT", "/v1/mode", {"request_id": "p", "mode": "paused"})).state == "done"
-    async with vm.lock:
-        host.slice = replace(host.slice, capacity=host.slice.capacity + ResourceVector(memory_mib=500))
-        size = vm.allocation().current.with_component("memory_mib", 824.0)
-        plan_all(host, {"low-1": size}, Request("r", "reinflate", {}, 0.0))
-        await host.resize_one(vm, 20.0)
-        press(full_host[0])
-        vm.pressure.observe(await _status(host))
+    await grown_to(host, full_host[0], 824.0)
     assert vm.pressure.sentence
     assert (vm.asks.memory_mib, vm.status().asks.memory_mib) == (500, 200)
 
