@@ -573,7 +573,8 @@ class InstructionExecutor:
                 )
                 return lambda: agents.command(host, "PUT", f"/v1/vms/{vm}/target", resize), deadline_s + grace_s
         lifecycle = lifecycle_command(instruction, request_id, epoch, order, self._limits, self._hosts.vm)
-        return lambda: agents.command(host, lifecycle.method, lifecycle.path, lifecycle.body), lifecycle.limit_s
+        method, path, body, without = lifecycle.method, lifecycle.path, lifecycle.body, lifecycle.without
+        return lambda: agents.command(host, method, path, body, without), lifecycle.limit_s
 
     async def _ended(self, state: Plan, instruction: Commanding, event: OperationEnded) -> OperationEnded:
         """The end of a command, with its host read, unless the plan reads it next: once between two commands."""

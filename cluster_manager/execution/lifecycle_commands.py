@@ -32,6 +32,8 @@ class Sending:
     path: str
     body: Command
     limit_s: float
+    #: Fields that an agent of an earlier version does not know, and can do without here.
+    without: frozenset[str] = frozenset()
 
 
 def lifecycle_command(
@@ -62,7 +64,11 @@ def lifecycle_command(
             found = reported(instruction.host, vm)
             # Its host gives it as much longer to read what was saved.
             saved_s = (found.saved_mib or 0.0) / RESTORE_MIB_S if found is not None else 0.0
-            return Sending("POST", f"/v1/vms/{vm}/start", start, limits.start_stop_s + saved_s)
+            # One of an earlier version starts it with the size that it had last, which is told with what is off.
+            last = found.start_size if found is not None else None
+            has_room = start_size is not None and last is not None and last.vector().fits_in(start_size.vector())
+            without = frozenset({"start_size"}) if has_room else frozenset()
+            return Sending("POST", f"/v1/vms/{vm}/start", start, limits.start_stop_s + saved_s, without)
         case Respec(vm=vm, spec=spec, deadline_s=deadline_s):
             # XML was for making it; its host keeps what came of it.
             sold = spec.model_copy(update={"xml": None})

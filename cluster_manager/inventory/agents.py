@@ -65,6 +65,7 @@ class _Call:
     """What an agent is asked.
 
     :param held_s: how long it may hold its answer back, seconds.
+    :param without: fields of the body that it can do without here, beside `CAN_DO_WITHOUT`.
     :param left_out: parameters, and fields of the body, that it does not know.
     """
 
@@ -74,6 +75,7 @@ class _Call:
     params: Mapping[str, str] = field(default_factory=dict)
     body: BaseModel | None = None
     held_s: float = 0.0
+    without: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
 
 
@@ -152,14 +154,17 @@ class Agents:
         """A report with the address where its host's agent was proved to listen, if it was: VMs are sent there."""
         return report.model_copy(update={"url": self._proven.get(report.id, report.url)})
 
-    async def command(self, host: str, method: str, path: str, command: Command) -> Operation:
+    async def command(
+        self, host: str, method: str, path: str, command: Command, without: frozenset[str] = frozenset()
+    ) -> Operation:
         """Send a command with a body.
 
+        :param without: fields that an agent of an earlier version can do without here.
         :raises AgentUnreachable: whether it arrived is unknown.
         :raises AgentFailed: the agent could not deal with it; whether it did some of it is unknown.
         :raises AgentRefused: it was not taken on.
         """
-        return await self._call(Operation, _Call(host, method, path, body=command))
+        return await self._call(Operation, _Call(host, method, path, body=command, without=without))
 
     async def grant(self, host: str, budget: Budget) -> BudgetStatus:
         """Give a host a budget for its harvest VMs. Raises as `command`; no absence is waited for."""
@@ -284,7 +289,7 @@ class Agents:
                 return await self._at(url, answer, call)
             except AgentRefused as error:
                 unknown = _unknown_field(error)
-                if unknown not in CAN_DO_WITHOUT or unknown in call.left_out:
+                if unknown not in CAN_DO_WITHOUT | call.without or unknown in call.left_out:
                     raise
                 log.info(
                     "an agent of an earlier version is not told all", host=call.host, path=call.path, left_out=unknown

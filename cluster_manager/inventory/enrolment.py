@@ -51,7 +51,7 @@ log = structlog.get_logger()
 MOST_INVITATIONS: Final = 1000
 #: Common names of others.
 RESERVED: Final = frozenset({"ebb-manager", "ca"})
-#: Strangers without an invitation that are told in the log: they cannot fill a disk with it.
+#: Strangers without an invitation, and renewals of one host, that are told in the log: neither can fill a disk.
 _TOLD: Final = Rate(per_s=0.1, burst=10.0)
 
 
@@ -213,7 +213,8 @@ class Enrolments:
         if signer is None:
             raise RequestError(409, "ca: this manager does not sign by this CA", "ca")
         certificate = await self._sign(request.csr, host, request.address, from_there, signer)
-        log.info("certificate renewed", host=host, days=self._days, next_ca=signer is self.following)
+        if not self._told.take(f"renewed {host}", _TOLD, self._clock()):
+            log.info("certificate renewed", host=host, days=self._days, next_ca=signer is self.following)
         return Renewal(certificate=certificate)
 
     # --- a CA that is to follow -------------------------------------------------------------------------------------

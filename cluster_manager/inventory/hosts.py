@@ -43,6 +43,8 @@ _MOVING: Final = frozenset({"free", "sequence", "core_changes", "vms"})
 _MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure", "pressure_budget_s", "not_yet"})
 #: Events that the reports of one host may bring.
 _EVENTS: Final = Rate(per_s=0.2, burst=50.0)
+#: Those beyond them that are told in the log.
+_LOGGED: Final = Rate(per_s=0.1, burst=10.0)
 #: So many hosts are looked at before the loop's other work gets its turn.
 LOOKS: Final = 50
 #: So many times at which hosts were seen are stored in one transaction.
@@ -187,6 +189,9 @@ class Hosts:
         known = host.report if host is not None else None
         changed = known is None or not _same_essence(known, report)
         news = await self._news_in(report, told)
+        # A host may drop names that it has made up: they are no news to those who list VMs.
+        dropped = _names(known) - _names(report) if changed else set()
+        recorded = await self._store.recorded(report.id) if dropped else None
         if changed and not news:
             await self._save(report)
         # Meanwhile a later report may have been taken: that one stands, in the store too.
@@ -207,7 +212,8 @@ class Hosts:
         self.changes.note("host", (report.id,))
         if changed:
             self.changes.note("host's VMs", (report.id,))
-            self.changes.note("VM", _names(latest).difference(_names(report)))
+            dropped = _names(latest) - _names(report)
+            self.changes.note("VM", dropped if recorded is None else dropped & recorded)
         self._see(report.id)
         # Only now: who is told of it and looks, or looks and is told what comes after, finds it.
         await self._tell(news, report.id, told)
@@ -244,8 +250,9 @@ class Hosts:
         lines: list[Line] = []
         for line in news:
             if self._told.take(host, _EVENTS, self._monotonic()):
-                said = {"kind": line.kind, "vm": line.vm, "host": host, "why": line.sentence}
-                log.info("event not written: its host has too many", **said)
+                if not self._told.take(f"log {host}", _LOGGED, self._monotonic()):
+                    said = {"kind": line.kind, "vm": line.vm, "host": host, "why": line.sentence}
+                    log.info("event not written: its host has too many", **said)
             else:
                 lines.append((line.kind, line.vm, host, line.sentence))
         written = not news

@@ -370,6 +370,11 @@ def version_of(connection: Connection) -> int:
     return version
 
 
+def is_older(connection: Connection) -> bool:
+    """Whether there is a store, and a step to make. Raises as `version_of`."""
+    return 0 < version_of(connection) < len(MIGRATIONS)
+
+
 def migrate(connection: Connection) -> bool:
     """Bring a store one version further, in the caller's transaction.
 

@@ -56,23 +56,26 @@ class Transactions:
         self._closed = False
 
     async def open(self, url: str | None = None) -> int:
-        """Migrate, and raise the epoch by one. From now on every write under a lower epoch fails.
+        """Raise the epoch by one, and migrate. From then on every write under a lower epoch fails: before the first
+        step, which may be long, where there is a store.
 
         :param url: where clients reach this manager.
         :returns: the new epoch.
         :raises StoreError: the database cannot be used, or was made by a newer version.
         """
 
+        async def fence(connection: AsyncConnection) -> int | None:
+            return await _raised(connection) if await connection.run_sync(schema.is_older) else None
+
         async def begin(connection: AsyncConnection) -> int:
-            counters = schema.counters
-            raised = update(counters).where(counters.c.name == "epoch").values(value=counters.c.value + 1)
-            epoch = int((await connection.execute(raised.returning(counters.c.value))).scalar_one())
+            epoch = fenced or await _raised(connection)
             await connection.execute(insert(schema.terms).values(epoch=epoch, url=url, begun_at=self._clock()))
             return epoch
 
         if not isinstance(self._database, PostgreSQL):
             await asyncio.to_thread(check_file, self._database)
         try:
+            fenced = await self._transaction(fence, False, None)
             # What is migrated may be large: it ends at last, and a step cut off would only be begun again.
             while await self._transaction(lambda connection: connection.run_sync(schema.migrate), False, None):
                 pass
@@ -193,6 +196,13 @@ class Transactions:
             return StoreError(DISK_FULL)
         said = f"no answer within {WRITE_S:g} s" if isinstance(error, TimeoutError) else sentence_of(why)
         return StoreError(f"cannot use the {_shown(self._database)}: {said}")
+
+
+async def _raised(connection: AsyncConnection) -> int:
+    """The epoch, after it has been raised by one."""
+    counters = schema.counters
+    more = update(counters).where(counters.c.name == "epoch").values(value=counters.c.value + 1)
+    return int((await connection.execute(more.returning(counters.c.value))).scalar_one())
 
 
 def _shown(database: Database) -> str:

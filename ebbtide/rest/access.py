@@ -31,7 +31,9 @@ RATE_LIMIT: Final[web.RequestKey[dict[str, str]]] = web.RequestKey("rate_limit",
 
 
 #: Who is refused is told in the log, but cannot fill a disk with it.
-_TOLD: Final = Rate(per_s=1.0, burst=10.0)
+_TOLD: Final = Rate(per_s=0.1, burst=10.0)
+#: Characters of a path in such a line.
+_PATH: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class Access:
             # No caller without the right token learns even which paths exist.
             self._count(request, f"address {counted(request.remote)}", "strangers")
             if not self._told.take("log", _TOLD, self._clock()):
-                path = request.rel_url.raw_path
+                path = request.rel_url.raw_path[:_PATH]
                 log.warning("no right token", address=request.remote, method=request.method, path=path)
             raise Refused(
                 401,
@@ -166,7 +168,7 @@ class Access:
         headers: Mapping[str, str] | None = None,
     ) -> Refused:
         if not self._told.take(f"refused {caller.name}", _TOLD, self._clock()):
-            path = request.rel_url.raw_path
+            path = request.rel_url.raw_path[:_PATH]
             log.warning("refused", who=caller.name, why=sentence, method=request.method, path=path)
         return Refused(status, sentence, None, headers)
 

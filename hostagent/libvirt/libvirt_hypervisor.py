@@ -99,6 +99,8 @@ class LibvirtHypervisor:
         self._agents = QemuAgents(settings.uri, opener)
         self._sizes = LibvirtSizes(settings, self._connection, self._networks, self._agents)
         self._moves = LibvirtMoves(settings, self._connection, self._definitions)
+        #: Domains with metadata that cannot be read.
+        self._unread: set[str] = set()
         self._adoption = LibvirtAdoption(settings.host_id, self._connection, settings.adopted)
 
     @property
@@ -149,6 +151,14 @@ class LibvirtHypervisor:
         """The intent of a domain, if this host is its owner, and whether it need not be written there again. Blocks."""
         text, defined = _metadata_of(domain)
         intent = intents.from_element(text)
+        name = domain.name()
+        if intent is None and name not in self._unread:
+            log.warning(
+                "a domain's metadata of Ebbtide cannot be read: it is left alone as another owner's, with the limits "
+                "that it has, and its cores count as free. A later version wrote it, perhaps: install that one again",
+                domain=name,
+            )
+        (self._unread.add if intent is None else self._unread.discard)(name)
         ours = intent is not None and intent.owner == self._settings.host_id
         return (intent if ours else None), defined
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 from xml.sax.saxutils import escape
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Body, Name, RequestId, Vector
@@ -22,6 +22,8 @@ from ebbtide.messages.vms import VMSpec
 NAMESPACE: Final = "urn:ebbtide:intent:1"
 PREFIX: Final = "ebb"
 ELEMENT: Final = "intent"
+#: Cores of which what is sold is told: `ebbtide.messages.vms.Sold`.
+_ROUNDED: Final = 1e-4
 
 
 class Phase(StrEnum):
@@ -139,6 +141,16 @@ class Intent(Body):
     #: The size that a target has set and other operations have left in force, left out where there is none: earlier
     #: agents know of no such field. See `held_size`.
     held: Vector | None = Field(None, exclude_if=lambda held: held is None)
+
+    @field_validator("target", "committed", "held")
+    @classmethod
+    def _as_sold(cls, size: Vector | None, read: ValidationInfo) -> Vector | None:
+        """Earlier agents kept more digits of what a VM is sold: a size above it could not be charged."""
+        spec = read.data.get("spec")
+        if size is None or spec is None:
+            return size
+        cores = (spec.ceiling or spec.nominal).cpu_cores
+        return size.model_copy(update={"cpu_cores": cores}) if 0.0 < size.cpu_cores - cores <= _ROUNDED else size
 
     @property
     def held_size(self) -> Vector | None:

@@ -10,7 +10,7 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -98,23 +98,13 @@ class Journal:
         #: Request ids of preemptions that were called off.
         self.withdrawn: list[str] = []
         if self._state_path.exists():
-            state = json.loads(self._state_path.read_text())
-            self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
-            self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
-            self.deleted = list(state.get("deleted", []))
-            self.failed = list(state.get("failed", []))
-            self.withdrawn = list(state.get("withdrawn", []))
-            if "mode" in state:
-                mode, reason, since = state["mode"]
-                self.mode = StoredMode(HostMode(mode), reason, since)
-            if "budget" in state:
-                number, granted, room = state["budget"]
-                self.budget = StoredBudget(number, ResourceVector.of(granted), ResourceVector.of(room))
-            if "steady" in state:
-                enabled, reserve_mib, refill_s, arrivals = state["steady"]
-                seen = tuple((float(at), float(mib)) for at, mib in arrivals)
-                self.steady = StoredSteady(enabled, reserve_mib, refill_s, seen)
-            self.boots = BootTimes(state.get("boots"))
+            try:
+                self._read(json.loads(self._state_path.read_text()))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise JournalError(
+                    f"{self._state_path} cannot be read ({type(error).__name__}: {error}): move it away. No VM depends "
+                    "on it; the host has the mode active and no budget then, and forgets which commands it has had"
+                ) from error
         if self._changes_path.exists():
             text = self._changes_path.read_bytes()
             lines = text.splitlines()
@@ -137,6 +127,25 @@ class Journal:
             self._sequence = max(self._sequence, *(change.sequence for change in self.changes))
             for change in self.changes:
                 self._remember(change)
+
+    def _read(self, state: dict[str, Any]) -> None:
+        """Take over what was stored. Raises what a document in another form raises."""
+        self.epoch, self._sequence = int(state["epoch"]), int(state["sequence"])
+        self._last = {machine: (cause, after) for machine, (cause, after) in state.get("last", {}).items()}
+        self.deleted = list(state.get("deleted", []))
+        self.failed = list(state.get("failed", []))
+        self.withdrawn = list(state.get("withdrawn", []))
+        if "mode" in state:
+            mode, reason, since = state["mode"]
+            self.mode = StoredMode(HostMode(mode), reason, since)
+        if "budget" in state:
+            number, granted, room = state["budget"]
+            self.budget = StoredBudget(number, ResourceVector.of(granted), ResourceVector.of(room))
+        if "steady" in state:
+            enabled, reserve_mib, refill_s, arrivals = state["steady"]
+            seen = tuple((float(at), float(mib)) for at, mib in arrivals)
+            self.steady = StoredSteady(enabled, reserve_mib, refill_s, seen)
+        self.boots = BootTimes(state.get("boots"))
 
     def begin(self) -> None:
         """Have a state on disk, however little there is to remember: by it `ebb-hostagent release` knows of an agent.

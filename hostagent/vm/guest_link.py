@@ -233,6 +233,8 @@ class GuestLink:
         except TimeoutError:
             raise GuestUnreachable(self._ended or f"no hello within {HELLO_LIMIT_S:g} s") from None
         except GuestRefused as error:
+            # An agent has no reason to. Its words may be others each time, and each is a line of the log.
+            self._rules_broken = True
             raise GuestUnreachable(f"it refused hello: {error}") from error
         if hello.nonce != nonce or hello.protocol != PROTOCOL:
             raise GuestUnreachable("it answered hello with another nonce or protocol")

@@ -70,9 +70,11 @@ def gate_commands(gates: Gates) -> None:
     """Wait before a command leaves, while the gate is closed."""
     send = Agents.command
 
-    async def waiting(self: Agents, host: str, method: str, path: str, command: Command) -> Operation:
+    async def waiting(
+        self: Agents, host: str, method: str, path: str, command: Command, without: frozenset[str] = frozenset()
+    ) -> Operation:
         await gates.pass_through("command")
-        return await send(self, host, method, path, command)
+        return await send(self, host, method, path, command, without)
 
     Agents.command = waiting  # type: ignore[method-assign]
 

@@ -126,6 +126,14 @@ def test_an_end_that_was_asked_for_where_no_worker_has_the_attempt_is_asked_for_
     assert engine.client.answered == [WELL]
 
 
+@pytest.mark.parametrize("name", [f"ebb.{'a' * 300}.0a.1", "ebb./../../else", "ebb.train"])
+async def test_a_key_that_no_attempt_of_ours_has_is_no_attempt(tmp_path: Path, name: str) -> None:
+    engine = Connected(tmp_path)
+    there = {"state": "processing", "worker": "well", "cores": 1, "reason": ""}
+    engine.client.tasks = {ATTEMPT: there, name: there}
+    assert set((await engine.look([])).attempts) == {ATTEMPT}
+
+
 @pytest.mark.parametrize("begun_too", [True, False])
 async def test_an_attempt_without_a_record_that_is_on_a_worker_is_killed_there_before_it_is_dropped(
     tmp_path: Path, begun_too: bool

@@ -51,6 +51,17 @@ async def test_a_strangers_job_of_an_attempts_name_does_not_end_it(slurm: tuple[
     assert (seen.state, seen.exit_code) == (AttemptState.ENDED, 1)
 
 
+@pytest.mark.parametrize("name", [f"ebb.{'a' * 300}.0a.1", f"ebb.train.{'0' * 300}.1", f"ebb.train.0a.{'1' * 300}"])
+async def test_a_name_that_is_too_long_for_a_directory_is_foreign_work(
+    slurm: tuple[Slurm, Programs], name: str
+) -> None:
+    engine, programs = slurm
+    programs.jobs = [job(7, "RUNNING"), job(8, "RUNNING", nodes="n1", cpus=3) | {"name": name}]
+    look = await engine.look([ATTEMPT])
+    assert set(look.attempts) == {ATTEMPT}
+    assert look.machines["n1"].foreign_cores == 3
+
+
 async def test_a_strangers_running_job_is_foreign_work(slurm: tuple[Slurm, Programs]) -> None:
     engine, programs = slurm
     programs.jobs = [job(7, "COMPLETED", exit_code=0), job(8, "RUNNING", STRANGER, nodes="n1", cpus=3)]

@@ -25,7 +25,7 @@ from ebbtide.matcher.engines import dask_inside
 from ebbtide.matcher.engines.records import UNRECORDED, Record, Records, exit_code_of, merged, shell_of
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.errors import EngineRefused, EngineSettingsError, EngineUnreachable
-from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
+from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen, task_of
 from ebbtide.matcher.match.tasks import TaskOrder
 
 # Workers and scheduler need not have this package installed.
@@ -82,16 +82,22 @@ class Dask:
         held = await self._records.in_thread(self._held)
         async with self._connected() as client:
             found = await client.run_on_scheduler(dask_inside.survey, f"{self._settings.label}.", KEY_PREFIX)
-        after = await self._records.read({*wanted, *found["tasks"], *held}, begun)
+        # A key is anybody's to choose; a name of ours is that of a directory.
+        tasks = {
+            attempt: task
+            for attempt, task in found["tasks"].items()
+            if task_of(attempt, self._settings.label) is not None
+        }
+        after = await self._records.read({*wanted, *tasks, *held}, begun)
         self._addresses = {worker["name"]: worker["address"] for worker in found["workers"]}
         self._drained = {worker["name"]: worker["drained"] for worker in found["workers"]}
-        places = {attempt: self._addresses.get(task["worker"] or "") for attempt, task in found["tasks"].items()}
+        places = {attempt: self._addresses.get(task["worker"] or "") for attempt, task in tasks.items()}
         self._places = {attempt: address for attempt, address in places.items() if address is not None}
         seen = {attempt: Seen(AttemptState.HELD) for attempt in held}
-        for attempt, task in found["tasks"].items():
+        for attempt, task in tasks.items():
             seen[attempt] = _seen(task, before.get(attempt, Record()))
         for attempt in held:
-            if after[attempt].claim is not Claim.NONE and attempt not in found["tasks"]:
+            if after[attempt].claim is not Claim.NONE and attempt not in tasks:
                 # Sealed before it was released; or its scheduler has lost it, with all that it had.
                 seen[attempt] = Seen(AttemptState.GONE)
         return Look({worker["name"]: _machine(worker) for worker in found["workers"]}, merged(seen, before, after))

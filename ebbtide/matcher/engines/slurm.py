@@ -160,7 +160,7 @@ class Slurm:
 
         :param anew: attempts that were sealed where they had no directory (any more).
         """
-        found = jobs_of(await self._programs.json("squeue", "--states=all"))
+        found = await asyncio.to_thread(jobs_of, await self._programs.json("squeue", "--states=all"))
         names = {job.name for job in found}
         owners = await self._records.owners([name for name in names if task_of(name, self._settings.label) is not None])
         seen: dict[str, Seen] = {}

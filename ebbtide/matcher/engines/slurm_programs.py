@@ -94,7 +94,8 @@ class SlurmPrograms:
 
     async def json(self, *argv: str) -> dict[str, Any]:
         """What a program prints, read as JSON. Raises as `run`."""
-        return document(argv[0], await self.run(*argv, "--json"))
+        # All users' jobs may be many, and others have the loop to themselves meanwhile.
+        return await asyncio.to_thread(document, argv[0], await self.run(*argv, "--json"))
 
 
 def _kind(said: str) -> type[EngineUnreachable | EngineRefused]:

@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-_NAME: Final = re.compile(r"(?P<label>[a-z0-9-]+)\.(?P<task>[a-z0-9-]+)\.(?P<key>[0-9a-f]+)\.(?P<number>[0-9]+)")
+#: Bounded: others give their jobs any name, and ours is one of a directory.
+_NAME: Final = re.compile(
+    r"(?P<label>[a-z0-9-]{1,40})\.(?P<task>[a-z0-9-]{1,40})\.(?P<key>[0-9a-f]{1,32})\.(?P<number>[0-9]{1,9})", re.ASCII
+)
 #: Of a manager that has its engine to itself.
 DEFAULT_LABEL: Final = "ebb"
 

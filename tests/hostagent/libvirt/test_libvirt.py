@@ -8,8 +8,10 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -204,6 +206,21 @@ def test_an_intent_comes_back_from_its_metadata_as_it_was() -> None:
 @pytest.mark.parametrize("text", ["<intent>{}</intent>", "<intent/>", "<intent>", "", "<intent>[1</intent>"])
 def test_metadata_that_does_not_hold_together_is_no_intent(text: str) -> None:
     assert from_element(text) is None
+
+
+async def test_metadata_that_cannot_be_read_are_told_once_and_again_after_they_could(tmp_path: Path) -> None:
+    later, known = "<intent>{}</intent>", to_element(intent())
+    domain = MagicMock()
+    domain.name.return_value = "ebb-host-a.low-1"
+    hypervisor = LibvirtHypervisor(LibvirtSettings("host-a", "test:///default", "qemu", tmp_path, tmp_path))
+    try:
+        with structlog.testing.capture_logs() as logged:
+            for text, told in ((later, 1), (later, 1), (known, 1), (later, 2)):
+                domain.metadata.return_value = text
+                assert (hypervisor._ours(domain)[0] is None) == (text is later)
+                assert [line["domain"] for line in logged] == ["ebb-host-a.low-1"] * told
+    finally:
+        await hypervisor.close()
 
 
 async def test_an_intent_survives_in_a_domain_of_libvirt(connection: LibvirtConnection) -> None:

@@ -253,3 +253,13 @@ def test_what_is_written_anew_is_for_its_owner_whatever_the_umask(tmp_path: Path
     finally:
         os.umask(before)
     assert (tmp_path / "state.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"epoch": 3', '{"sequence": 2}', "[]", '{"epoch": 1, "sequence": 2, "mode": ["later", "", null]}']
+)
+def test_a_state_that_cannot_be_read_is_named_with_the_way_on(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(JournalError, match=r"state\.json cannot be read .*: move it away\."):
+        Journal(tmp_path)
+    assert (tmp_path / "state.json").read_text() == text

@@ -439,6 +439,21 @@ async def test_a_guest_that_wants_a_hello_right_after_each_is_greeted_ever_more_
     assert link.retry.pause_s >= 0.08
 
 
+async def test_a_guest_that_refuses_hello_in_ever_other_words_is_greeted_ever_more_rarely(
+    guest: Guest, link: GuestLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guest_link, "RETRY_S", 0.01)
+    link.retry.pause_s = 0.01
+
+    def refusal(request: dict[str, Any]) -> list[bytes]:
+        error = {"code": -32000, "message": f"word {guest.hellos}"}
+        return [json.dumps({"id": request["id"], "error": error}).encode() + b"\n"]
+
+    guest.hello = refusal
+    await until(lambda: guest.hellos >= 5)
+    assert link.retry.pause_s >= 0.08
+
+
 async def test_an_agent_that_is_started_again_after_a_while_is_greeted_as_soon_as_ever(
     guest: Guest, link: GuestLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+import structlog
 from aiohttp import web
 
 from cluster_manager import manager as manager_module
+from cluster_manager.api.forms import MANAGER
 from cluster_manager.store.rows import StoredVM
 from cluster_manager.tasks import core_changes
 from ebbtide.deflation.allocations import Priority
@@ -164,6 +166,27 @@ async def test_a_host_fills_the_event_log_with_nothing(pair: Pair) -> None:
             pair.rogue.says = {"mode": mode}
             await pair.rogue.send_report()
     assert 40 <= len((await pair.cluster.get("/v1/events?kind=mode&limit=1000"))["events"]) <= 60
+
+
+async def test_a_host_fills_the_log_with_nothing_either(pair: Pair) -> None:
+    with structlog.testing.capture_logs() as logged:
+        for number in range(60):
+            for mode in (HostMode.PAUSED, HostMode.ACTIVE):
+                pair.rogue.says = {"mode": mode, "mode_reason": f"{number} " * 100}
+                await pair.rogue.send_report()
+    assert 1 <= sum(line["event"] == "event not written: its host has too many" for line in logged) <= 20
+
+
+async def test_names_that_a_host_makes_up_and_drops_are_no_changed_vms(pair: Pair) -> None:
+    assert pair.cluster.server is not None
+    changes = pair.cluster.server.app[MANAGER].hosts.changes
+    made_up = pair.honest.vms["low-b"]
+    before = changes.latest
+    for number in range(3):
+        pair.rogue.says = {"vms": (made_up.model_copy(update={"name": f"made-up-{number}"}),)}
+        await pair.rogue.send_report()
+    assert changes.since("host's VMs", before) == {"host-a"}
+    assert changes.since("VM", before) == set()
 
 
 @pytest.mark.parametrize(

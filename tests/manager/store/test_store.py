@@ -297,6 +297,30 @@ async def test_a_migration_that_fails_half_way_leaves_the_step_before(
     await store.close()
 
 
+async def test_who_led_before_writes_nothing_into_a_store_that_is_being_migrated(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Perhaps it stood still, and its clock with it: neither the lock nor its lease says that it leads no more."""
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:-1])
+    old, new = Store(database, time.time), Store(database, time.time)
+    assert await old.open() == 1
+    monkeypatch.undo()
+    during: list[int] = []
+
+    def migrate(connection: Any) -> bool:
+        during.append(connection.scalar(text("SELECT value FROM counters WHERE name = 'epoch'")))
+        return real(connection)
+
+    real = schema.migrate
+    monkeypatch.setattr(schema, "migrate", migrate)
+    assert await new.open() == 2
+    assert during == [2, 2]
+    with pytest.raises(LostLeadership):
+        await happen(old, "undone")
+    await old.close()
+    await new.close()
+
+
 async def test_a_migration_may_take_longer_than_a_write(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transactions, "WRITE_S", 0.0)
     store = Store(database, time.time)
