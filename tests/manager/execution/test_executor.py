@@ -151,7 +151,9 @@ class _Agents:
     def proven(self, report: HostReport) -> HostReport:
         return report.model_copy(update={"url": "http://127.0.0.1:1"})
 
-    async def command(self, host: str, method: str, path: str, body: Command) -> Operation:
+    async def command(
+        self, host: str, method: str, path: str, body: Command, without: frozenset[str] = frozenset()
+    ) -> Operation:
         self.sent.append(path)
         return operation("stop", OperationState.RUNNING).model_copy(update={"request_id": body.request_id})
 
