@@ -104,7 +104,8 @@ class AgentProxy:
         :raises RequestError: 404 unknown host or operation, 503 where the host does not answer.
         """
         self._known(host)
-        found = await _passed_on(self._agents.operation(host, request_id, wait_s))
+        # Once, since a client waits, who would take a long silence for the manager's.
+        found = await _passed_on(self._agents.operation(host, request_id, wait_s, retry=False))
         if found is None:
             raise RequestError(404, f"{host} knows of no operation {request_id}", "request_id")
         return found

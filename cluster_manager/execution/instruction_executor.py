@@ -353,8 +353,13 @@ class InstructionExecutor:
         began = time.perf_counter()
         demand, purpose = wanted(state, instruction.purpose), instruction.purpose
         open_hosts = self._hosts.availability
-        spec, offered = state.spec, self._with_template(state.spec)
+        spec, home, made = state.spec, state.home, self._with_template(state.spec)
         chosen: list[str] = []
+
+        def offered(host_id: str) -> bool:
+            # A VM moves to none but another host.
+            return host_id != home and made(host_id)
+
         if purpose == "preempt":
             # Where the minimums leave enough and a layer failed, before where a minimum itself is in the way.
             allow = open_hosts.minimums_allow(spec.nominal.vector())
@@ -371,8 +376,7 @@ class InstructionExecutor:
         ms = round((time.perf_counter() - began) * 1000, 3)
         log.info("hosts ranked", plan=state.id, open=len(open_hosts), chosen=len(chosen), ms=ms)
         if chosen:
-            # A VM moves to none but another host.
-            return HostsChosen(elapsed_s, tuple(host for host in chosen if host != state.home))
+            return HostsChosen(elapsed_s, tuple(chosen))
         if not len(open_hosts):
             reports = [host.report for host in self._hosts.all() if not self._hosts.is_silent(host.report.id)][:LINE]
             reasons = ", ".join(closed(report) or f"{report.id} is {report.mode}" for report in reports)
@@ -383,8 +387,12 @@ class InstructionExecutor:
             where = ", ".join(f"{host.report.id} has no template {spec.template}" for host in ready[:LINE])
             return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})", ready=False)
         what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
-        offers = ", ".join(f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE))
-        return HostsChosen(elapsed_s, (), f"no ready host has {demand} {what} beside the VM's overhead ({offers})")
+        offers = [f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE + 1) if host != home][:LINE]
+        if not offers:
+            # Its own is the only one.
+            return HostsChosen(elapsed_s, ())
+        lacking = f"no ready host has {demand} {what} beside the VM's overhead ({', '.join(offers)})"
+        return HostsChosen(elapsed_s, (), lacking)
 
     def _with_template(self, spec: VMSpec) -> Callable[[str], bool]:
         """Whether a host has what a VM is made of."""

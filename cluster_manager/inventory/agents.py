@@ -184,16 +184,20 @@ class Agents:
         params |= {"notice_s": f"{notice_s:g}"} if notice_s else {}
         return await self._call(Operation, _Call(host, "DELETE", f"/v1/vms/{vm}", params))
 
-    async def operation(self, host: str, request_id: str, wait_s: float = 0.0) -> Operation | None:
-        """The operation of a request; None if the agent knows nothing of it. Raises as `command`."""
+    async def operation(self, host: str, request_id: str, wait_s: float = 0.0, retry: bool = True) -> Operation | None:
+        """The operation of a request; None if the agent knows nothing of it. Raises as `command`.
+
+        :param retry: wait for an agent that is away for a while.
+        """
         if host not in self._led:
             # What is done next depends on the answer: a command of our predecessor's must not come any more.
-            await self._call(EpochCommand, _Call(host, "PUT", "/v1/epoch", body=EpochCommand(epoch=self._epoch)))
+            epoch = EpochCommand(epoch=self._epoch)
+            await self._call(EpochCommand, _Call(host, "PUT", "/v1/epoch", body=epoch), retry)
             self._led.add(host)
         try:
             path = f"/v1/operations/{request_id}"
             params = {"wait_s": f"{wait_s:g}"}
-            return await self._call(Operation, _Call(host, "GET", path, params, held_s=wait_s))
+            return await self._call(Operation, _Call(host, "GET", path, params, held_s=wait_s), retry)
         except AgentRefused as error:
             if error.status == 404:
                 return None

@@ -322,8 +322,9 @@ def exit_code_of(error: EbbError) -> int:
         case _:
             from ebbtide.messages.problem_codes import ProblemCode
 
-            # The manager's answer, or a context's: it is not there. A path that is not there is no manager's.
-            lost = getattr(error, "code", None) is ProblemCode.NO_SUCH_ROUTE
+            # The manager's answer, or a context's: it is not there. A path that is not there is no manager's, and a
+            # task that has not begun is there.
+            lost = getattr(error, "code", None) in (ProblemCode.NO_SUCH_ROUTE, ProblemCode.NO_OUTPUT)
             return 3 if getattr(error, "status", None) == 404 and not lost else 1
 
 

@@ -59,3 +59,11 @@ class ManagerBusy(ManagerRefused):
 
 #: What passes: the same question may be answered a while later.
 PASSING = (ManagerUnreachable, ManagerStandsBy, ManagerBusy)
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether the same question may be answered a while later, also because the host that it is about does not answer
+    now.
+    """
+    of_host = isinstance(error, ManagerRefused) and error.code is ProblemCode.HOST_UNAVAILABLE
+    return of_host or isinstance(error, PASSING)

@@ -10,7 +10,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from ebbtide.client.connection import Changed, query_of, refusal_of
-from ebbtide.client.errors import PASSING, ManagerBusy, ManagerUnreachable
+from ebbtide.client.errors import ClientError, ManagerBusy, ManagerUnreachable, passes
 from ebbtide.client.history import HistoryCalls
 from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
 from ebbtide.client.tasks import TaskCalls
@@ -399,7 +399,8 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
 
         ``host``: whose operation it is, where it is not the manager's own.
         Raises TimeoutError after ``limit_s`` seconds (None: never), and ManagerUnreachable, ManagerStandsBy or
-        ManagerBusy once no manager that leads has answered for half a minute; the operation itself goes on.
+        ManagerBusy once no manager that leads has answered for half a minute, ManagerRefused with the code
+        ``host-unavailable`` where that is so of the host; the operation itself goes on.
         """
         told, clock = 0, asyncio.get_running_loop().time
         answered_at = clock()
@@ -416,9 +417,9 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
                 try:
                     operation = await self.operation(operation.request_id, POLL_S, host)
                     answered_at = clock()
-                except PASSING:
-                    # It is started again, or another one takes over.
-                    if clock() - answered_at > AWAY_S:
+                except ClientError as error:
+                    # It is started again, or another one takes over; or the host is.
+                    if not passes(error) or clock() - answered_at > AWAY_S:
                         raise
                     await asyncio.sleep(STREAM_PAUSE_S)
 

@@ -13,17 +13,28 @@ from typer.testing import CliRunner
 from ebbtide.cli.commands import tasks
 from ebbtide.cli.commands.options import Asking, Output
 from ebbtide.cli.commands.vms import followed
-from ebbtide.cli.main import app
-from ebbtide.client import ClientError, ManagerBusy, ManagerClient, ManagerStandsBy, ManagerUnreachable
+from ebbtide.cli.main import app, exit_code_of
+from ebbtide.client import (
+    ClientError,
+    ManagerBusy,
+    ManagerClient,
+    ManagerRefused,
+    ManagerStandsBy,
+    ManagerUnreachable,
+)
 from ebbtide.client.manager import AWAY_S
 from ebbtide.errors import EbbError
+from ebbtide.messages.common import Problem
 from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.problem_codes import ProblemCode
 from ebbtide.messages.tasks import ManagedTask, TaskOutput, TaskSpec, TaskState
 from tests.hostagent.faked_loop import FakedLoop
 
 AWAY = ManagerUnreachable("no manager answers")
 STARTING = ManagerStandsBy(503, "it does not lead yet")
 BUSY = ManagerBusy(429, "more than 50 requests a second")
+_SAID = "host-a cannot be reached"
+HOST_AWAY = ManagerRefused(503, _SAID, None, Problem.of(503, _SAID, None, ProblemCode.HOST_UNAVAILABLE))
 LOST = ManagerUnreachable("no manager answers: Server disconnected", was_sent=True)
 
 
@@ -50,23 +61,25 @@ def follow(seconds: float, error: ClientError) -> Operation:
         return runner.run(Away(seconds, error).wait(told(OperationState.RUNNING), limit_s=None))
 
 
-@pytest.mark.parametrize("error", [AWAY, STARTING, BUSY])
+@pytest.mark.parametrize("error", [AWAY, STARTING, BUSY, HOST_AWAY])
 def test_an_operation_is_followed_over_a_restart_of_its_manager(error: ClientError) -> None:
     assert follow(AWAY_S - 2.0, error).state is OperationState.DONE
 
 
-@pytest.mark.parametrize("error", [AWAY, STARTING, BUSY])
+@pytest.mark.parametrize("error", [AWAY, STARTING, BUSY, HOST_AWAY])
 def test_a_manager_that_stays_away_is_said_to_be(error: ClientError) -> None:
     with pytest.raises(type(error)):
         follow(AWAY_S + 5.0, error)
 
 
 class Asks(Asking):
-    """A command whose manager does not come back."""
+    """A command whose manager, or host, does not come back."""
+
+    error: ClientError = AWAY
 
     def ask(self, question: Callable[[ManagerClient], Awaitable[Any]]) -> Any:
         async def conversation() -> Any:
-            return await question(Away(AWAY_S + 5.0, AWAY))
+            return await question(Away(AWAY_S + 5.0, self.error))
 
         with asyncio.Runner(loop_factory=FakedLoop) as runner:
             return runner.run(conversation())
@@ -84,6 +97,23 @@ def test_a_command_says_of_an_operation_that_was_taken_on_that_it_goes_on(taken:
     goes_on = re.search("goes on: `ebb plan show create-web` .*: `ebb vm delete web --yes`", str(caught.value))
     assert str(caught.value).startswith(str(AWAY))
     assert (goes_on is not None) == taken
+
+
+def test_a_command_says_that_it_is_the_host_that_does_not_answer_and_that_the_operation_goes_on() -> None:
+    class OfHost(Asks):
+        error = HOST_AWAY
+
+    async def start(client: ManagerClient, request_id: str) -> Operation:
+        return told(OperationState.RUNNING)
+
+    with pytest.raises(EbbError, match=r"^host-a cannot be reached; the operation goes on: `ebb plan show create-web"):
+        followed(OfHost(output=Output.JSON), start, "draining host-a", host="host-a")
+
+
+@pytest.mark.parametrize(("code", "ends"), [(ProblemCode.NO_OUTPUT, 1), (ProblemCode.NOT_FOUND, 3)])
+def test_a_task_that_has_not_printed_yet_is_no_task_that_is_not_there(code: ProblemCode, ends: int) -> None:
+    said = "train has not begun"
+    assert exit_code_of(ManagerRefused(404, said, None, Problem.of(404, said, None, code))) == ends
 
 
 def test_what_was_sent_and_not_answered_is_asked_for_again_under_its_request_id() -> None:

@@ -25,7 +25,6 @@ from ebbtide.cli.commands.options import (
     Yes,
     asked_again,
     confirm,
-    is_away,
     label_changes,
     label_words,
 )
@@ -315,6 +314,7 @@ def followed(
     :param again_s: how long it is asked for again of a manager that is away; None: only where an answer was lost.
     """
     from ebbtide.client import ManagerUnreachable, new_request_id
+    from ebbtide.client.errors import passes
     from ebbtide.client.manager import AWAY_S
 
     begun: Operation | None = None
@@ -343,8 +343,8 @@ def followed(
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_goes_on(request_id, begun, host, undo)}") from None
     except EbbError as error:
-        cause = error if is_away(error) else error.__cause__
-        if not is_away(cause) or (begun is None and not lost):
+        cause = error if passes(error) else error.__cause__
+        if not passes(cause) or (begun is None and not lost):
             raise
         raise EbbError(f"{error}; {_goes_on(request_id, begun, host, undo)}") from cause
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientSession
 
+from cluster_manager.api.forms import MANAGER
 from cluster_manager.execution.agent_proxy import AgentProxy
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.dry_runs import Forecast
@@ -67,6 +70,19 @@ async def test_a_silent_host_leaves_what_the_manager_knows(lab: Lab) -> None:
     assert found.unreachable is not None
     assert found.unreachable.startswith("host-a cannot be reached")
     assert [row.kind for row in found.events] == ["placed"]
+
+
+async def test_who_waits_for_a_silent_hosts_operation_hears_soon_that_it_is_the_host(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that waits longer takes it for a silence of the manager."""
+    assert lab.cluster.server is not None
+    agents = lab.cluster.server.app[MANAGER].agent_proxy._agents
+    monkeypatch.setattr(agents, "_limits", replace(agents._limits, absence_s=60.0))
+    await lab.agent_server.close()
+    async with asyncio.timeout(10):
+        status, found = await lab.cluster.call("GET", "/v1/hosts/host-a/operations/pause-1?wait_s=0.1")
+    assert (status, found["code"]) == (503, "host-unavailable")
 
 
 async def test_a_dry_target_is_passed_through_and_no_plan_is_made(lab: Lab) -> None:

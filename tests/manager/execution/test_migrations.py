@@ -100,8 +100,17 @@ async def test_a_migration_without_a_place_stops_nothing(cluster: Cluster) -> No
     assert "high-1" in second.vms
     failed = await ask(cluster, "low-1", "migrate", lose_disk=True)
     assert failed.state is OperationState.FAILED
+    assert "no ready host has 3 cores" in failed.sentence
+    assert "(host-b has " in failed.sentence
     assert "stop" not in first.arrived
     assert (await seen(cluster, "low-1"))["state"] == "running"
+
+
+async def test_a_migration_says_so_where_no_other_host_is_ready(cluster: Cluster) -> None:
+    cluster.agents[1].mode = HostMode.DRAINING
+    await cluster.ready()
+    failed = await ask(cluster, "low-1", "migrate", lose_disk=True)
+    assert failed.sentence == "low-1 stays on host-a: no other host is ready"
 
 
 async def test_a_start_whose_answer_is_lost_is_waited_for_and_not_tried_twice(cluster: Cluster) -> None:
