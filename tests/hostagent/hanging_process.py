@@ -1,7 +1,8 @@
 """The command `ebb-hostagent` over a libvirt that hangs, as a process of its own: it can be told to end.
 
 Usage: python -m tests.hostagent.hanging_process WHAT OPTIONS, where WHAT hangs: a call of the connection, or "reclaim".
-It prints a line once that is under way, and one when it ends and still has its state directory to itself.
+"journal" does not hang, but is slow. It prints a line once that is under way, and one when it ends and still has its
+state directory to itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from hostagent import main, running, threads
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.options import HostAgentOptions
+from hostagent.state.journal import Journal
 from tests.hostagent.libvirt_stand_in import StandIn, StandInDomain
 
 
@@ -37,6 +40,8 @@ class Hanging(StandIn):
         return super().listAllDomains()
 
     def getAllDomainStats(self, what: int, flags: int) -> list[tuple[StandInDomain, dict[str, Any]]]:
+        if self._what == "journal":
+            return super().getAllDomainStats(what, flags)
         if self._what == "reclaim":
             threads.RECLAIM._pool.submit(hang)
         print("under way", flush=True)
@@ -49,6 +54,15 @@ class Hanging(StandIn):
             hang()
 
 
+class SlowJournal(Journal):
+    """One on a disk that takes its time."""
+
+    def begin(self) -> None:
+        print("under way", flush=True)
+        time.sleep(2.0)
+        super().begin()
+
+
 def is_alone(state_dir: Path) -> bool:
     with (state_dir / "lock").open() as file:
         try:
@@ -59,7 +73,9 @@ def is_alone(state_dir: Path) -> bool:
 
 
 if __name__ == "__main__":
-    hanging = Hanging(sys.argv.pop(1))
+    hanging = Hanging(what := sys.argv.pop(1))
+    if what == "journal":
+        vars(running)["Journal"] = SlowJournal
     vars(running)["LibvirtHypervisor"] = partial(LibvirtHypervisor, opener=lambda uri: hanging)
     options: HostAgentOptions = main.options_of(sys.argv[1:]).options
     main.main()

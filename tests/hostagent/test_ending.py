@@ -17,17 +17,14 @@ pytestmark = pytest.mark.service
 LIMIT_S = 30.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("what", ["listAllDomains", "getAllDomainStats", "close", "reclaim"])
-async def test_an_agent_ends_when_it_is_told_to_though_a_call_hangs(
-    tmp_path: Path, unused_tcp_port: int, what: str, number: signal.Signals
-) -> None:
+async def told_to_end(tmp_path: Path, port: int, what: str, number: signal.Signals) -> None:
+    """Have an agent begin and, once something is under way, end in time, with its state directory to itself."""
     write_private(tmp_path / "token", "of-the-manager")
     options = {
         "id": "host-a",
         "capacity": "cpu_cores=1,memory_mib=1024",
         "token-file": tmp_path / "token",
-        "listen": f"127.0.0.1:{unused_tcp_port}",
+        "listen": f"127.0.0.1:{port}",
         "state-dir": tmp_path / "state",
         "image-dir": tmp_path,
         "disk-dir": tmp_path / "disks",
@@ -54,6 +51,17 @@ async def test_an_agent_ends_when_it_is_told_to_though_a_call_hangs(
             process.kill()
             await process.wait()
     assert said.splitlines()[-1] == b"alone", "no other agent begins before this one is gone"
-    if what != "listAllDomains":  # with which it begins
-        assert json.loads((tmp_path / "state" / "state.json").read_text())["epoch"] == 0
     assert b"Traceback" not in said + (tmp_path / "log").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("what", ["listAllDomains", "getAllDomainStats", "close", "reclaim"])
+async def test_an_agent_ends_when_it_is_told_to_though_a_call_hangs(
+    tmp_path: Path, unused_tcp_port: int, what: str, number: signal.Signals
+) -> None:
+    await told_to_end(tmp_path, unused_tcp_port, what, number)
+
+
+async def test_what_is_being_written_down_when_an_agent_ends_is_written(tmp_path: Path, unused_tcp_port: int) -> None:
+    await told_to_end(tmp_path, unused_tcp_port, "journal", signal.SIGTERM)
+    assert json.loads((tmp_path / "state" / "state.json").read_text())["epoch"] == 0
