@@ -15,19 +15,21 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import libvirt
 import structlog
 
 from ebbtide.rest.metrics.totals import Calls
+from ebbtide.threads import DaemonThreads
 from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 
 #: Calls in flight on one connection (docs/internals/contracts.md), and connections at most.
 IN_FLIGHT: Final = 4
 CONNECTIONS: Final = 16
 CALL_LIMIT_S: Final = 15.0
+#: For how long the end of the connections is waited for, in seconds: libvirt tells its daemon of it, which may hang.
+CLOSE_S: Final = 2.0
 #: For so long a domain that was looked up by name is read as the one of that name, in seconds.
 KNOWN_S: Final = 10.0
 #: How calls that fail are counted; others are errors.
@@ -120,7 +122,7 @@ class LibvirtConnection:
 
     def __init__(self, uri: str, opener: Callable[[str], Any] = libvirt.open) -> None:
         self.uri = uri
-        self._pool = ThreadPoolExecutor(IN_FLIGHT * CONNECTIONS, thread_name_prefix="libvirt")
+        self._pool = DaemonThreads(IN_FLIGHT * CONNECTIONS, "libvirt")
         self._slots = asyncio.Semaphore(IN_FLIGHT * CONNECTIONS)
         self._locks: dict[str, asyncio.Lock] = {}
         self._opener = opener
@@ -254,11 +256,19 @@ class LibvirtConnection:
             raise HypervisorError(str(error)) from error
 
     async def close(self) -> None:
-        """Close the connections; calls that hang are left to their threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Close the connections; calls that hang are left to their threads, and with them their connections.
+
+        What libvirtd has begun for such a call it ends without us, a move to another host too.
+        """
         connections, self._connections = self._connections, []
-        for connection in connections:
-            await asyncio.to_thread(connection.close)
+        loop = asyncio.get_running_loop()
+        # One that is closed under a call is freed under it.
+        idle = [connection for connection in connections if not connection.in_flight]
+        closing = [loop.run_in_executor(self._pool, connection.close) for connection in idle]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*closing, return_exceptions=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _nothing(_connection: Any) -> None:

@@ -23,7 +23,7 @@ from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions, address_of, capacity_of, own_capacity, url_of
 from hostagent.service import give_back, serve
-from hostagent.state.files import alone_in, make_parents
+from hostagent.state.files import alone_to_the_end_in, make_parents
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 
@@ -50,20 +50,20 @@ async def _serve(given: Given[HostAgentOptions], access: AccessSettings) -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     address, port = address_of(options.listen)
-    with alone_in(options.state_dir):
-        async with exporting(options.tracing, "ebb-hostagent", host=options.id):
-            await serve(
-                await _agent(options, access),
-                address.strip("[]"),
-                port,
-                options.token_file,
-                options.manager or None,
-                options.manager_token_file,
-                stop,
-                access,
-                options.manager_name,
-                given,
-            )
+    alone_to_the_end_in(options.state_dir)
+    async with exporting(options.tracing, "ebb-hostagent", host=options.id):
+        await serve(
+            await _agent(options, access),
+            address.strip("[]"),
+            port,
+            options.token_file,
+            options.manager or None,
+            options.manager_token_file,
+            stop,
+            access,
+            options.manager_name,
+            given,
+        )
 
 
 async def _release(options: HostAgentOptions, access: AccessSettings) -> None:
@@ -82,8 +82,8 @@ async def _release(options: HostAgentOptions, access: AccessSettings) -> None:
                 raise HostAgentError(
                     f"an agent runs at {options.listen}: stop it first, or `ebb host undeflate`"
                 ) from error
-    with alone_in(options.state_dir):
-        print(await give_back(await _agent(options, access)))
+    alone_to_the_end_in(options.state_dir)
+    print(await give_back(await _agent(options, access)))
 
 
 async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:

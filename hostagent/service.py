@@ -66,7 +66,19 @@ class _Start:
 
     async def run(self, _: web.Application) -> None:
         """Start the agent. Raises `_Stopped`: it is to stop meanwhile."""
-        await self._agent.start(self.wait)
+        starting = asyncio.create_task(self._agent.start(self.wait), name="start")
+        stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        try:
+            # A libvirt that hangs is not waited for: what it has been asked is as after a kill.
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not starting.done():
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+        if starting.cancelled():
+            raise _Stopped
+        starting.result()
         if self._why:
             log.info("libvirt answers: the agent starts", host=self._agent.host.slice.host_id)
         self._why = ""

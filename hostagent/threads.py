@@ -1,7 +1,8 @@
 """Threads for work that may take long, and for the watch that must not wait for it.
 
 asyncio's own threads are few, a handful more than there are CPUs: with as many VMs whose memory is being reclaimed the
-watch of memory limits stood still, and so did the journal.
+watch of memory limits stood still, and so did the journal. And asyncio's are waited for when the agent ends, for the
+journal's sake; these are not: what is under way in them is cut off anywhere, as by a kill.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
+
+from ebbtide.threads import DaemonThreads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,7 +23,7 @@ class Threads:
     """As `asyncio.to_thread`, in threads of their own, which are made when they are needed first."""
 
     def __init__(self, name: str, most: int) -> None:
-        self._pool = ThreadPoolExecutor(most, thread_name_prefix=name)
+        self._pool = DaemonThreads(most, name)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         work = partial(contextvars.copy_context().run, function, *args, **kwargs)

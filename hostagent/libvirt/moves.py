@@ -20,7 +20,7 @@ import libvirt
 from ebbtide.deflation.allocations import cpu_shares
 from ebbtide.messages.migrations import MigrationAddress
 from hostagent.domain_xml.templates import tap_name
-from hostagent.errors import HostAgentError, HypervisorError
+from hostagent.errors import DomainGone, HostAgentError, HypervisorError
 from hostagent.libvirt import disks
 from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import Departure, Whereabouts
@@ -34,6 +34,8 @@ from hostagent.threads import DISKS
 LOOK_S: Final = 1.0
 #: For how long libvirt may take to end a move that was called off, seconds.
 CALL_OFF_S: Final = 60.0
+#: For how long a definition that was given up is waited for, to be undone, seconds.
+UNDO_S: Final = 60.0
 #: The first QEMU that loses no write of an emulated guest which moves (its commit 03bfc2188f).
 SAFE_EMULATED: Final = 9_000_000
 _MIB: Final = 2**20
@@ -77,6 +79,8 @@ class LibvirtMoves:
 
     async def receive(self, domain: str, identity: str, intent: intents.Intent) -> None:
         directory = self._settings.disk_dir / domain
+        if await DISKS.run(directory.exists):
+            await self._sweep(domain, directory)
         disk = await DISKS.run(disks.create_overlay, self._settings.image_dir / "base.qcow2", directory)
         try:
             definition = await self._definitions.fresh(domain, identity, intent, disk, None)
@@ -89,9 +93,33 @@ class LibvirtMoves:
 
             await self._connection.call(define, modifies=domain)
         except HostAgentError as error:
-            await DISKS.run(disks.remove_disk, directory)
+            await self._undo(domain, identity, intent)
             raise HypervisorError(f"domain {domain} could not be defined: {error}") from error
         await DISKS.run(disks.kept, directory)
+
+    async def _sweep(self, domain: str, directory: Path) -> None:
+        """Remove what an earlier try has left that could not be undone in time."""
+        names = await self._connection.call(lambda connection: {one.name() for one in connection.listAllDomains()})
+        if domain not in names:
+            await DISKS.run(disks.sweep, [directory], names)
+
+    async def _undo(self, domain: str, identity: str, intent: intents.Intent) -> None:
+        """Have nothing left of a VM that is not to come, neither of a definition that was made after its time.
+
+        :raises HypervisorError: its domain may still come about; its disk stays, to be swept.
+        """
+
+        def undefine(connection: Any) -> None:
+            found = connection.lookupByUUIDString(identity)
+            # Only what was defined for this very request: the identity is that of the VM, wherever it is.
+            there = _intent_of(found)
+            if there is not None and there.cause == intent.cause and found.name() == domain and not found.isActive():
+                found.undefineFlags(0)
+
+        with contextlib.suppress(DomainGone):
+            await self._connection.call(undefine, modifies=domain, limit_s=UNDO_S)
+        self._connection.forget(domain)
+        await DISKS.run(disks.remove_disk, self._settings.disk_dir / domain)
 
     async def send(self, domain: str, move: Departure, told: Callable[[str], None]) -> str:
         began = asyncio.get_running_loop().time()
@@ -202,6 +230,16 @@ class LibvirtMoves:
             if element.tag in ("kernel", "initrd") and element.text:
                 element.text = _moved(element.text, places)
         return root
+
+
+def _intent_of(domain: Any) -> intents.Intent | None:
+    """What stands in a definition; None: nothing of ours. Blocks."""
+    try:
+        return intents.from_element(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
+    except libvirt.libvirtError as error:
+        if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_METADATA:
+            raise
+        return None
 
 
 def _text(root: ElementTree.Element) -> str:

@@ -33,7 +33,7 @@ from hostagent.errors import (
 from hostagent.libvirt.hypervisor import Departure, Whereabouts, domain_name
 from hostagent.operations.operations import Run, done, failed
 from hostagent.operations.requests import Requests, cause_of
-from hostagent.operations.resuming import ASK_AGAIN_S, Resume
+from hostagent.operations.resuming import ASK_AGAIN_S, Resume, state_of
 from hostagent.state.history import sizes
 from hostagent.state.intents import Intent, Phase, Request
 from hostagent.vm.host import Host
@@ -100,13 +100,24 @@ class MigrationCommands:
         async with vm.lock:
             try:
                 await self._host.hypervisor.moves.receive(vm.domain, uuid, vm.intent)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, HypervisorError):
+                    # It may still be defined: then it is removed, by a later agent, too.
+                    await self._host.mark_failed(operation.request_id)
                 await self._host.drop(vm)
                 raise
         self._host.changed.set()
         return done(operation, f"{self._host.slice.host_id} has room for {vm.name}")
 
     async def _resume_arrival(self, operation: Operation, vm: ManagedVM) -> Operation:
+        host = self._host
+        if host.has_failed(operation):
+            async with vm.lock:
+                # Nobody sends it. But one that runs here runs nowhere else: the reconciler looks after that.
+                if await state_of(host, vm) == "stopped" and host.holds(vm) and vm.intent.phase is Phase.ARRIVING:
+                    await host.clear_away(vm)
+            why = "as was answered before this agent started"
+            return failed(operation, f"{host.slice.host_id} could not take {vm.name}, {why}")
         return done(operation, f"{self._host.slice.host_id} has room for {vm.name}")
 
     # --- the source ----------------------------------------------------------------------------------------------

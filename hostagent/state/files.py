@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from hostagent.errors import HostAgentError
 
@@ -15,6 +15,8 @@ from hostagent.errors import HostAgentError
 ACPI_VERDICT: Final = Path("/var/cache/ebbtide/acpi-unplug.json")
 #: Where libvirt keeps saved memory, unless it was built otherwise.
 SAVE_DIR: Final = Path("/var/lib/libvirt/qemu/save")
+#: Locks that go with the process.
+_HELD: Final[list[TextIO]] = []
 
 
 def replace(path: Path, text: str) -> None:
@@ -48,15 +50,29 @@ def alone_in(state_dir: Path) -> Iterator[None]:
     :raises HostAgentError: another process has it.
     :raises OSError: it cannot be used.
     """
+    with _locked(state_dir):
+        yield
+
+
+def alone_to_the_end_in(state_dir: Path) -> None:
+    """As `alone_in`, up to the end of the process: so long threads may write that are not waited for."""
+    _HELD.append(_locked(state_dir))
+
+
+def _locked(state_dir: Path) -> TextIO:
     state_dir.mkdir(parents=True, exist_ok=True)
-    with open(state_dir / "lock", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(
+            open(state_dir / "lock", "w", opener=lambda name, flags: os.open(name, flags, 0o600))
+        )
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HostAgentError(
                 f"an agent runs with the state directory {state_dir} (--state-dir): stop it first"
             ) from None
-        yield
+        stack.pop_all()  # it stays open
+    return file
 
 
 def make_parents(directory: Path, mode: int = 0o711) -> None:

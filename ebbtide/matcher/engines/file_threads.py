@@ -7,23 +7,20 @@ are not.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
+
+from ebbtide.threads import DaemonThreads
 
 T = TypeVar("T")
 
 
-class FileThreads(Executor):
+class FileThreads(DaemonThreads):
     """At most so many, made when they are needed first."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._made = 0
-        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        super().__init__(most, "files")
         #: When the limits of the work in the threads pass, by the loops' time.
         self._limits: dict[object, float] = {}
 
@@ -47,30 +44,6 @@ class FileThreads(Executor):
             return work()
         finally:
             del self._limits[one]
-
-    def submit(self, work: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Called by the loop."""
-        future: Future[T] = Future()
-        self._queue.put((future, partial(work, *args, **kwargs)))
-        if self._made < self._most:
-            self._made += 1
-            threading.Thread(target=self._serve, name=f"files-{self._made}", daemon=True).start()
-        return future
-
-    def _serve(self) -> None:
-        while True:
-            _do(*self._queue.get())
-
-
-def _do(future: Future[T], work: Callable[[], T]) -> None:
-    # Nobody may wait for it any more.
-    if future.set_running_or_notify_cancel():
-        try:
-            found = work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(found)
 
 
 #: Those of the records of attempts.
