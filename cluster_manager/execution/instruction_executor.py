@@ -388,10 +388,7 @@ class InstructionExecutor:
             return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})", ready=False)
         what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
         offers = [f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE + 1) if host != home][:LINE]
-        if not offers:
-            # Its own is the only one.
-            return HostsChosen(elapsed_s, ())
-        lacking = f"no ready host has {demand} {what} beside the VM's overhead ({', '.join(offers)})"
+        lacking = f"no ready host has {demand} {what} beside the VM's overhead ({', '.join(offers)})" if offers else ""
         return HostsChosen(elapsed_s, (), lacking)
 
     def _with_template(self, spec: VMSpec) -> Callable[[str], bool]:
@@ -581,8 +578,8 @@ class InstructionExecutor:
                 )
                 return lambda: agents.command(host, "PUT", f"/v1/vms/{vm}/target", resize), deadline_s + grace_s
         lifecycle = lifecycle_command(instruction, request_id, epoch, order, self._limits, self._hosts.vm)
-        method, path, body, without = lifecycle.method, lifecycle.path, lifecycle.body, lifecycle.without
-        return lambda: agents.command(host, method, path, body, without), lifecycle.limit_s
+        sent = lifecycle.method, lifecycle.path, lifecycle.body, lifecycle.without
+        return lambda: agents.command(host, *sent), lifecycle.limit_s
 
     async def _ended(self, state: Plan, instruction: Commanding, event: OperationEnded) -> OperationEnded:
         """The end of a command, with its host read, unless the plan reads it next: once between two commands."""
