@@ -300,8 +300,8 @@ def changes() -> Iterator[str]:
     yield filled(
         f"Against the thesis, whose jobs are others: losses {losses}, kills an interval {killed}, in either window. "
         f"Its intervals are shorter the more often and the farther capacity changes ({shorter}), and their lengths "
-        f"less spread, which it calls less variance and a narrower range (by frequency {by_frequency}, by step {by_step}). "
-        "In steps of the walk lengths hardly depend on the frequency (mean "
+        f"less spread, which it calls less variance and a narrower range (by frequency {by_frequency}, by step "
+        f"{by_step}). In steps of the walk lengths hardly depend on the frequency (mean "
         f"{min(means):.1f} to {max(means):.1f}, spread {min(spreads):.1f} to {max(spreads):.1f} steps), so by "
         "frequency that follows from the scaling of time."
     )
