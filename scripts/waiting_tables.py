@@ -350,7 +350,8 @@ def longest_waits() -> Iterator[str]:
     yield from ("", filled(text))
     if fewer:
         counts = _all(f"{count:,.0f}" for count in fewer.values())
-        text = f"""At one price: at b = {_all(map(str, fewer))} h `both` rents for {counts} short jobs, and the bill that is taken off is of {billed:,.0f}. So what stands there is an upper bound."""
+        text = f"""At one price: at b = {_all(map(str, fewer))} h `both` rents for {counts} short jobs, and the bill
+        that is taken off is of {billed:,.0f}. So what stands there is an upper bound."""
         yield from ("", filled(text))
 
 
