@@ -1,0 +1,1 @@
+"""The sections of docs/research/interval-aware.md, by what they are about."""
