@@ -237,7 +237,8 @@ class Host:
                         # All hear of it, those too that are free and may be taken for something that can give way:
                         # told one after the other, the last might hear of it only when the time is over.
                         for vm in wanted():
-                            told.enter_context(vm.lock.wanted())
+                            if vm is not busy:
+                                told.enter_context(vm.lock.wanted())
                         await busy.lock.wait_until_free()
         try:
             for vm in wanted():
