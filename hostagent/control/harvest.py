@@ -130,7 +130,7 @@ class Harvest:
             members = self._plan(targets)
             claim.keep(members)
             await persist_all(members)
-            await self._host.resize(members, max(until - _now(), 1.0))
+            await self._host.resize(members, max(until - _now(), 1.0), ended=claim.release)
 
     def _lacking(self, size: ResourceVector) -> ResourceVector:
         return size.less(self._host.free().larger(undeclared(self._host.slice.capacity, size)))
@@ -180,7 +180,7 @@ class Harvest:
             if self._host.journal.budget != granted:
                 await asyncio.gather(*(vm.record.unplan() for vm in members))
                 return
-            for outcome in await self._host.resize(members, GROW_S):
+            for outcome in await self._host.resize(members, GROW_S, ended=claim.release):
                 pace = self._paces[outcome.name]
                 pace.held() if outcome.shortfall.vector().is_zero() else pace.tried(_now())
 

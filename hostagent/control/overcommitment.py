@@ -74,7 +74,7 @@ class Overcommitment:
             members = plan_all(host, split.targets, request)
             claim.keep(members)
             await persist_all(members)
-            outcomes = await host.resize(members, DEADLINE_S)
+            outcomes = await host.resize(members, DEADLINE_S, ended=claim.release)
             self._short |= {outcome.name for outcome in outcomes if not outcome.shortfall.vector().is_zero()}
 
     def _tell(self, sentence: str) -> None:

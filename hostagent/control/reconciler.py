@@ -244,9 +244,14 @@ class Reconciler:
 
     async def _check_logged(self, vm: ManagedVM, summary: DomainSummary | None) -> None:
         try:
-            async with vm.lock, self._slots:
-                if self._host.holds(vm):
-                    await self._check(vm, summary)
+            # In this order: one that waits for its turn is in nobody's way.
+            async with self._slots:
+                if not vm.lock.is_free:
+                    vm.drift_repair.unsettled = True  # busy by now: looked at when that has ended, and no slot waits
+                    return
+                async with vm.lock:
+                    if self._host.holds(vm):
+                        await self._check(vm, summary)
         except HostAgentError as error:
             vm.drift_repair.unsettled = True
             log.warning("the VM could not be checked", vm=vm.name, why=str(error))
@@ -369,7 +374,7 @@ class Reconciler:
             if vm.plug_is_due() and modes.mode is not HostMode.PAUSED:
                 await vm.resizer.plug(repairs=modes.does(HostEvent.DRIFT))
             await vm.drift_repair.check("" if modes.does(HostEvent.DRIFT) else modes.sentence)
-        elif modes.does(HostEvent.UNFINISHED) and pace.due(now):
+        elif modes.does(HostEvent.UNFINISHED) and pace.due(now) and not vm.awaits_hello:
             pace.tried(now)
             if vm.record.uncertain:
                 await vm.record.persist()

@@ -201,14 +201,22 @@ class Steady:
             claim.keep(members)
             if not members:
                 return
+            gave_way: set[str] = set()
+
+            def ended(vm: ManagedVM) -> None:
+                # Seen before it is released: whoever waits for it has it then.
+                if vm.lock.is_wanted:
+                    gave_way.add(vm.name)
+                claim.release(vm)
+
             await persist_all(members)
-            for vm, outcome in zip(members, await host.resize(members, STEP_LIMIT_S), strict=True):
+            for outcome in await host.resize(members, STEP_LIMIT_S, ended=ended):
                 before, after = outcome.before.memory_mib, outcome.after.memory_mib
                 wanted = before - steps[outcome.name].memory_mib
                 self._taken_mib += max(before - after, 0.0)
                 host.steady_taken_mib += max(before - after, 0.0)
                 host.steady_given_mib += max(after - before, 0.0)
-                if wanted > 0 and before - after < wanted / 2 and not vm.lock.is_wanted:
+                if wanted > 0 and before - after < wanted / 2 and outcome.name not in gave_way:
                     self._trimmer.fell_short(_now(), outcome.name)
 
     # --- what is told of it ------------------------------------------------------------------------------------------

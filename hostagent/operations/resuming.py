@@ -11,7 +11,7 @@ import structlog
 
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.messages.commands import ReclaimCommand
-from ebbtide.messages.operations import Operation
+from ebbtide.messages.operations import Operation, VMOutcome
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.operations.creation_commands import CreationCommands, not_deleted
 from hostagent.operations.operations import Operations, Run, concluded, done, failed
@@ -113,14 +113,31 @@ class Resuming:
                 vm.record.intent = vm.intent.changed(given_up=vm.intent.given_up or vm.intent.phase in RESIZING)
             sentence = "it had failed before this agent started; what it took is given back"
             return failed(operation, sentence, *(vm.summary() for vm in members))
-        async with self._host.locked(members):
-            going = [vm for vm in members if vm.intent.phase in RESIZING]
-            await asyncio.gather(*(vm.wait_for_hello(HELLO_S) for vm in going))
-            await self._host.resize(going, RESUMED_DEADLINE_S)
         need = None
         if operation.kind == "reclaim" and (cause := members[0].intent.cause) is not None:
             need = ReclaimCommand.model_validate(cause.body).need.vector()
-        return concluded(operation, [vm.summary() for vm in members], need)
+        going = (self._go_on(operation.request_id, vm) for vm in members)
+        outcomes = await asyncio.gather(*going, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome  # a defect; all have ended
+        return concluded(operation, [outcome for outcome in outcomes if isinstance(outcome, VMOutcome)], need)
+
+    async def _go_on(self, request_id: str, vm: ManagedVM) -> VMOutcome:
+        """Bring one VM of a resumed operation to its target, however long the guests of the others boot."""
+        found = vm.summary()
+        if vm.intent.phase not in RESIZING:
+            return found
+        # Not under its lock: meanwhile it may need memory, be stopped or be given another size.
+        await vm.wait_for_hello(HELLO_S)
+        async with vm.lock:
+            cause = vm.intent.cause
+            if not self._host.holds(vm) or cause is None or cause.request_id != request_id:
+                why = "another operation has taken it over" if self._host.holds(vm) else "it was removed"
+                return found.model_copy(update={"sentence": f"was not gone on with: {why} meanwhile", "errors": (why,)})
+            if vm.intent.phase in RESIZING:
+                await self._host.resize([vm], RESUMED_DEADLINE_S)
+            return vm.summary()
 
     async def _resume_creation(self, operation: Operation, vm: ManagedVM) -> Operation:
         if vm.intent.phase in (Phase.SETTLED, Phase.STOPPED, Phase.ADMITTING):

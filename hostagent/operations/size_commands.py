@@ -122,7 +122,7 @@ class SizeCommands:
             members = plan_all(self._host, targets, Request(request_id, "mode", body, time.time()), freed)
             claim.keep(members)
             await persist_all(members)
-            return await self._host.resize(members, left(until))
+            return await self._host.resize(members, left(until), ended=claim.release)
 
     # --- how they run --------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class SizeCommands:
             busy = [vm for vm in self._host.resizable() if vm not in claim.vms and not gives_nothing(vm)]
             claim.keep(members)
             await self._persist(members, request)
-            outcomes = await self._host.resize(members, left(until), command.mode)
+            outcomes = await self._host.resize(members, left(until), command.mode, claim.release)
         if any(outcome.shortfall.vector() != ZERO for outcome in outcomes) or not split.shortfall.is_zero():
             outcomes += [vm.failed("another operation is at work on it") for vm in busy]
         return concluded(operation, outcomes, need)
@@ -182,7 +182,8 @@ class SizeCommands:
             members = plan_all(self._host, targets, request, freed=command.vms)
             claim.keep(members)
             await persist_all(members)
-            return concluded(operation, await self._host.resize(members, left(until)))
+            outcomes = await self._host.resize(members, left(until), ended=claim.release)
+            return concluded(operation, outcomes)
 
 
 def _repeats(vm: ManagedVM, command: TargetCommand, body: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.hosts import HostReport, HostTemplate
 from ebbtide.messages.operations import Operation, VMOutcome
 from ebbtide.rest.metrics.totals import Reports
+from hostagent.clock import now
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused, wrong_state
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.state.history import History
@@ -76,12 +77,16 @@ class Claim:
 
     vms: list[ManagedVM]
 
+    def release(self, vm: ManagedVM) -> None:
+        """Let go of one, if it is still held. From here on it is another operation's."""
+        if vm in self.vms:
+            self.vms.remove(vm)
+            vm.lock.release()
+
     def keep(self, vms: Collection[ManagedVM]) -> None:
         """Let go of all others."""
-        for vm in self.vms:
-            if vm not in vms:
-                vm.lock.release()
-        self.vms = [vm for vm in self.vms if vm in vms]
+        for vm in [vm for vm in self.vms if vm not in vms]:
+            self.release(vm)
 
 
 @dataclass(slots=True)
@@ -216,7 +221,8 @@ class Host:
 
         :param besides: those that are neither waited for nor held.
 
-        Nothing is waited for while something is held, so that two who claim never wait for each other.
+        Nothing is waited for while something is held, so that two who claim never wait for each other. What is done
+        to a VM once it is released from the claim is another operation's: only outcomes tell of it then.
         """
         claim = Claim([])
 
@@ -227,7 +233,13 @@ class Host:
             async with asyncio.timeout(wait_s):
                 # Nothing is held while one is waited for: others, above all a response to pressure, work on the rest.
                 while wait_s > 0 and (busy := next((vm for vm in wanted() if not vm.lock.is_free), None)):
-                    await busy.lock.wait_until_free()
+                    with contextlib.ExitStack() as told:
+                        # All hear of it, those too that are free and may be taken for something that can give way:
+                        # told one after the other, the last might hear of it only when the time is over.
+                        for vm in wanted():
+                            if vm is not busy:
+                                told.enter_context(vm.lock.wanted())
+                        await busy.lock.wait_until_free()
         try:
             for vm in wanted():
                 if vm.lock.is_free:
@@ -240,21 +252,13 @@ class Host:
             claim.keep([])
 
     @contextlib.asynccontextmanager
-    async def locked(self, vms: Iterable[ManagedVM]) -> AsyncIterator[None]:
-        """Hold the locks of these VMs, in the order of names."""
-        async with contextlib.AsyncExitStack() as stack:
-            for vm in sorted(vms, key=lambda vm: vm.name):
-                await stack.enter_async_context(vm.lock)
-            yield
-
-    @contextlib.asynccontextmanager
     async def locked_until(self, vm: ManagedVM, until: float) -> AsyncIterator[None]:
         """Hold the lock of a VM for an operation that has to begin in time: what comes too late is not begun at all.
 
         :param until: the operation's deadline, by the loop's clock.
         :raises RequestRefused: another operation had not ended by then (409).
         """
-        wait_s = max(until - asyncio.get_running_loop().time(), LEAST_WAIT_S)
+        wait_s = max(until - now(), LEAST_WAIT_S)
         try:
             async with asyncio.timeout(wait_s):
                 await vm.lock.acquire()
@@ -417,17 +421,31 @@ class Host:
         """Tell of a decision: one sentence, with what it rests on."""
         self.history.note(vm, kind, sentence, inputs)
 
-    async def resize(self, vms: Iterable[ManagedVM], deadline_s: float, mode: Mode = Mode.ASK) -> list[VMOutcome]:
+    async def resize(
+        self,
+        vms: Iterable[ManagedVM],
+        deadline_s: float,
+        mode: Mode = Mode.ASK,
+        ended: Callable[[ManagedVM], None] = lambda vm: None,
+    ) -> list[VMOutcome]:
         """Bring VMs to their intents' targets, concurrently.
 
         One that fails is reported by its shortfall and stays with its intent.
+
+        :param ended: called for each VM as soon as its own resize has ended, to release it: one that is short of memory
+            must not wait until the slowest has given.
         """
+        until = now() + deadline_s
 
         async def one(vm: ManagedVM) -> VMOutcome:
-            async with self.slots:
-                outcome = await self.resize_one(vm, deadline_s, mode)
-                await self._give_up(vm)
-                return outcome
+            try:
+                async with self.slots:
+                    # What it has waited for a slot is gone: the deadline is one for all.
+                    outcome = await self.resize_one(vm, max(until - now(), 0.0), mode)
+                    await self._give_up(vm)
+                    return outcome
+            finally:
+                ended(vm)
 
         outcomes = await asyncio.gather(*(one(vm) for vm in vms), return_exceptions=True)
         for outcome in outcomes:

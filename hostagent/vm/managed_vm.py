@@ -92,6 +92,8 @@ class ManagedVM:
         #: The last row, and what it was made of.
         self._row: tuple[tuple[Allocation, float | None], Allocation] | None = None
         self._hello = asyncio.Event()
+        #: How many wait for it.
+        self._awaiting = 0
         self._readiness = Readiness()
         #: Until when what its guest says has it looked at no more (monotonic seconds).
         self._noticed_until = -math.inf
@@ -306,9 +308,18 @@ class ManagedVM:
 
     async def wait_for_hello(self, limit_s: float) -> None:
         """Wait until the guest has said hello, or ``limit_s`` at most: without it only its CPU can be taken."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._hello.wait()
+        self._awaiting += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._hello.wait()
+        finally:
+            self._awaiting -= 1
+
+    @property
+    def awaits_hello(self) -> bool:
+        """Whether its operation waits for its guest, and goes on by itself."""
+        return self._awaiting > 0
 
     async def resize(self, deadline_s: float, mode: Mode = Mode.ASK) -> VMOutcome:
         """Bring the VM to its intent's target: deflate what is too much, then reinflate what is missing.

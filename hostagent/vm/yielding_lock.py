@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 
@@ -47,13 +48,22 @@ class YieldingLock(asyncio.Lock):
         super().release()
         self._changed.set()
 
-    async def wait_until_free(self) -> None:
-        """Wait until it is free, without a place in the queue: several who wait so are not in each other's way."""
+    @contextlib.contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Want it, without a place in the queue: whoever holds it or takes it meanwhile hears of that."""
         self._watching += 1
         try:
-            while not self.is_free:
+            if not self.is_free:
                 self._tell()
-                self._changed.clear()
-                await self._changed.wait()
+            yield
         finally:
             self._watching -= 1
+
+    async def wait_until_free(self) -> None:
+        """Wait until it is free, without a place in the queue: several who wait so are not in each other's way."""
+        with self.wanted():
+            while not self.is_free:
+                self._changed.clear()
+                await self._changed.wait()
+                if not self.is_free:
+                    self._tell()
