@@ -317,7 +317,7 @@ class LocalHypervisor:
         def set_limit() -> None:
             nonlocal short
             found = self._ours(domain, live=True)
-            if limit_mib is not None and found.may_hold().memory_mib > limit_mib + self._world.swap_mib:
+            if limit_mib is not None and found.touchable_mib > limit_mib + self._world.swap_mib:
                 short = f"swap does not back a limit of {limit_mib:g} MiB"
                 return
             found.limit_mib = limit_mib

@@ -108,11 +108,16 @@ class Domain:
             conversation.hang_up()
         self.conversations.clear()
 
+    @property
+    def touchable_mib(self) -> float:
+        """What its guest may touch, whatever of it may be in memory."""
+        return max(self.balloon_mib, self.balloon_wanted_mib) + max(self.plugged_mib, self.plugged_wanted_mib)
+
     def may_hold(self) -> ResourceVector:
         """The most it can come to hold without anybody's doing more than has been done."""
         nominal = self.intent.spec.nominal
         online = len(self.guest.online)
-        memory_mib = max(self.balloon_mib, self.balloon_wanted_mib) + max(self.plugged_mib, self.plugged_wanted_mib)
+        memory_mib = self.touchable_mib
         return ResourceVector(
             min(
                 online * (self.quota if self.quota is not None else 1.0),
