@@ -51,8 +51,8 @@ FIRST = (
 #: tests/yielding.py does.
 NICE = {GUESTS: 0, SERVICES: 5}
 NICE_OF_OTHERS = 10
-#: What `make check` leaves out beside guests and services, to end after some two minutes: rooms, files, and tests that
-#: start a manager.
+#: What `make check` leaves out, to end within some two minutes, beside guests, services, and single tests that wait for
+#: two seconds and more, which are marked where they stand: rooms, files, and tests that start a manager.
 SLOW_ROOMS = (*GUEST_ROOMS, *SERVICE_ROOMS, *COMPILED, "clients")
 SLOW_FILES = (
     "tests/benchmarks/test_benchmark_jvm.py",

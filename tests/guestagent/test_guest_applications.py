@@ -204,6 +204,7 @@ def test_where_nobody_gives_what_is_asked_it_is_refused_and_nobody_is_asked(host
     assert cache.targets == []
 
 
+@pytest.mark.slow
 def test_a_hung_hook_is_refused_in_the_end_and_holds_up_no_status(host: Host, serve: Serve) -> None:
     app = Elastic(300)
     app.hang = threading.Event()
@@ -238,6 +239,7 @@ def test_an_answer_to_a_short_deadline_comes_before_its_end(
     assert limits_s == pytest.approx([offers_s, answers_s])
 
 
+@pytest.mark.slow
 def test_an_application_that_promises_after_its_time_is_followed_all_the_same(host: Host, serve: Serve) -> None:
     late = Elastic(200)
     serve("late", late)

@@ -84,6 +84,7 @@ def test_a_stall_is_told_at_once_with_all_that_is_needed_to_judge_it(trigger: Ur
     assert notice["params"] == {field: status[field] for field in fields}
 
 
+@pytest.mark.slow
 def test_stalls_are_told_once_a_second_at_most(trigger: Urgent, host: Host) -> None:
     began = time.monotonic()
     trigger.fire()  # and stays

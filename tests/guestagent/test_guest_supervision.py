@@ -59,6 +59,7 @@ class Running:
         self.systemd.close()
 
 
+@pytest.mark.slow
 def test_the_agent_is_ready_gives_signs_of_life_while_its_loop_turns_and_says_that_it_ends(tmp_path: Path) -> None:
     agent = Running(tmp_path, WATCHDOG_USEC="600000")
     try:

@@ -38,6 +38,7 @@ def test_an_answer_tells_of_the_hooks_that_were_called_for_it(host: Host, serve:
     assert second.at_s + second.seconds <= told.seconds
 
 
+@pytest.mark.slow
 def test_a_hook_that_has_not_answered_is_told_of_as_going_on(host: Host, serve: Serve) -> None:
     slow = Elastic(300.0)
     slow.hang = threading.Event()

@@ -58,6 +58,7 @@ def test_a_guest_that_boots_under_kvm_makes_it_kvm(bench: Bench) -> None:
     assert "booted" in reason
 
 
+@pytest.mark.slow
 def test_a_guest_that_hangs_is_killed_at_the_limit_and_makes_it_emulation(bench: Bench) -> None:
     bench.qemu_does("exec sleep 60")
     begin_s = time.monotonic()

@@ -128,6 +128,7 @@ async def test_a_target_for_a_paused_vm_is_refused_by_that_name(
     assert host.vms["low-1"].allocation().current.memory_mib == 1024.0
 
 
+@pytest.mark.slow
 async def test_a_domain_that_is_paused_in_the_middle_of_a_deflation_is_an_error_and_no_shortfall(
     command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

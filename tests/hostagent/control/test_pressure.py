@@ -123,6 +123,7 @@ async def _status(host: Host) -> GuestStatus:
     return await host.vms["low-1"].link.call("status", {}, GuestStatus, 5.0)
 
 
+@pytest.mark.slow
 async def test_a_guest_that_thrashes_and_says_nothing_is_seen_through_its_balloon_driver(
     command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:

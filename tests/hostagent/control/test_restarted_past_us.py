@@ -80,6 +80,7 @@ async def test_off_it_keeps_what_it_holds_and_comes_up_whole(
         assert domain.starts_with == (3.0, 1024.0)
 
 
+@pytest.mark.slow
 async def test_what_its_guest_keeps_beyond_what_it_is_sold_stays_charged(
     command: Command, agent: Agent, world: World, tmp_path: Path
 ) -> None:

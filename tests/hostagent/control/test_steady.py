@@ -156,6 +156,7 @@ async def test_memory_that_is_missed_comes_back_and_the_vm_is_left_alone(
     assert first.bound_mib >= given, "the other one gives meanwhile"
 
 
+@pytest.mark.slow
 async def test_nothing_is_taken_below_a_minimum_nor_of_a_vm_that_may_not_be_trimmed(
     client: Client, command: Command, host: Host, idle_vms: list[Domain]
 ) -> None:

@@ -15,6 +15,7 @@ from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 
 
+@pytest.mark.slow
 async def test_a_growth_whose_end_nobody_could_read_stays_charged_in_full_until_somebody_can(
     command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ async def test_a_vm_that_gives_for_a_neighbour_under_pressure_stays_held(
     assert now(host) == (two_vms[0].bound_mib, True)
 
 
+@pytest.mark.slow
 async def test_what_a_held_vm_got_under_pressure_it_keeps_and_once_taken_that_does_not_come_back_by_itself(
     command: Command, two_vms: list[Domain], host: Host
 ) -> None:

@@ -449,6 +449,7 @@ async def test_off_gives_memory_only_as_far_as_the_host_has_it_and_cpu_in_full_a
     await until(lambda: host.modes.unfinished == ())
 
 
+@pytest.mark.slow
 async def test_off_is_gone_on_with_by_a_restarted_agent(
     world: World, tmp_path: Path, client: Client, command: Command, two_vms: list[Domain], host: Host
 ) -> None:
@@ -468,6 +469,7 @@ async def test_off_is_gone_on_with_by_a_restarted_agent(
         await again.close()
 
 
+@pytest.mark.slow
 async def test_what_was_taken_is_given_back_where_no_agent_serves(
     world: World, tmp_path: Path, client: Client, command: Command, two_vms: list[Domain]
 ) -> None:
@@ -508,6 +510,7 @@ async def test_off_is_not_answered_as_failed_where_nothing_could_be_given_back_y
     await until(lambda: all(domain.quota is None and len(domain.online) == 3 for domain in two_vms))
 
 
+@pytest.mark.slow
 async def test_off_a_stopped_vm_that_cannot_be_defined_whole_yet_is_still_to_be_undone(
     world: World, tmp_path: Path, agent: Agent, client: Client, command: Command, two_vms: list[Domain], host: Host
 ) -> None:
@@ -579,6 +582,7 @@ async def test_resumed_from_off_the_host_takes_commands_again(
     assert host.free().cpu_cores == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_written_down_is_left_over_and_the_command_says_so(
     client: Client, command: Command, two_vms: list[Domain], world: World, tmp_path: Path
 ) -> None:

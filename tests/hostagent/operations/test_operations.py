@@ -98,6 +98,7 @@ async def test_memory_that_the_guest_needs_is_not_taken_and_the_rest_is_reported
     assert world.least_available_mib >= 48
 
 
+@pytest.mark.slow
 async def test_without_a_word_of_the_guest_only_cpu_is_taken(
     command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:
@@ -280,6 +281,7 @@ async def test_a_removal_that_failed_once_does_not_wait_for_what_a_repair_was_to
     await until(lambda: set(host.vms) == {"low-2"})
 
 
+@pytest.mark.slow
 async def test_what_is_left_of_a_creation_and_cannot_be_removed_is_tried_ever_more_rarely_and_holds_up_no_other(
     command: Command, host: Host, world: World
 ) -> None:
@@ -350,6 +352,7 @@ async def test_a_guest_that_says_one_thing_and_then_another_of_its_cpus_gets_no_
     assert most <= 1.5 * 1.05
 
 
+@pytest.mark.slow
 async def test_a_guest_that_falls_silent_keeps_its_minimum_on_the_cpu_that_is_left_on_line(
     command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:

@@ -64,6 +64,7 @@ async def test_off_a_suspended_vm_comes_up_whole_once_what_was_saved_is_removed(
     assert host.vms["low-1"].intent.committed.cpu_cores == 3.0
 
 
+@pytest.mark.slow
 async def test_what_a_suspended_vm_lacks_is_not_given_back_where_no_agent_serves(
     client: Client, command: Command, world: World, two_vms: list[Domain], tmp_path: Path
 ) -> None:
@@ -118,6 +119,7 @@ async def test_off_lets_a_vm_run_that_we_have_paused(
     assert sizes(domain)[:2] == (3, None)
 
 
+@pytest.mark.slow
 async def test_paused_a_vm_that_we_have_paused_is_left_so_and_runs_on_where_an_operator_lets_it(
     command: Command, host: Host, world: World, two_vms: list[Domain]
 ) -> None:

@@ -397,6 +397,7 @@ async def test_a_preemption_that_was_called_off_is_not_gone_on_with_by_the_succe
         assert successor.host.vms["low-1"].intent.phase is Phase.SETTLED
 
 
+@pytest.mark.slow
 async def test_a_preemption_is_not_called_off_where_that_cannot_be_stored(
     client: Client, command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
 ) -> None:
