@@ -272,8 +272,10 @@ def reinflation_targets(host: Host, vms: Sequence[ManagedVM], command: Reinflate
         room = room.smaller(command.room.vector())
     if command.vms:
         rows = [row for row in rows if row.name in command.vms]
-    # A resize that failed is given up: otherwise it would be tried again after this.
-    given_up = {vm.name: vm.allocation().current for vm in vms if vm.intent.phase in RESIZING}
+    # A resize that failed is given up: otherwise it would be tried again after this. One that waits for its guest has
+    # not.
+    failed = (vm for vm in vms if vm.intent.phase in RESIZING and (vm.name in command.vms or not vm.awaits_hello))
+    given_up = {vm.name: vm.allocation().current for vm in failed}
     return given_up | share_room(rows, *past_pressure(host, rows, room))
 
 

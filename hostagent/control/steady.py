@@ -216,7 +216,8 @@ class Steady:
                 self._taken_mib += max(before - after, 0.0)
                 host.steady_taken_mib += max(before - after, 0.0)
                 host.steady_given_mib += max(after - before, 0.0)
-                if wanted > 0 and before - after < wanted / 2 and outcome.name not in gave_way:
+                fell_short = wanted > 0 and before - after < wanted / 2 and not outcome.errors
+                if fell_short and outcome.name not in gave_way:
                     self._trimmer.fell_short(_now(), outcome.name)
 
     # --- what is told of it ------------------------------------------------------------------------------------------

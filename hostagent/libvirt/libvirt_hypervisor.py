@@ -311,10 +311,14 @@ class LibvirtHypervisor:
 
         directory = self._settings.disk_dir / domain
         await DISKS.run(disks.doomed, directory)
+        devices: list[str] = []
         with contextlib.suppress(DomainGone):
-            await self._networks.forget(await self._connection.call(remove, modifies=domain, limit_s=60.0))
+            devices = await self._connection.call(remove, modifies=domain, limit_s=60.0)
         self._connection.forget(domain)
+        # At once: a VM of the same name may come, with a disk of its own.
         await DISKS.run(disks.remove_disk, directory)
+        if devices:
+            await self._networks.forget(devices)
 
     async def write_intent(self, domain: str, intent: Intent) -> None:
         element = intents.to_element(intent)

@@ -93,8 +93,12 @@ class LibvirtMoves:
 
             await self._connection.call(define, modifies=domain)
         except HostAgentError as error:
-            await self._undo(domain, identity, intent)
-            raise HypervisorError(f"domain {domain} could not be defined: {error}") from error
+            why = f"domain {domain} could not be defined: {error}"
+            try:
+                await self._undo(domain, identity, intent)
+            except HypervisorError as left:
+                why += f"; what may still come of it could not be undone yet: {left}"
+            raise HypervisorError(why) from error
         await DISKS.run(disks.kept, directory)
 
     async def _sweep(self, domain: str, directory: Path) -> None:

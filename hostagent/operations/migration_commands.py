@@ -33,7 +33,7 @@ from hostagent.errors import (
 from hostagent.libvirt.hypervisor import Departure, Whereabouts, domain_name
 from hostagent.operations.operations import Run, done, failed
 from hostagent.operations.requests import Requests, cause_of
-from hostagent.operations.resuming import ASK_AGAIN_S, Resume, state_of
+from hostagent.operations.resuming import ASK_AGAIN_S, HELLO_S, Resume, state_of
 from hostagent.state.history import sizes
 from hostagent.state.intents import Intent, Phase, Request
 from hostagent.vm.host import Host
@@ -142,8 +142,11 @@ class MigrationCommands:
     async def _depart(
         self, operation: Operation, vm: ManagedVM, command: DepartureCommand, request: Request
     ) -> Operation:
-        host = self._host
-        async with host.locked_until(vm, now() + command.deadline_s):
+        host, until = self._host, now() + command.deadline_s
+        if vm.awaits_hello:
+            # What was under way before this agent started goes on then.
+            await vm.wait_for_hello(min(HELLO_S, command.deadline_s))
+        async with host.locked_until(vm, until):
             host.check_resizable(vm)
             if vm.intent.phase is not Phase.SETTLED or vm.record.uncertain:
                 raise busy(f"{vm.name} cannot move now: a change of its size is not settled", "name")

@@ -102,8 +102,10 @@ class Journal:
                 self._read(json.loads(self._state_path.read_text()))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise JournalError(
-                    f"{self._state_path} cannot be read ({type(error).__name__}: {error}): move it away. No VM depends "
-                    "on it; the host has the mode active and no budget then, and forgets which commands it has had"
+                    f"{self._state_path} cannot be read ({type(error).__name__}: {error}): move it away, and start the "
+                    "agent, before `ebb-hostagent release` or a removal of the package, too, which else find nothing "
+                    "to give back. The host is active then and has no budget, it follows a manager of any epoch, and "
+                    "what was answered as failed may be gone on with"
                 ) from error
         if self._changes_path.exists():
             text = self._changes_path.read_bytes()

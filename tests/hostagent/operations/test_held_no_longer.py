@@ -16,9 +16,10 @@ import pytest
 
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.trimming import Step, Trimmer, TrimRow
-from ebbtide.messages.commands import CreateCommand, ReclaimCommand, TargetCommand
+from ebbtide.messages.commands import CreateCommand, ReclaimCommand, ReinflateCommand, TargetCommand
 from ebbtide.messages.common import Vector
 from ebbtide.messages.guest import GuestStatus
+from ebbtide.messages.migrations import DepartureCommand
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
 from ebbtide.messages.vms import VMSpec
 from hostagent.control import reconciler
@@ -29,6 +30,7 @@ from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice, plan_all
 from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent import random_parts as parts
+from tests.hostagent.fake_moves import ADDRESS
 from tests.hostagent.faked_loop import FakedLoop
 from tests.hostagent.local_guest import Application, Manner
 from tests.hostagent.local_hypervisor import Faults, Fence, LocalHypervisor
@@ -255,6 +257,33 @@ def test_a_resumed_reclaim_leaves_a_vm_alone_that_another_operation_has_taken_ov
     faked(body)
 
 
+def test_a_vm_whose_resumed_resize_waits_for_its_guest_is_moved_afterwards_and_kept_out_of_others_growth(
+    faked: Callable[[Body], None],
+) -> None:
+    async def body(world: LocalWorld, agent: Agent, directory: Path) -> None:
+        await agent.close()
+        await _begun_and_killed(world, directory)
+        async with agent_over(world, directory) as successor:
+            low_1, low_2 = vms_of(successor)
+            await until(lambda: low_1.intent.phase is Phase.SETTLED and low_1.lock.is_free)
+            target = low_2.intent.target
+            grows = ReinflateCommand(request_id="g", vms=("low-1",), deadline_s=30.0)
+            assert (await ended(successor, await successor.sizes.reinflate(grows))).state == "done"
+            assert low_2.intent.target == target
+            assert await under_way(successor, "r")
+            room = Vector(cpu_cores=1.0, memory_mib=500.0)
+            command = DepartureCommand(request_id="d", to="host-b", address=ADDRESS, size=room, deadline_s=120.0)
+            move = asyncio.create_task(successor.migrations.depart("low-2", command))
+            domain_of(world, low_2).guest.manner = Manner.HONEST
+            domain_of(world, low_2).hang_up()
+            # It was looked at when its size was settled, not refused before.
+            assert "it has grown to 2 cores, 844 MiB" in (await ended(successor, await move)).sentence
+            reclaimed = await ended(successor, Operation.model_validate(await successor.requests.operations.get("r")))
+            assert reclaimed.state == "done", reclaimed.sentence
+
+    faked(body)
+
+
 def test_a_check_that_waits_for_a_slot_holds_no_vm(
     faked: Callable[[Body], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,8 +333,10 @@ def test_a_vm_that_waits_for_a_slot_gets_what_is_left_of_the_deadline(
         monkeypatch.setattr(Host, "resize_one", slow)
         agent.host.slots = asyncio.Semaphore(1)
         began = world.now()
-        await agent.host.resize([*vms_of(agent), vms_of(agent)[0]], 60.0)
-        assert given == pytest.approx([60.0, 20.0, 0.0], abs=0.1)
+        outcomes = await agent.host.resize([*vms_of(agent), vms_of(agent)[0]], 60.0)
+        assert given == pytest.approx([60.0, 20.0], abs=0.1)
         assert world.now() - began == pytest.approx(60.0, abs=0.1)
+        # No shortfall, for which another VM might be preempted: it was not asked.
+        assert [outcome.errors for outcome in outcomes] == [(), (), ("its turn came after the deadline",)]
 
     faked(body)

@@ -260,6 +260,6 @@ def test_what_is_written_anew_is_for_its_owner_whatever_the_umask(tmp_path: Path
 )
 def test_a_state_that_cannot_be_read_is_named_with_the_way_on(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
-    with pytest.raises(JournalError, match=r"state\.json cannot be read .*: move it away\."):
+    with pytest.raises(JournalError, match=r"state\.json cannot be read .*: move it away, "):
         Journal(tmp_path)
     assert (tmp_path / "state.json").read_text() == text
