@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import Event, Finish, Forgotten, HostFailed, HostRead
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.operations import OperationState
@@ -35,6 +36,7 @@ def test_a_host_that_forgot_the_start_is_left_once_the_vm_is_removed_there(why: 
     events = (chosen("a", "b"), read("a"), Forgotten(0.0, lapse=lapse), *first[why])
     said, state, _ = run(placement(HIGH), *events)
     assert said[-1] == "remove high-1 a"
+    assert isinstance(state, PlacementPlan)
     assert "a: a" not in state.failures[-1]
     on, _, _ = run(state, ended("delete"), *([ended("reinflate")] if why == "unreachable" else []))
     assert on[-1] == "read-host b"
