@@ -12,7 +12,7 @@ from cluster_manager.execution.operations import Operations
 from cluster_manager.execution.running_plans import check_readable, how_ended
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.inventory.versions import ANY_VERSION, Precondition
-from cluster_manager.plans.dry_run_plan import Record, dry_run_plan
+from cluster_manager.plans.dry_run_plan import Known, dry_run_plan
 from cluster_manager.plans.placements import start_placement
 from cluster_manager.plans.plans import ChooseHosts, HostsChosen, Plan, VMPhase
 from cluster_manager.plans.removals import removed_already, start_calling_off, start_removal
@@ -71,8 +71,8 @@ class DryRuns:
 
         sold = await self._operations.sold()
         reports = self._reports()
-        record = Record(sold, {host: self._reserved(report) for host, report in reports.items()}, time.time())
-        return await _in_turns(dry_run_plan(state, reports, choose, choices, record, self._chooser.move_first))
+        known = Known(sold, {host: self._reserved(report) for host, report in reports.items()}, time.time())
+        return await _in_turns(dry_run_plan(state, reports, choose, choices, known, self._chooser.move_first))
 
     async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> DryRunReport:
         """Who would grow when a VM is deleted. Raises RequestError as the deletion itself."""

@@ -75,7 +75,7 @@ Choose = Callable[[Plan, ChooseHosts], HostsChosen]
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Known:
     """What a manager knows beside the hosts' reports.
 
     :param sold: by host, as what the VMs are sold that it has there.
@@ -93,7 +93,7 @@ def dry_run_plan(
     reports: Mapping[str, HostReport],
     choose: Choose,
     choices: Callable[[HostsChosen], tuple[HostChoice, ...]] = lambda chosen: (),
-    record: Record | None = None,
+    known: Known | None = None,
     move_first: MoveFirst = "never",
 ) -> Generator[None, None, DryRunReport]:
     """Run a plan to its end, in steps: a host of a thousand VMs takes time in each.
@@ -102,10 +102,10 @@ def dry_run_plan(
     :param reports: of the hosts that answer, by id.
     :param choose: ranks the hosts as placement does.
     :param choices: the ranked hosts as they are shown.
-    :param record: what the manager knows besides; default: it has all VMs that are reported, and no more of them.
+    :param known: what the manager knows besides; default: it has all VMs that are reported, and no more of them.
     :param move_first: which VMs move before any is preempted.
     """
-    world = _World(reports, dict(reports), record, move_first)
+    world = _World(reports, dict(reports), known, move_first)
     hosts: tuple[HostChoice, ...] = ()
     need = Vector()
     first = True
@@ -173,7 +173,7 @@ class _World:
 
     before: Mapping[str, HostReport]
     reports: dict[str, HostReport]
-    record: Record | None
+    known: Known | None
     move_first: MoveFirst
     _number: int = field(default=0)
 
@@ -235,7 +235,7 @@ class _World:
         return [replace(row, nominal=most[row.name]) for row in rows]
 
     def _read(self, state: Plan, report: HostReport) -> HostRead:
-        known, rooms, copies = self.record, self._rooms(state, report), self.move_first == "copied"
+        known, rooms, copies = self.known, self._rooms(state, report), self.move_first == "copied"
         if known is None:
             return HostRead(0.0, report, frozenset(vm.name for vm in report.vms), rooms=rooms, copies=copies)
         sold = known.sold.get(report.id, {})
@@ -246,7 +246,7 @@ class _World:
         if self.move_first == "never" or not isinstance(state, PlacementPlan) or state.purpose != "preempt":
             return None
         others = [one for one in self.reports.values() if one.id != host.id and _takes_running(one)]
-        reserved = self.record.reserved if self.record is not None else {}
+        reserved = self.known.reserved if self.known is not None else {}
         room = np.array([tuple(room_by_deflation(one).less(reserved.get(one.id, ZERO))) for one in others])
         return Rooms([one.id for one in others], room) if others else None
 

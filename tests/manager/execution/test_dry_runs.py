@@ -274,6 +274,6 @@ async def test_a_deletion_says_that_a_placement_cannot_be_read_as_the_deletion_i
     store.plan = cannot_read  # type: ignore[method-assign]
     status, problem = await cluster.call("DELETE", "/v1/vms/tiny?request_id=d&dry_run=true")
     assert status == 409, problem
-    del store.plan  # type: ignore[method-assign]
+    del store.plan
     agent.end_pending()
     assert (await cluster.ended("r")).state == "done"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster_manager.plans.dry_run_plan import Record, dry_run_plan
+from cluster_manager.plans.dry_run_plan import Known, dry_run_plan
 from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
@@ -260,7 +260,7 @@ def test_a_dry_run_moves_no_vm_that_was_made_from_xml(xml: str | None) -> None:
         placement(HIGH),
         {"a": least, "b": other},
         lambda state, now: chosen("a") if now.purpose == "preempt" else chosen(),
-        record=Record({"a": sold}, {}, 0.0),
+        known=Known({"a": sold}, {}, 0.0),
         move_first="shared",
     )
     told = None
