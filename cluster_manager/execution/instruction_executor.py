@@ -17,7 +17,7 @@ from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentU
 from cluster_manager.execution.clearing import brought_meanwhile
 from cluster_manager.execution.in_place_of_hosts import runs_on, was_gone
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
-from cluster_manager.execution.running_plans import arrival_of, how_ended, looks, wanted
+from cluster_manager.execution.running_plans import arrival_of, clears_up, how_ended, looks, wanted
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
@@ -251,7 +251,7 @@ class InstructionExecutor:
         limit_s = max(state.deadline_s, 1.0) if isinstance(state, RoomPlan) and looks(state) else None
         if not await self._hold(state, host, limit_s):
             return HostFailed(elapsed_s(), f"{host} is busy with another plan", uncertain=False)
-        if why := await brought_meanwhile(self._store, state, host):
+        if clears_up(state) and (why := await brought_meanwhile(self._store, state, host)):
             return HostFailed(elapsed_s(), why, uncertain=False)
         try:
             report = await self._agents.host(host)
