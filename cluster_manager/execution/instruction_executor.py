@@ -14,9 +14,10 @@ import structlog
 
 from cluster_manager.defaults import MoveFirst
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable, RequestError
+from cluster_manager.execution.clearing import brought_meanwhile
 from cluster_manager.execution.in_place_of_hosts import runs_on, was_gone
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
-from cluster_manager.execution.running_plans import arrival_of, how_ended, looks, wanted
+from cluster_manager.execution.running_plans import arrival_of, clears_up, how_ended, looks, wanted
 from cluster_manager.inventory.agents import Agents
 from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
@@ -250,14 +251,16 @@ class InstructionExecutor:
         limit_s = max(state.deadline_s, 1.0) if isinstance(state, RoomPlan) and looks(state) else None
         if not await self._hold(state, host, limit_s):
             return HostFailed(elapsed_s(), f"{host} is busy with another plan", uncertain=False)
+        if clears_up(state) and (why := await brought_meanwhile(self._store, state, host)):
+            return HostFailed(elapsed_s(), why, uncertain=False)
         try:
             report = await self._agents.host(host)
         except AgentError as error:
             return HostFailed(elapsed_s(), str(error), not isinstance(error, AgentRefused))
         await self._hosts.take(report)
         recorded = await self._store.recorded(host)
-        proven = self._agents.proven(report)
-        found = HostRead(elapsed_s(), proven, recorded, at=time.time(), queue=self._queue(state, host))
+        proven, queue = self._agents.proven(report), self._queue(state, host)
+        found = HostRead(elapsed_s(), proven, recorded, at=time.time(), queue=queue)
         if not isinstance(state, PlacementPlan) or not (state.purpose == "preempt" or not_yet(report)):
             return found
         sold, rooms = await self._store.sold(host), self._rooms(state, host)

@@ -277,12 +277,12 @@ class Operations:
             await asyncio.sleep(wait_s)  # it cannot be read, so that nothing comes of it
         return self.view(plan) if plan is not None else None
 
-    async def recorded(self) -> dict[str, frozenset[str]]:
-        """The VMs that are on each host by the manager's record, and may go there."""
-        found: dict[str, set[str]] = {}
+    async def sold(self) -> dict[str, dict[str, VMSpec]]:
+        """By host, as what the VMs are sold that are there by the manager's record, where that can be read."""
+        found: dict[str, dict[str, VMSpec]] = {}
         for row in await self._store.vms():
-            found.setdefault(row.host or "", set()).update(() if row.unread else (row.name,))
-        return {host: frozenset(names) for host, names in found.items()}
+            found.setdefault(row.host or "", {}).update({} if row.unread else {row.name: row.spec})
+        return found
 
     def changing(self, name: str) -> str | None:
         """The request whose plan resizes or releases a VM now: neither has a phase of its own."""

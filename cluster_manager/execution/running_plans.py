@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeGuard
 
 from cluster_manager.errors import busy
 from cluster_manager.execution.plan_spans import place_of
-from cluster_manager.plans.host_wait import MovePlan
+from cluster_manager.plans.host_wait import UNLIMITED, MovePlan
 from cluster_manager.plans.lifecycle import StopPlan
 from cluster_manager.plans.live_migrations import LiveMigrationPlan
 from cluster_manager.plans.placements import PlacementPlan
@@ -98,6 +98,11 @@ def stopwatch(started_at: float, clock: Callable[[], float]) -> Callable[[], flo
 def clears(state: Plan) -> bool:
     """Whether a plan only clears away what its VM has left on a host: no VM depends on it."""
     return isinstance(state, MovePlan) and state.only_clears
+
+
+def clears_up(state: Plan) -> bool:
+    """Whether a plan clears away what its VM has left on a host, also where that is the end of a move."""
+    return isinstance(state, MovePlan) and state.stage in UNLIMITED
 
 
 def is_stranded(state: Plan, host: str) -> TypeGuard[LiveMigrationPlan]:

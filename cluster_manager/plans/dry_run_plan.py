@@ -60,7 +60,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport, HostChoice, SizeChange
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
-from ebbtide.messages.vms import VMState, VMStatus
+from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 #: Steps of one plan: hosts are few, and each is reclaimed, preempted and undone a few times at the most.
 _MOST_STEPS: Final = 2000
@@ -74,12 +74,26 @@ _REFUSABLE: Final[tuple[tuple[type, HostEvent], ...]] = (
 Choose = Callable[[Plan, ChooseHosts], HostsChosen]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a manager knows beside the hosts' reports.
+
+    :param sold: by host, as what the VMs are sold that it has there.
+    :param reserved: by host, what running placements have chosen there and is not charged yet, with their overheads.
+    :param at: now, seconds since the epoch.
+    """
+
+    sold: Mapping[str, Mapping[str, VMSpec]]
+    reserved: Mapping[str, ResourceVector]
+    at: float
+
+
 def dry_run_plan(
     state: Plan,
     reports: Mapping[str, HostReport],
     choose: Choose,
     choices: Callable[[HostsChosen], tuple[HostChoice, ...]] = lambda chosen: (),
-    recorded: Mapping[str, frozenset[str]] | None = None,
+    known: Known | None = None,
     move_first: MoveFirst = "never",
 ) -> Generator[None, None, DryRunReport]:
     """Run a plan to its end, in steps: a host of a thousand VMs takes time in each.
@@ -88,12 +102,10 @@ def dry_run_plan(
     :param reports: of the hosts that answer, by id.
     :param choose: ranks the hosts as placement does.
     :param choices: the ranked hosts as they are shown.
-    :param recorded: the VMs that the manager has on each host; default: all that is reported.
+    :param known: what the manager knows besides; default: it has all VMs that are reported, and no more of them.
     :param move_first: which VMs move before any is preempted.
     """
-    if recorded is None:
-        recorded = {host: frozenset(vm.name for vm in report.vms) for host, report in reports.items()}
-    world = _World(reports, dict(reports), recorded, move_first)
+    world = _World(reports, dict(reports), known, move_first)
     hosts: tuple[HostChoice, ...] = ()
     need = Vector()
     first = True
@@ -161,7 +173,7 @@ class _World:
 
     before: Mapping[str, HostReport]
     reports: dict[str, HostReport]
-    recorded: Mapping[str, frozenset[str]]
+    known: Known | None
     move_first: MoveFirst
     _number: int = field(default=0)
 
@@ -182,8 +194,7 @@ class _World:
             return HostFailed(0.0, why, uncertain=False)
         match instruction:
             case ReadHost():
-                known, copies = self.recorded.get(report.id, frozenset()), self.move_first == "copied"
-                return HostRead(0.0, report, known, rooms=self._rooms(state, report), copies=copies)
+                return self._read(state, report)
             case AwaitGuests():
                 self._put(report, tuple(vm.model_copy(update={"not_yet": None}) for vm in report.vms))
                 return HostBack(0.0)
@@ -223,14 +234,20 @@ class _World:
         most = {row.name: row.current.larger(row.minimum).larger(held.get(row.name, row.nominal)) for row in rows}
         return [replace(row, nominal=most[row.name]) for row in rows]
 
+    def _read(self, state: Plan, report: HostReport) -> HostRead:
+        known, rooms, copies = self.known, self._rooms(state, report), self.move_first == "copied"
+        if known is None:
+            return HostRead(0.0, report, frozenset(vm.name for vm in report.vms), rooms=rooms, copies=copies)
+        sold = known.sold.get(report.id, {})
+        return HostRead(0.0, report, frozenset(sold), sold, at=known.at, rooms=rooms, copies=copies)
+
     def _rooms(self, state: Plan, host: HostReport) -> Rooms | None:
         """What the other hosts have for one more VM, for a placement that may preempt."""
         if self.move_first == "never" or not isinstance(state, PlacementPlan) or state.purpose != "preempt":
             return None
-        others = [
-            one for one in self.reports.values() if one.id != host.id and not closed(one) and not cannot_take(one)
-        ]
-        room = np.array([tuple(room_by_deflation(one)) for one in others])
+        others = [one for one in self.reports.values() if one.id != host.id and _takes_running(one)]
+        reserved = self.known.reserved if self.known is not None else {}
+        room = np.array([tuple(room_by_deflation(one).less(reserved.get(one.id, ZERO))) for one in others])
         return Rooms([one.id for one in others], room) if others else None
 
     def _move(self, move: MoveAway) -> Moved:
@@ -290,6 +307,12 @@ class _World:
             }
         )
         return OperationEnded(0.0, operation)
+
+
+def _takes_running(report: HostReport) -> bool:
+    """Whether a host takes VMs, also those that run."""
+    refused = refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
+    return not (refused or closed(report) or cannot_take(report))
 
 
 def _outcome(vm: VMStatus, size: Vector) -> VMOutcome:

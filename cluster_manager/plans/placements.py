@@ -47,13 +47,7 @@ from cluster_manager.plans.plans import (
     preempted_by,
     unexpected,
 )
-from cluster_manager.plans.preemption import (
-    REASONS,
-    PreemptionReason,
-    evidence,
-    least_s,
-    why_preempted,
-)
+from cluster_manager.plans.preemption import REASONS, PreemptionReason, evidence, least_s, why_preempted
 from cluster_manager.plans.reclaim_steps import (
     forgiving,
     fresh_at_host,
@@ -195,7 +189,7 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
             # Refused at once: nothing is there, unless an earlier command of ours has made it.
             if state.starts > 1:
                 return _clean_up(state, event.sentence)
-            return _leave(state, event.sentence, event.elapsed_s)
+            return _leave(state.having(starts=0), event.sentence, event.elapsed_s)
         case Remove(vm=vm), OperationEnded() if vm == state.vm:
             return _on_removed(state, event)
         case Remove(vm=vm), HostFailed() if vm == state.vm:
@@ -360,6 +354,8 @@ def _look_again(state: PlacementPlan, host: str, elapsed_s: float) -> Step:
     """Room has come on another host since the hosts were chosen: nobody is preempted before that was tried."""
     said = f"{host} has room by now: nobody is preempted on {state.host}"
     state = state.having(purpose="place", hosts_left=(host,), tried=0, looked_again=True)
+    if state.starts:
+        return _remove(state, said)
     if state.changed:
         return _undo(state, said, None)
     return _next_host(state.having(**{"host": None, "progress": (*state.progress, said)}), elapsed_s)
@@ -451,14 +447,15 @@ def _on_created(state: PlacementPlan, event: OperationEnded) -> Step:
 
 def _clean_up(state: PlacementPlan, why: str) -> Step:
     """A start that failed may leave a half-made VM: it goes before anything else happens."""
-    vm = state.spec.name
-    failure = f"{state.host}: {why}"
-    return instruct(
-        state,
-        Remove(host=_host(state), step=state.step, vm=vm, reason="delete"),
-        failure,
-        failures=(*state.failures, failure),
-    )
+    return _remove(state, f"{state.host}: {why}")
+
+
+def _remove(state: PlacementPlan, failure: str) -> Step:
+    """Remove what may be left of the VM's own start, which the host may have forgotten: one that comes late, or
+    doubled, is refused after that. What else there is to give back follows (`_on_removed`).
+    """
+    remove = Remove(host=_host(state), step=state.step, vm=state.vm, reason="delete")
+    return instruct(state, remove, failure, failures=(*state.failures, failure))
 
 
 def _placed(state: PlacementPlan, said: str) -> Step:
@@ -526,6 +523,7 @@ def _on_removed(state: PlacementPlan, event: OperationEnded) -> Step:
     """What may have been left of the VM's own start is gone."""
     if event.operation.state is OperationState.FAILED:
         return _lose(state, event.operation.sentence)
+    state = state.having(starts=0)
     if state.victims and not state.called_off:
         return _give_up(state, state.failures[-1], reachable=True)
     if state.changed:
@@ -538,6 +536,8 @@ def _on_removed(state: PlacementPlan, event: OperationEnded) -> Step:
 
 def _leave(state: PlacementPlan, failure: str, elapsed_s: float, reachable: bool = True) -> Step:
     """Give this host up: undo what was changed, then the next host. After a preemption the plan ends here."""
+    if state.starts:
+        return _remove(state, failure)
     if state.victims:
         return _give_up(state, failure, reachable)
     host = _host(state)
@@ -552,6 +552,8 @@ def _leave(state: PlacementPlan, failure: str, elapsed_s: float, reachable: bool
 
 def _give_up(state: PlacementPlan, failure: str, reachable: bool) -> Step:
     """End in failure, giving back first: no other VM is preempted for this VM on another host."""
+    if state.starts:
+        return _remove(state, failure)
     spec, host = state.spec, _host(state)
     sentence = f"refused {spec.name}: {failure}"
     reason = ReasonCode.NO_ROOM if reachable else ReasonCode.HOST_UNAVAILABLE

@@ -85,6 +85,13 @@ def plans(
     return query
 
 
+def under_way(vm: str, host: str) -> Select[Any]:
+    """The plans about a VM that are, or will be, at work on a host, oldest first."""
+    table = schema.plans
+    unfinished = table.c.finished == schema.constant(0)
+    return select(table).where(unfinished, table.c.vm == vm, table.c.host == host).order_by(table.c.number)
+
+
 def events(
     limit: int,
     after: int | None,

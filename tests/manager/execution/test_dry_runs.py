@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster_manager.plans.reading import UnreadPlan
+from cluster_manager.store.rows import StoredPlan
 from ebbtide.client import ManagerClient
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Vector
@@ -169,3 +174,106 @@ async def test_the_client_rehearses(cluster: Cluster) -> None:
         size = Vector(cpu_cores=1.0, memory_mib=400.0)
         assert (await client.dry_run_creation(VMSpec(name="tiny", nominal=size))).would == "done"
         assert (await client.dry_run_deletion("low-1")).kind == "delete"
+
+
+AGES = [
+    ({"low-1": ("stop", 100.0), "low-2": ("stop", 90_000.0)}, "low-1"),
+    ({"low-1": ("stop", 90_000.0), "low-2": ("stop", 100.0)}, "low-2"),
+    ({"low-1": ("delete", 90_000.0), "low-2": ("stop", 5000.0)}, "low-1"),
+    ({"low-1": ("suspend", 90_000.0), "low-2": ("stop", 5000.0)}, "low-1"),
+]
+
+
+@pytest.mark.parametrize(("vms", "goes"), AGES, ids=["young", "old", "deleted", "suspended"])
+async def test_those_go_whose_end_costs_least_as_the_plan_has_them_go(
+    tmp_path: Path, vms: dict[str, tuple[str, float]], goes: str
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent) as cluster:
+        rigid: Any = {"minimum": {"cpu_cores": 3.0, "memory_mib": 1000.0}}
+        for name, (choice, age_s) in vms.items():
+            await cluster.create(vm(name, **rigid, on_preemption=choice))
+            started_at = time.time() - age_s
+            agent.vms[name] = agent.vms[name].model_copy(update={"started_at": started_at})
+        await cluster.ready()
+        body = vm("high-1", "fixed", cpu_cores=2.0, memory_mib=500.0)
+        told = await dry_run_plan(cluster, body)
+        real = await cluster.create(body)
+        assert real.state == "done", real
+        assert set(vms) - set(agent.running) == {goes}
+        assert told.preempted == (goes,), told.sentence
+
+
+async def test_a_deletion_right_after_a_start_waits_for_the_hosts_to_report(cluster: Cluster) -> None:
+    await cluster.kill_manager()
+    for agent in cluster.agents:
+        await agent.die()
+    await cluster.start_manager()
+    asked = asyncio.create_task(cluster.call("DELETE", "/v1/vms/low-1?request_id=d&dry_run=true"))
+    await asyncio.wait({asked}, timeout=0.2)
+    for agent in cluster.agents:
+        await agent.revive()
+    status, told = await asked
+    assert (status, told["would"], told["host"]) == (200, "done", "host-a"), told
+
+
+async def pending(cluster: Cluster, kind: str, body: Any) -> FakeAgent:
+    """Ask for a VM, and wait for the command of its placement that does not end; the host of that."""
+    for agent in cluster.agents:
+        agent.trouble.pend = (kind,)
+    assert (await cluster.call("POST", "/v1/vms", json={"request_id": "r", "vm": body}))[0] == 202
+
+    async def has_one() -> bool:
+        return any(agent._pending for agent in cluster.agents)
+
+    await cluster.until(has_one)
+    return next(agent for agent in cluster.agents if agent._pending)
+
+
+async def test_the_deletion_of_a_vm_that_is_being_placed_would_call_the_placement_off(cluster: Cluster) -> None:
+    agent = await pending(cluster, "reclaim", vm("high-1", "fixed", cpu_cores=4.0, memory_mib=1200.0))
+    status, told = await cluster.call("DELETE", "/v1/vms/high-1?request_id=d&dry_run=true")
+    assert (status, told["would"], told["host"]) == (200, "done", None), told
+    assert (await cluster.call("DELETE", "/v1/vms/high-1?request_id=d"))[0] == 202
+    agent.end_pending()
+    real = await cluster.ended("d")
+    assert real.state == "done"
+    assert told["sentence"] == f"dry run, nothing is changed: {real.sentence}"
+    assert "called off the placement of high-1" in real.sentence
+
+
+async def test_the_deletion_of_a_vm_that_is_being_started_would_delete_it_there(cluster: Cluster) -> None:
+    agent = await pending(cluster, "create", vm("tiny", cpu_cores=1.0, memory_mib=400.0))
+    status, told = await cluster.call("DELETE", "/v1/vms/tiny?request_id=d&dry_run=true")
+    assert (status, told["would"], told["host"]) == (200, "done", agent.id), told
+    assert f"deleted tiny on {agent.id}" in told["sentence"]
+    agent.end_pending()
+    assert (await cluster.ended("r")).state == "done"
+
+
+async def test_a_deletion_says_that_a_placement_cannot_be_read_as_the_deletion_itself_does(cluster: Cluster) -> None:
+    agent = await pending(cluster, "create", vm("tiny", cpu_cores=1.0, memory_mib=400.0))
+    assert cluster.manager is not None
+    store = cluster.manager.store
+    plan = await store.plan("r")
+    assert plan is not None
+    known = plan.state
+    unread = UnreadPlan(
+        id=known.id,
+        request_id="r",
+        kind="create",
+        vm="tiny",
+        instruction=known.instruction,
+        progress=("it is damaged",),
+    )
+
+    async def cannot_read(request_id: str) -> StoredPlan:
+        assert plan is not None
+        return replace(plan, state=unread)
+
+    store.plan = cannot_read  # type: ignore[method-assign]
+    status, problem = await cluster.call("DELETE", "/v1/vms/tiny?request_id=d&dry_run=true")
+    assert status == 409, problem
+    del store.plan
+    agent.end_pending()
+    assert (await cluster.ended("r")).state == "done"

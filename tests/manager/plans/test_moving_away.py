@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster_manager.plans.dry_run_plan import Known, dry_run_plan
 from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
@@ -30,6 +31,7 @@ from cluster_manager.plans.plans import (
     Reinflate,
     Step,
 )
+from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.messages.common import Vector
@@ -212,6 +214,62 @@ async def test_nobody_moves_where_the_operator_says_never(tmp_path: Path) -> Non
         assert dry[1]["preempted"] == ["low-1"]
         await cluster.create(vm("high-1", "fixed", 3.0, 500.0), deadline_s=30.0)
         assert (await seen(cluster, "low-1"))["state"] == "preempted"
+
+
+@pytest.mark.service
+@pytest.mark.usefixtures("each_store")
+@pytest.mark.parametrize("mode", [HostMode.DRAINING, HostMode.PAUSED, HostMode.OFF])
+async def test_nobody_moves_to_a_host_that_takes_no_new_vm(tmp_path: Path, mode: HostMode) -> None:
+    async with crowded(tmp_path) as cluster:
+        cluster.agents[1].mode = mode
+        await cluster.ready()
+        dry = await cluster.call("POST", "/v1/vms", json=body("high-1", dry_run=True))
+        await cluster.create(vm("high-1", "fixed", 3.0, 500.0), deadline_s=30.0)
+        assert (await seen(cluster, "low-1"))["state"] == "preempted"
+        assert dry[1]["preempted"] == ["low-1"], dry[1]["steps"]
+
+
+@pytest.mark.service
+@pytest.mark.usefixtures("each_store")
+async def test_nobody_moves_to_room_that_another_placement_has_chosen(tmp_path: Path) -> None:
+    async with crowded(tmp_path) as cluster:
+        second = cluster.agents[1]
+        second.trouble.pend = ("create",)
+        other = {"request_id": "other", "vm": vm("other", "fixed", 2.2, 500.0), "policy": "first-fit"}
+        assert (await cluster.call("POST", "/v1/vms", json=other))[0] == 202
+
+        async def starts() -> bool:
+            return bool(second._pending)
+
+        await cluster.until(starts)
+        dry = await cluster.call("POST", "/v1/vms", json=body("high-1", dry_run=True))
+        await cluster.create(vm("high-1", "fixed", 3.0, 500.0), deadline_s=30.0)
+        assert (await seen(cluster, "low-1"))["state"] == "preempted"
+        assert dry[1]["preempted"] == ["low-1"], dry[1]["steps"]
+        second.end_pending()
+        assert (await cluster.ended("other")).host == "host-b"
+
+
+@pytest.mark.parametrize("xml", [None, "<domain/>"])
+def test_a_dry_run_moves_no_vm_that_was_made_from_xml(xml: str | None) -> None:
+    least = at_a(low("low-1", LEAST), low("low-2", LEAST)).report
+    other = read("b").report.model_copy(update={"migration": ADDRESS, "templates": SHARED})
+    made = {"xml": xml, "template": None} if xml else {}
+    sold = {vm.name: spec_of(vm.name, "deflatable", 3.0, 1000.0).model_copy(update=made) for vm in least.vms}
+    steps = dry_run_plan(
+        placement(HIGH),
+        {"a": least, "b": other},
+        lambda state, now: chosen("a") if now.purpose == "preempt" else chosen(),
+        known=Known({"a": sold}, {}, 0.0),
+        move_first="shared",
+    )
+    told = None
+    while told is None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            told = end.value
+    assert bool(told.preempted) == (xml is not None), told.steps
 
 
 @pytest.mark.service
