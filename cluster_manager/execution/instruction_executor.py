@@ -366,11 +366,9 @@ class InstructionExecutor:
         if purpose == "preempt":
             # Where the minimums leave enough and a layer failed, before where a minimum itself is in the way.
             allow = open_hosts.minimums_allow(spec.nominal.vector())
-
-            def spared(host_id: str) -> bool:
-                return allow(host_id) and offered(host_id)
-
-            chosen = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, spared)
+            chosen = open_hosts.rank(
+                demand, LINE, purpose, state.policy, self._generator, lambda host: allow(host) and offered(host)
+            )
         others = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, offered)
         if purpose == "place" and isinstance(state, PlacementPlan):
             # Only then where guests would have to be waited for.
