@@ -356,13 +356,9 @@ class InstructionExecutor:
         began = time.perf_counter()
         demand, purpose = wanted(state, instruction.purpose), instruction.purpose
         open_hosts = self._hosts.availability
-        spec, home, made = state.spec, state.home, self._with_template(state.spec)
+        # A VM moves to none but another host.
+        spec, home, offered = state.spec, state.home, self._with_template(state.spec, but=state.home)
         chosen: list[str] = []
-
-        def offered(host_id: str) -> bool:
-            # A VM moves to none but another host.
-            return host_id != home and made(host_id)
-
         if purpose == "preempt":
             # Where the minimums leave enough and a layer failed, before where a minimum itself is in the way.
             allow = open_hosts.minimums_allow(spec.nominal.vector())
@@ -392,12 +388,12 @@ class InstructionExecutor:
         lacking = f"no ready host has {demand} {what} beside the VM's overhead ({', '.join(offers)})" if offers else ""
         return HostsChosen(elapsed_s, (), lacking)
 
-    def _with_template(self, spec: VMSpec) -> Callable[[str], bool]:
-        """Whether a host has what a VM is made of."""
+    def _with_template(self, spec: VMSpec, but: str | None = None) -> Callable[[str], bool]:
+        """Whether a host, but for one, has what a VM is made of."""
 
         def accepts(host_id: str) -> bool:
             host = self._hosts.get(host_id)
-            return host is not None and has_template(host.report, spec)
+            return host is not None and host_id != but and has_template(host.report, spec)
 
         return accepts
 
