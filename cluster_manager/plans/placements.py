@@ -536,11 +536,11 @@ def _on_removed(state: PlacementPlan, event: OperationEnded) -> Step:
 
 def _leave(state: PlacementPlan, failure: str, elapsed_s: float, reachable: bool = True) -> Step:
     """Give this host up: undo what was changed, then the next host. After a preemption the plan ends here."""
+    host = _host(state)
     if state.starts:
-        return _remove(state, failure)
+        return _remove(state.having(short_on=(*state.short_on, host)) if state.changed else state, failure)
     if state.victims:
         return _give_up(state, failure, reachable)
-    host = _host(state)
     state = state.having(**{"failures": (*state.failures, failure), "progress": (*state.progress, failure)})
     if not state.changed:
         return _next_host(state.having(host=None), elapsed_s)

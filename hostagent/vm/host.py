@@ -438,12 +438,15 @@ class Host:
         until = now() + deadline_s
 
         async def one(vm: ManagedVM) -> VMOutcome:
+            waits = self.slots.locked()
             try:
                 async with self.slots:
                     # What it has waited for a slot is gone: the deadline is one for all. Whom nobody has asked has
                     # not shown that it could not give.
-                    left_s = until - now()
-                    late = vm.failed("its turn came after the deadline") if left_s <= 0.0 < deadline_s else None
+                    left_s = max(until - now(), 0.0)
+                    late = (
+                        vm.failed("its turn came after the deadline") if waits and left_s == 0.0 < deadline_s else None
+                    )
                     outcome = late or await self.resize_one(vm, left_s, mode)
                     await self._give_up(vm)
                     return outcome

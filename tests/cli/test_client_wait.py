@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from ebbtide.cli.commands import tasks
-from ebbtide.cli.commands.options import Asking, Output
+from ebbtide.cli.commands import records, tasks
+from ebbtide.cli.commands.options import Asking, Output, Showing
 from ebbtide.cli.commands.vms import followed
 from ebbtide.cli.main import app, exit_code_of
 from ebbtide.client import (
@@ -108,6 +108,23 @@ def test_a_command_says_that_it_is_the_host_that_does_not_answer_and_that_the_op
 
     with pytest.raises(EbbError, match=r"^host-a cannot be reached; the operation goes on: `ebb plan show create-web"):
         followed(OfHost(output=Output.JSON), start, "draining host-a", host="host-a")
+
+
+def test_who_shows_a_hosts_operation_and_waits_for_it_goes_on_over_a_restart_of_its_agent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Shows(Showing):
+        def ask(self, question: Callable[[ManagerClient], Awaitable[Any]]) -> Any:
+            async def conversation() -> Any:
+                return await question(Away(5.0, HOST_AWAY))
+
+            with asyncio.Runner(loop_factory=FakedLoop) as runner:
+                return runner.run(conversation())
+
+    records.operation("create-web", 60.0, "host-a", to=Shows(output=Output.JSON))
+    assert '"state": "done"' in capsys.readouterr().out
+    with pytest.raises(ManagerRefused):
+        records.operation("create-web", 0.0, "host-a", to=Shows(output=Output.JSON))
 
 
 @pytest.mark.parametrize(("code", "ends"), [(ProblemCode.NO_OUTPUT, 1), (ProblemCode.NOT_FOUND, 3)])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 import typer
 
 from ebbtide.cli.commands import completion
-from ebbtide.cli.commands.options import Asking, HostName, Limit, Listing, Showing, VMName, seconds
+from ebbtide.cli.commands.options import AWAY_LOOK_S, Asking, HostName, Limit, Listing, Showing, VMName, seconds
 from ebbtide.cli.commands.vms import carry_out, print_ledger
 from ebbtide.cli.output import Table, clock, print_lines, print_table, shown
 from ebbtide.messages.explanations import Event, EventKind
@@ -93,11 +93,21 @@ def operation(
     """Show one operation with its progress and its ledger."""
 
     async def look(client: ManagerClient) -> Operation:
+        from ebbtide.client.errors import ClientError, passes
+
         left_s = wait_s
         while True:
             held_s = min(left_s, _HELD_S)
+            try:
+                seen = await client.operation(request_id, held_s, host)
+            except ClientError as error:
+                # Its host's agent is started again.
+                if left_s <= 0 or not passes(error):
+                    raise
+                left_s -= AWAY_LOOK_S
+                await asyncio.sleep(AWAY_LOOK_S)
+                continue
             left_s -= held_s
-            seen = await client.operation(request_id, held_s, host)
             if seen.state is not OperationState.RUNNING or left_s <= 0:
                 return seen
 

@@ -25,6 +25,7 @@ from ebbtide.cli.commands.options import (
     Yes,
     asked_again,
     confirm,
+    is_away,
     label_changes,
     label_words,
 )
@@ -343,8 +344,10 @@ def followed(
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_goes_on(request_id, begun, host, undo)}") from None
     except EbbError as error:
-        cause = error if passes(error) else error.__cause__
-        if not passes(cause) or (begun is None and not lost):
+        # The host's silence ends a wait, or what was passed on to it; else the manager has taken on nothing.
+        away = is_away if begun is None and host is None else passes
+        cause = error if away(error) else error.__cause__
+        if not away(cause) or (begun is None and not lost):
             raise
         raise EbbError(f"{error}; {_goes_on(request_id, begun, host, undo)}") from cause
 

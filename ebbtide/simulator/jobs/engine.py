@@ -29,8 +29,8 @@ from ebbtide.simulator.jobs.validation import RULES
 
 #: Events between two looks at the clock of the outside: progress, Ctrl-C.
 _EVENTS: Final = 1 << 18
-#: Tasks taken in at a time: what a processor's cache holds.
-_PORTION: Final = 1 << 13
+#: Tasks taken in at a time: what a processor's larger caches hold.
+_PORTION: Final = 1 << 15
 #: Of files with a saved engine.
 _VERSION: Final = 11
 

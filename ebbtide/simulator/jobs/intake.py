@@ -175,7 +175,9 @@ def whole(field: str, values: Any, least: int) -> Ints:
 
 def rounded_up(numbers: Floats, least: int = 1) -> Floats:
     """The same of numbers that are taken as they are."""
-    return np.maximum(np.ceil(numbers - _TOLERANCE), least)
+    found = numbers - _TOLERANCE
+    np.ceil(found, out=found)
+    return np.maximum(found, least, out=found)
 
 
 def rounded_down(numbers: Floats) -> Floats:

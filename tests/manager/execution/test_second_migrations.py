@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from cluster_manager.execution.clearing import has_begun
+from cluster_manager.plans.live_migrations import start_live_migration
+from cluster_manager.plans.migrations import start_migration
+from cluster_manager.plans.plans import Arrive
+from cluster_manager.plans.removals import start_removal
+from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.requests import MigrateRequest
+from ebbtide.messages.vms import VMSpec
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, seen, send
@@ -35,6 +44,30 @@ async def clears(cluster: Cluster) -> list[str]:
     assert cluster.manager is not None
     plans = await cluster.manager.store.unfinished_plans()
     return [said for plan in plans if plan.state.internal for said in plan.state.progress]
+
+
+def test_what_only_waits_for_the_host_is_not_waited_for() -> None:
+    """It needs the host cleared first."""
+    spec = VMSpec(name="low-1", nominal=Vector(cpu_cores=1.0, memory_mib=800.0))
+    request = MigrateRequest(request_id="two", host="host-b")
+    cold = start_migration("two", request, spec, "host-a", running=True, policy=PlacementPolicy.BEST_FIT)
+    live = start_live_migration("two", request, spec, "host-a", policy=PlacementPolicy.BEST_FIT)
+    arrive = Arrive(host="host-b", step=1, spec=spec, size=spec.nominal, boot_memory_mib=400.0, generation=1, uuid="u")
+    arriving = live.having(stage="room", instruction=arrive)
+    begun = {
+        "cold waits": cold,
+        "cold has started it": cold.having(starts=1),
+        "live waits": live,
+        "live arrives": arriving,
+        "live sends": live.having(stage="moving"),
+        "it clears up": live.having(stage="left"),
+        "it deletes": start_removal("two", "two", "low-1", "host-b"),
+    }
+    assert {name for name, plan in begun.items() if has_begun(plan)} == {
+        "cold has started it",
+        "live arrives",
+        "live sends",
+    }
 
 
 @pytest.mark.parametrize("how", ["arrives", "fails", "leaves-something"])

@@ -51,6 +51,14 @@ def test_what_was_taken_there_is_given_back_after_that() -> None:
     assert said[-3:] == ["remove high-1 a", "reinflate a", "read-host b"]
 
 
+def test_a_host_that_has_fallen_short_is_remembered_so_though_the_start_is_removed_there_first() -> None:
+    known = (chosen("a", "b"), full("a"), ended("reclaim"), shrunk("a"), LAPSE, taken("a"))
+    said, state, _ = run(placement(HIGH), *known, ended("delete"), ended("reinflate"))
+    assert said[-3:] == ["remove high-1 a", "reinflate a", "read-host b"]
+    assert isinstance(state, PlacementPlan)
+    assert state.short_on == ("a",)
+
+
 def test_a_start_that_was_refused_at_once_is_no_reason_to_remove_anything() -> None:
     said, _, _ = run(placement(HIGH), chosen("a", "b"), read("a"), HostFailed(0.0, "409", uncertain=False))
     assert said[-1] == "read-host b"
