@@ -374,9 +374,8 @@ def limit_calls(hook: BadHook, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of this hook take a second at most; on a busy machine those of an honest one may take longer."""
     call = calls.call
 
-    def limited(address: Any, *words: Any) -> tuple[int, bytes]:
-        *others, limit_s, longest = words
-        return call(address, *others, 1.0 if address[1:] == (hook.port,) else limit_s, longest)
+    def limited(address: Any, request: Any, headers: Any, body: Any, limit_s: float, longest: int) -> tuple[int, bytes]:
+        return call(address, request, headers, body, 1.0 if address[1] == hook.port else limit_s, longest)
 
     monkeypatch.setattr(calls, "call", limited)
 
