@@ -9,8 +9,28 @@ import pytest
 
 from app_adapters.adapter import Adapter
 from app_adapters.server import HookServer
+from guestagent import applications
 from tests.guestagent.elastic import Serve
 from tests.guestagent.harness import Bench, Host, bench
+
+USUAL_LIMITS = {
+    name: getattr(applications, name)
+    for name in ("CAPABILITIES_LIMITS_S", "TARGET_LIMITS_S", "PROGRESS_LIMIT_S", "SIZE_LIMIT_S")
+}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine an application that is to answer may be late."""
+    for name, usual in USUAL_LIMITS.items():
+        monkeypatch.setattr(applications, name, (20.0, 20.0) if isinstance(usual, tuple) else 20.0)
+
+
+@pytest.fixture
+def usual_limits(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of hooks that do not answer in time."""
+    for name, usual in USUAL_LIMITS.items():
+        monkeypatch.setattr(applications, name, usual)
 
 
 @pytest.fixture

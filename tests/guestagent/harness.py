@@ -101,7 +101,7 @@ class Host:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        connection.settimeout(20)
+        connection.settimeout(60)
         self._lines = connection.makefile("rb")
         self._ids = itertools.count(1)
 

@@ -29,7 +29,7 @@ def serve(guest: Bench, servers: list[HookServer], adapter: Adapter) -> int:
 
 def ask(host: Host, request_id: str, **target: float) -> dict[str, Any]:
     return host.result(
-        "application.deflate", request_id=request_id, deadline_s=10, mode="ask", target=target, bound_mib=1024
+        "application.deflate", request_id=request_id, deadline_s=60, mode="ask", target=target, bound_mib=1024
     )
 
 

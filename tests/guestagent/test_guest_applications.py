@@ -50,12 +50,12 @@ class Both(Adapter):
 
 
 def deflate(host: Host, request_id: str = "r1", target_mib: float = 800, **more: Any) -> dict[str, Any]:
-    params = {"deadline_s": 10, "mode": "ask", "target": {"memory_mib": target_mib}, "bound_mib": 1024, **more}
+    params = {"deadline_s": 60, "mode": "ask", "target": {"memory_mib": target_mib}, "bound_mib": 1024, **more}
     return host.result("application.deflate", request_id=request_id, **params)
 
 
 def grow(host: Host, request_id: str, target_mib: float) -> dict[str, Any]:
-    params = {"deadline_s": 10, "target": {"memory_mib": target_mib}, "bound_mib": 1024}
+    params = {"deadline_s": 60, "target": {"memory_mib": target_mib}, "bound_mib": 1024}
     return host.result("application.reinflate", request_id=request_id, **params)
 
 
@@ -120,7 +120,7 @@ def test_the_same_request_again_starts_nothing_and_another_under_its_id_is_refus
     host.hello("later")
     assert deflate(host, "same", 400) == first
     assert len(app.targets) == 1
-    params = {"deadline_s": 10, "mode": "ask", "target": {"memory_mib": 300}, "bound_mib": 1024}
+    params = {"deadline_s": 60, "mode": "ask", "target": {"memory_mib": 300}, "bound_mib": 1024}
     code, message = host.error("application.deflate", request_id="same", **params)
     assert (code, message.split(":")[0]) == (-32602, "request_id")
 
@@ -179,7 +179,7 @@ def test_cores_are_asked_of_those_that_give_them_by_what_each_has_at_full_size(h
     assert workers.targets[-1] == {"cpu_cores": 1.0}
     assert cache.targets[-1] == ("deflate", 224.8, "ask")
     assert both["promised"] == {"cpu_cores": pytest.approx(1.25), "memory_mib": pytest.approx(75.2)}
-    host.result("application.reinflate", request_id="back", deadline_s=10, target={"cpu_cores": 4.0}, bound_mib=1024)
+    host.result("application.reinflate", request_id="back", deadline_s=60, target={"cpu_cores": 4.0}, bound_mib=1024)
     assert (workers.targets[-1], single.targets[-1]) == ({"cpu_cores": 4.0}, {"cpu_cores": 1.0})
 
 
@@ -191,7 +191,7 @@ def test_a_vm_whose_size_is_no_whole_number_of_cores_has_all_of_its_applications
     deflate(host, "down", target={"cpu_cores": 1.75}, full_cores=3.5)
     assert workers.targets[-1] == {"cpu_cores": 2.0}
     finished(host, "down")
-    back = {"deadline_s": 10, "target": {"cpu_cores": 3.5}, "full_cores": 3.5}
+    back = {"deadline_s": 60, "target": {"cpu_cores": 3.5}, "full_cores": 3.5}
     host.result("application.reinflate", request_id="back", **back)
     assert workers.targets[-1] == {"cpu_cores": 4.0}
 
@@ -205,6 +205,7 @@ def test_where_nobody_gives_what_is_asked_it_is_refused_and_nobody_is_asked(host
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("usual_limits")
 def test_a_hung_hook_is_refused_in_the_end_and_holds_up_no_status(host: Host, serve: Serve) -> None:
     app = Elastic(300)
     app.hang = threading.Event()
@@ -223,6 +224,7 @@ def test_a_hung_hook_is_refused_in_the_end_and_holds_up_no_status(host: Host, se
 @pytest.mark.parametrize(
     ("deadline_s", "offers_s", "answers_s"), [(60.0, 5.0, 6.0), (10.0, 1.5, 2.5), (2.5, 1.0, 2.25), (1.0, 0.4, 0.9)]
 )
+@pytest.mark.usefixtures("usual_limits")
 def test_an_answer_to_a_short_deadline_comes_before_its_end(
     host: Host, serve: Serve, monkeypatch: pytest.MonkeyPatch, deadline_s: float, offers_s: float, answers_s: float
 ) -> None:
@@ -240,6 +242,7 @@ def test_an_answer_to_a_short_deadline_comes_before_its_end(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("usual_limits")
 def test_an_application_that_promises_after_its_time_is_followed_all_the_same(host: Host, serve: Serve) -> None:
     late = Elastic(200)
     serve("late", late)
@@ -283,7 +286,7 @@ def test_a_reinflation_gives_the_application_its_part_again(host: Host, serve: S
     app = Elastic(100, maximum_mib=350)
     serve("app", app)
     answer = host.result(
-        "application.reinflate", request_id="back", deadline_s=5, target={"memory_mib": 1024}, bound_mib=1024
+        "application.reinflate", request_id="back", deadline_s=60, target={"memory_mib": 1024}, bound_mib=1024
     )
     assert answer == {"request_id": "back", "state": "promised", "reason": "app: gladly"}
     assert app.targets == [("reinflate", 350.0, "")]
@@ -300,7 +303,7 @@ def test_at_full_size_each_application_has_its_own_maximum_again_where_the_host_
     serve("small", small)
     said = {} if full is None else {"full": full}
     target = {"memory_mib": 1024}
-    host.result("application.reinflate", request_id="back", deadline_s=5, target=target, bound_mib=1024, **said)
+    host.result("application.reinflate", request_id="back", deadline_s=60, target=target, bound_mib=1024, **said)
     found = [app.targets[-1][1] for app in (large, small)]
     assert (found == [500.0, 400.0]) == bool(full), found
 
@@ -387,7 +390,7 @@ def test_what_a_reinflation_owes_is_no_more_for_being_told_later(
     guest.tree.meminfo(1500, 900)
     app = Late(300, maximum_mib=5000)
     serve("app", app)
-    back = {"deadline_s": 10, "target": {"memory_mib": 2048}, "bound_mib": 1500, "full": full}
+    back = {"deadline_s": 60, "target": {"memory_mib": 2048}, "bound_mib": 1500, "full": full}
     host.result("application.reinflate", request_id="back", **back)
     while len(app.targets) < 2:
         time.sleep(0.01)
@@ -422,7 +425,7 @@ def test_what_a_reinflation_owes_of_memory_outlives_a_deflation_of_cpus(
     serve("workers", workers)
     app.go.clear()
     grow(host, "first", 900)
-    params = {"deadline_s": 10, "target": {"memory_mib": 1024, "cpu_cores": 4.0}, "bound_mib": 1024}
+    params = {"deadline_s": 60, "target": {"memory_mib": 1024, "cpu_cores": 4.0}, "bound_mib": 1024}
     assert "under way" in host.result("application.reinflate", request_id="second", **params)["reason"]
     deflate(host, "then", target={"cpu_cores": 2.0})
     app.go.set()
@@ -438,7 +441,7 @@ def test_what_a_reinflation_owes_calls_off_no_deflation_of_another_component(
     monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
     both = Both()
     serve("both", both)
-    params = {"deadline_s": 10, "target": {"memory_mib": 1024, "cpu_cores": 4.0}, "bound_mib": 1024}
+    params = {"deadline_s": 60, "target": {"memory_mib": 1024, "cpu_cores": 4.0}, "bound_mib": 1024}
     host.result("application.reinflate", request_id="back", **params)
     assert deflate(host, "then", target={"cpu_cores": 2.0})["state"] == "promised"
     time.sleep(0.5)

@@ -16,7 +16,7 @@ from guestagent.rpc import answer_line, parse_request
 from tests.guestagent.elastic import Elastic, Serve
 from tests.guestagent.harness import Host
 
-DEFLATE = {"request_id": "r-1", "deadline_s": 30.0, "mode": "ask", "target": {"memory_mib": 500}, "bound_mib": 1024}
+DEFLATE = {"request_id": "r-1", "deadline_s": 60.0, "mode": "ask", "target": {"memory_mib": 500}, "bound_mib": 1024}
 
 
 def ask(host: Host, method: str, params: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -39,6 +39,7 @@ def test_an_answer_tells_of_the_hooks_that_were_called_for_it(host: Host, serve:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("usual_limits")
 def test_a_hook_that_has_not_answered_is_told_of_as_going_on(host: Host, serve: Serve) -> None:
     slow = Elastic(300.0)
     slow.hang = threading.Event()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,11 +93,19 @@ def test_programs_that_poll_find_the_notice_in_a_file(guest: Bench, host: Host) 
 
 @pytest.mark.parametrize("starts", ["", "timeout 300 "], ids=["in its group", "in another group"])
 def test_what_runs_at_the_deadline_is_killed_with_what_it_started(
-    guest: Bench, host: Host, tmp_path: Path, starts: str
+    guest: Bench, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: str
 ) -> None:
-    pids = tmp_path / "pids"
+    pids, ahead_s = tmp_path / "pids", 0.0
+    clock = SimpleNamespace(time=time.time, sleep=time.sleep, monotonic=lambda: time.monotonic() + ahead_s)
+    monkeypatch.setattr(preemption, "time", clock)
     program(guest, "slow", f"{starts}sleep 300 & echo $$ $! > {pids}; wait")
-    assert until_ended(host, **{**NOTICE, "seconds_left": 1.0}) == {"programs": 1, "running": 0}
+    assert host.result("preemption", **{**NOTICE, "seconds_left": 200.0}) == {"programs": 1, "running": 1}
+    for _ in range(1200):
+        if pids.exists() and len(pids.read_text().split()) == 2:
+            break
+        time.sleep(0.05)
+    ahead_s = 200.0  # the deadline is here, with both of them running
+    assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
     for pid in map(int, pids.read_text().split()):
         for _ in range(100):
             if _has_ended(pid):

@@ -126,10 +126,15 @@ async def test_a_head_that_drips_ends_the_connection_however_often_something_com
 
 
 async def test_a_second_head_must_arrive_as_well() -> None:
-    async with listening(replace(PATIENT, idle_s=0.4)) as listener, connected(listener) as (reader, writer):
-        assert await served(reader, writer)
-        writer.write(b"GET / HT")
-        await closed(reader)
+    async with listening(replace(PATIENT, idle_s=0.4)) as listener:
+        for _ in range(20):
+            async with connected(listener) as (reader, writer):
+                if not await served(reader, writer):
+                    continue  # on a busy machine the first one may be late, too
+                writer.write(b"GET / HT")
+                await closed(reader)
+                return
+    raise AssertionError("no first head was in time")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,6 @@ async def test_an_answer_over_tls_that_nobody_reads_ends_the_connection(tmp_path
     async with listening(limits, server_context(pki.pair("server"))) as listener:
         _, writer = await asyncio.open_connection("127.0.0.1", listener.port, ssl=pki.client())
         cast(asyncio.Transport, writer.transport).pause_reading()
-        await until(lambda: listener.open_connections == 1)
         writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: listener.open_connections == 0)
         writer.transport.abort()
@@ -200,7 +204,7 @@ async def test_a_large_answer_that_is_read_slowly_arrives() -> None:
 
 async def test_a_handshake_that_does_not_end_is_given_up_and_counts_until_then(tmp_path: Path) -> None:
     tls = server_context(Pki(tmp_path).pair("server"))
-    limits = replace(PATIENT, handshake_s=0.6, per_address=2)
+    limits = replace(PATIENT, handshake_s=2.5, per_address=2)  # none is given up before both are seen
     async with listening(limits, tls) as listener, contextlib.AsyncExitStack() as stack:
         slow = [await stack.enter_async_context(connected(listener)) for _ in range(2)]
         await until(lambda: listener.open_connections == 2)

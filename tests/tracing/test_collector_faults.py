@@ -31,7 +31,8 @@ async def deflates(cluster: Traced, fault: str, memory_mib: float) -> None:
 
 async def test_deflations_are_the_same_whatever_the_collector_does(tmp_path: Path) -> None:
     began = asyncio.get_running_loop().time()
-    async with collecting() as collector, traced(tmp_path, collector) as cluster:
+    brief = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    async with collecting() as collector, traced(tmp_path, collector, **brief) as cluster:
         await collector.go_away()
         assert (await cluster.create(vm("shop"))).state is OperationState.DONE
         await cluster.connected("shop")

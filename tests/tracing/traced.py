@@ -226,7 +226,7 @@ async def traced(directory: Path, collector: Collector, **environment: str) -> A
     said = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_BSP_SCHEDULE_DELAY": "100",
-        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "30",
     }
     hook = Hook()
     # A short path: the name of a unix socket has room for 107 bytes only.

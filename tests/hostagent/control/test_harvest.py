@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.harvest import harvested
 from ebbtide.deflation.sharing.hysteresis import Pace
@@ -313,8 +314,10 @@ async def test_a_size_that_was_set_by_a_target_is_reported_as_held(
 
 
 async def test_a_growth_that_falls_short_is_not_tried_again_and_again(
-    client: Client, spare: Domain, host: Host, world: World
+    client: Client, spare: Domain, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # However long the looks take, its pause is not over.
+    monkeypatch.setattr(RepairPace, "due", lambda pace, now: pace.not_before == 0.0)
     world.failures["set_plugged"] = "the device is stuck"
     await grant(client, 1)
     await until(lambda: size(host).cpu_cores == 4)

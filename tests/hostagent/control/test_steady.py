@@ -27,11 +27,18 @@ from tests.hostagent.world import Domain, World
 
 
 @pytest.fixture(autouse=True)
-def brisk_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def trimmers(monkeypatch: pytest.MonkeyPatch) -> list[trimming.Trimmer]:
     """Looks and steps come a hundred times as often: sockets cannot run in faked time."""
     monkeypatch.setattr(steady, "LOOK_S", 0.1)
     terms = replace(trimming.USUAL, step_s=0.1, rest_s=1.0, again_s=0.0, least_mib=4.0)
-    monkeypatch.setattr(steady, "Trimmer", lambda: trimming.Trimmer(terms))
+    made: list[trimming.Trimmer] = []
+
+    def trimmer() -> trimming.Trimmer:
+        made.append(trimming.Trimmer(terms))
+        return made[-1]
+
+    monkeypatch.setattr(steady, "Trimmer", trimmer)
+    return made
 
 
 @pytest.fixture
@@ -139,11 +146,12 @@ async def test_the_time_for_which_it_is_off_says_nothing_of_how_long_a_refill_ta
 
 
 async def test_memory_that_is_missed_comes_back_and_the_vm_is_left_alone(
-    client: Client, host: Host, idle_vms: list[Domain]
+    client: Client, host: Host, idle_vms: list[Domain], trimmers: list[trimming.Trimmer]
 ) -> None:
     await setting(client, enabled=True, reserve_mib=free_and(host, 200.0))
     await until(lambda: all(domain.bound_mib < 1024 - 60 for domain in idle_vms))
-    first = idle_vms[0]
+    first, (trimmer,) = idle_vms[0], trimmers
+    trimmer.terms = replace(trimmer.terms, rest_s=3600.0)  # it is left alone to the end
     # No pressure yet: the guest's reserve is 48, and a quarter more than that is available.
     first.used_mib = first.bound_mib - 60.0
     trimmed = first.bound_mib

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hostagent.operations import size_commands
 from hostagent.state.intents import Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
@@ -38,10 +39,11 @@ async def test_two_vms_are_resized_side_by_side_and_one_vm_never_twice_at_once(
 
 
 async def test_a_reclaim_leaves_out_a_vm_that_stays_busy(
-    client: Client, command: Command, two_vms: list[Domain], host: Host
+    client: Client, command: Command, two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(size_commands, "WAIT_SHARE", 0.5 / 30.0)  # all but half a second is for the other one
     async with host.vms["low-1"].lock:
-        body = {"request_id": "r", "need": {"cpu_cores": 1.0}, "deadline_s": 1.0}
+        body = {"request_id": "r", "need": {"cpu_cores": 1.0}, "deadline_s": 30.0}
         operation = await command("POST", "/v1/reclaims", body)
     assert operation.state == "done", operation.sentence
     assert [outcome.name for outcome in operation.vms] == ["low-2"]
