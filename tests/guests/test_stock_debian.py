@@ -125,6 +125,12 @@ async def stock(client: ManagerClient, guest: DebianGuest, kind: GuestKind) -> N
     assert "Out of memory" not in guest.run("dmesg")
     guest.run("umount /run/grown")
 
+    async def calm() -> bool:
+        told = (await client.explain(NAME)).explanation
+        return told is not None and told.vm.pressure is None
+
+    await eventually(calm, "its pressure ends", 240)
+
     # Its driver is gone, and with it the statistics; what it said last does not count.
     guest.run(UNBIND)
     said_at = guest.domain.memoryStats()["last_update"]
