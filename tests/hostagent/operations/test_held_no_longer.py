@@ -209,13 +209,20 @@ async def _begun_and_killed(world: LocalWorld, directory: Path) -> None:
     silent.guest.manner = Manner.SILENT
 
 
+@contextlib.asynccontextmanager
+async def restarted(world: LocalWorld, agent: Agent, directory: Path) -> AsyncIterator[Agent]:
+    """The agent that comes after that."""
+    await agent.close()
+    await _begun_and_killed(world, directory)
+    async with agent_over(world, directory) as successor:
+        yield successor
+
+
 def test_after_a_restart_a_vm_whose_guest_says_nothing_keeps_no_other_of_its_reclaim_locked(
     faked: Callable[[Body], None],
 ) -> None:
     async def body(world: LocalWorld, agent: Agent, directory: Path) -> None:
-        await agent.close()
-        await _begun_and_killed(world, directory)
-        async with agent_over(world, directory) as successor:
+        async with restarted(world, agent, directory) as successor:
             low_1, low_2 = vms_of(successor)
             await until(lambda: low_1.intent.phase is Phase.SETTLED and low_1.lock.is_free)
             assert low_1.allocation().current.memory_mib <= 844
@@ -236,9 +243,7 @@ def test_a_resumed_reclaim_leaves_a_vm_alone_that_another_operation_has_taken_ov
     faked: Callable[[Body], None],
 ) -> None:
     async def body(world: LocalWorld, agent: Agent, directory: Path) -> None:
-        await agent.close()
-        await _begun_and_killed(world, directory)
-        async with agent_over(world, directory) as successor:
+        async with restarted(world, agent, directory) as successor:
             _, low_2 = vms_of(successor)
             target = Vector(cpu_cores=1.0, memory_mib=1024.0)
             taken_over = TargetCommand(request_id="t", generation=99, target=target, deadline_s=60.0)
@@ -261,9 +266,7 @@ def test_a_vm_whose_resumed_resize_waits_for_its_guest_is_moved_afterwards_and_k
     faked: Callable[[Body], None],
 ) -> None:
     async def body(world: LocalWorld, agent: Agent, directory: Path) -> None:
-        await agent.close()
-        await _begun_and_killed(world, directory)
-        async with agent_over(world, directory) as successor:
+        async with restarted(world, agent, directory) as successor:
             low_1, low_2 = vms_of(successor)
             await until(lambda: low_1.intent.phase is Phase.SETTLED and low_1.lock.is_free)
             target = low_2.intent.target
