@@ -31,15 +31,11 @@ def claims() -> Iterator[str]:
     yield from ("## Claim by claim", "")
     text = (
         "Commands, seeds and all figures: the sections below. Jobs of 4 cores; 1, 2, 4 or 8; any up to 8. Met: within "
-    )
-    text += (
         "five per cent or one point; where the thesis' figure is itself not above that, and where H2's is not above "
-    )
-    text += (
         "twice that, ours must be told apart from nothing, too. Waits here are those of jobs that are done, also of "
+        "such as start after the 60 days; the thesis counts those that were scheduled. Who is not done has none: how "
+        "many stands in the section on mixes."
     )
-    text += "such as start after the 60 days; the thesis "
-    text += "counts those that were scheduled. Who is not done has none: how many stands in the section on mixes."
     yield from (filled(text), "")
     yield from head("claim", "the thesis", "here", "")
     for name in ("h1", "h3", "h4-10", "ias-10", "ias-60", "ias-90"):
