@@ -15,11 +15,13 @@ from app_adapters.memcached.client import MIB, MemcachedClient
 from app_adapters.memcached.items import SAMPLE, _dump, delete_coldest
 
 ITEMS = SAMPLE + 10_000
+#: Lines of a dump: many more than both passes need, so that neither reads its end together with its last lines.
+DUMPED = 2 * ITEMS
 LINE = b"key=k%06d exp=-1 la=%d cas=1 fetch=no cls=1 size=900\n"
 
 
 class Dumping:
-    """A memcached that says it has `count` items, and dumps `ITEMS`."""
+    """A memcached that says it has `count` items of which `ITEMS` take pages, and dumps `DUMPED`."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -53,9 +55,9 @@ class Dumping:
                 if line.startswith(b"lru_crawler"):
                     has_dumped = True
                     with contextlib.suppress(OSError):
-                        for start in range(0, ITEMS, 1000):
+                        for start in range(0, DUMPED, 1000):
                             # The warmest first: the second pass has enough before the end, too.
-                            connection.sendall(b"".join(LINE % (i, ITEMS - i) for i in range(start, start + 1000)))
+                            connection.sendall(b"".join(LINE % (i, DUMPED - i) for i in range(start, start + 1000)))
                         connection.sendall(b"END\r\n")
                 elif not line.startswith(b"delete"):
                     connection.sendall(self._answer(line.split()))
