@@ -187,9 +187,12 @@ class Client:
                 self.requests.append(request)
                 await self.send(request)
                 await self.finish(60)
+                if build is delete and "urn:ebbtide:problem:not-found" in request.problem:
+                    return  # one that waited for room went meanwhile
                 busy = "urn:ebbtide:problem:busy" in request.problem
-                if not busy and "503" not in (request.end or {}).get("sentence", ""):
-                    break
+                said = [] if request.end is None else [request.end["sentence"], *request.end["progress"]]
+                if not busy and not any("503" in sentence for sentence in said):
+                    break  # a failed migration tells of the 503 on its way only
                 await asyncio.sleep(0.05)
         assert request.end is not None, request
         assert request.end["state"] == "done", request
