@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from app_adapters.jvm.adapter import JVMAdapter
@@ -46,13 +46,6 @@ def compiled() -> Iterator[Path]:
         subprocess.run(["javac", "--release", "17", "-d", directory, str(SOURCE)], check=True, timeout=120)
         Path(directory).chmod(0o755)
         yield Path(directory)
-
-
-def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 class Service:

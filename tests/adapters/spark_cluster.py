@@ -8,10 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from app_adapters.spark.workers import Workers
 from tests.adapters.cache import free_port
 from tests.adapters.load import Load
 from tests.adapters.rest import Rest
+from tests.waiting import until_sync
 
 HOSTS = ("127.0.0.1", "localhost")
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -40,16 +39,6 @@ SETTINGS = {
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.task.maxFailures": "100",
 }
-
-
-def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    end = time.monotonic() + limit_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
-        time.sleep(0.1)
 
 
 def tree(pid: int) -> list[int]:
@@ -150,7 +139,7 @@ class Cluster:
     def add_vm(self, host: str, cores: int = 2, memory_mib: float = 1400.0, grace_s: float = 5.0) -> Vm:
         vm = Vm(self, host, cores, memory_mib, grace_s)
         self.vms.append(vm)
-        until(lambda: self.cores().get(host) == cores, f"the Workers of {host} register")
+        until_sync(lambda: self.cores().get(host) == cores, f"the Workers of {host} register")
         return vm
 
     def get(self, address: str, limit_s: float = 5.0) -> Any:

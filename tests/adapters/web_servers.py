@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.adapters.cache import free_port
+from tests.waiting import until_sync
 
 LIMIT_S = 60.0
 # Some MiB that are the worker's own; the server's name tells who answered.
@@ -34,13 +34,6 @@ import os
 def post_worker_init(worker):
     open(f"loaded-{os.getpid()}", "w").close()
 """
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end, f"{what}: not in {LIMIT_S:g} s"
-        time.sleep(0.02)
 
 
 def children(pid: int) -> list[int]:
@@ -100,9 +93,9 @@ class Server:
 
     def wait_for_workers(self, count: int) -> None:
         try:
-            until(lambda: self.process.poll() is not None or len(self.workers()) == count, f"{count} workers")
+            until_sync(lambda: self.process.poll() is not None or len(self.workers()) == count, f"{count} workers")
             assert self.process.poll() is None, "it has ended"
-        except AssertionError as error:
+        except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{error}; {len(self.workers())} are there\n{self.log.read_text()[-2000:]}") from None
 
     def asleep(self) -> bool:
@@ -158,8 +151,8 @@ class Gunicorn(Server):
         """Wait until all workers have the application."""
         self.wait_for_workers(self._workers_at_start)
         for pid in self.workers():
-            until((self.directory / f"loaded-{pid}").exists, f"the application in {pid}")
-        until(self.pid_file.exists, "the pid file")
+            until_sync((self.directory / f"loaded-{pid}").exists, f"the application in {pid}")
+        until_sync(self.pid_file.exists, "the pid file")
         return self
 
 
@@ -220,5 +213,5 @@ class Nginx(Server):
 
     def ready(self, workers: int) -> Nginx:
         self.wait_for_workers(workers)
-        until(self.pid_file.exists, "the pid file")
+        until_sync(self.pid_file.exists, "the pid file")
         return self

@@ -20,6 +20,7 @@ from app_adapters.processes import programs
 from app_adapters.processes.command import READY, CommandAdapter
 from app_adapters.server import HookServer
 from tests.adapters.rest import Rest
+from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
 
@@ -204,7 +205,7 @@ def test_one_that_hangs_is_ended_with_its_children(make: Make, tmp_path: Path, s
         make(code=code, answer_limit_s=5.0).capabilities()
     assert pids.exists(), "the program did not come so far in 5 s"
     for pid in map(int, pids.read_text().split()):
-        until(functools.partial(ended, pid), f"process {pid} has ended")
+        until_sync(functools.partial(ended, pid), f"process {pid} has ended")
 
 
 def test_a_child_that_outlives_its_program_is_ended_and_not_waited_for(make: Make, tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_a_child_that_outlives_its_program_is_ended_and_not_waited_for(make: Mak
     began = time.monotonic()
     assert make(code=code).capabilities().version == "7"
     assert time.monotonic() - began < 25
-    until(lambda: ended(int(pid_file.read_text())), "the child has ended")
+    until_sync(lambda: ended(int(pid_file.read_text())), "the child has ended")
 
 
 def test_work_is_ended_at_its_deadline_and_when_it_is_called_off(make: Make, tmp_path: Path) -> None:
@@ -267,10 +268,3 @@ def ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except OSError:
         return True
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, f"not so: {what}"
-        time.sleep(0.01)
