@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from app_adapters.processes.process import children, started
+from app_adapters.processes.process import started
 from app_adapters.server import HookServer
 from app_adapters.spark.curves import LINEAR, Curves
 from app_adapters.spark.relay import Relay
@@ -24,6 +24,7 @@ from app_adapters.spark.worker import SparkWorkerAdapter
 from app_adapters.spark.workers import Workers
 from tests.adapters.cache import free_port
 from tests.adapters.load import Load
+from tests.adapters.proc import pss_mib, tree
 from tests.adapters.rest import Rest
 from tests.waiting import until_sync
 
@@ -39,25 +40,6 @@ SETTINGS = {
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.task.maxFailures": "100",
 }
-
-
-def tree(pid: int) -> list[int]:
-    """The process and all that it started, without the adapter's help."""
-    found = [pid]
-    for child in children(pid):
-        found += tree(child)
-    return found
-
-
-def pss_mib(pids: list[int]) -> float:
-    size_kib = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        size_kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return size_kib / 1024
 
 
 def spark_home() -> str:

@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from tests.adapters.cache import free_port
+from tests.adapters.proc import children, pss_mib, state
 from tests.waiting import until_sync
 
 LIMIT_S = 60.0
@@ -34,34 +37,6 @@ import os
 def post_worker_init(worker):
     open(f"loaded-{os.getpid()}", "w").close()
 """
-
-
-def children(pid: int) -> list[int]:
-    """As the kernel says, independently of the adapters."""
-    try:
-        text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    except OSError:
-        return []
-    return sorted(child for child in map(int, text.split()) if state(child) not in ("", "Z", "X"))
-
-
-def state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def pss_mib(pids: list[int]) -> float:
-    """PSS together, as the kernel says, independently of the adapters."""
-    total = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
 
 
 class Server:
@@ -101,7 +76,7 @@ class Server:
     def asleep(self) -> bool:
         """Whether no process of it has work for a moment: one that still starts on a busy machine is not asleep."""
         for _ in range(4):
-            if any(state(pid) != "S" for pid in (self.pid, *self.workers())):
+            if any(state(pid) != psutil.STATUS_SLEEPING for pid in (self.pid, *self.workers())):
                 return False
             time.sleep(0.05)
         return True

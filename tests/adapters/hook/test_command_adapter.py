@@ -19,6 +19,7 @@ from app_adapters.main import build_parser
 from app_adapters.processes import programs
 from app_adapters.processes.command import READY, CommandAdapter
 from app_adapters.server import HookServer
+from tests.adapters.proc import ended
 from tests.adapters.rest import Rest
 from tests.waiting import until_sync
 
@@ -261,10 +262,3 @@ def test_a_pid_file_without_a_process_is_a_sentence(make: Make, tmp_path: Path) 
     adapter = make(pid_file=str(tmp_path / "pid"))
     assert adapter.capabilities().resources["memory_mib"].current != 100
     assert adapter.status()["memory_mib"] > 5
-
-
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except OSError:
-        return True

@@ -17,7 +17,8 @@ from app_adapters.processes.process import started
 from app_adapters.spark.curves import Curve, Curves
 from app_adapters.spark.rest import SparkRest
 from app_adapters.spark.workers import Workers
-from tests.adapters.spark_cluster import HOSTS, Cluster, Vm, Watch, tree
+from tests.adapters.proc import ended, tree
+from tests.adapters.spark_cluster import HOSTS, Cluster, Vm, Watch
 from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
@@ -64,13 +65,6 @@ def finished(vm: Vm, request_id: str) -> dict[str, Any]:
 
     done: dict[str, Any] = until_sync(look, f"{request_id} ends", 90)
     return done
-
-
-def zombie(pid: int) -> bool:
-    """Dead, and only not yet taken from the table by its parent."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    return True
 
 
 def settled_mib(vm: Vm) -> float:
@@ -164,7 +158,7 @@ def test_a_cluster_with_a_running_job_gives_slots_up_and_takes_them_back(
             record_property("forced_s", round(time.monotonic() - asked_s, 2))
             assert done["released"] == {"cpu_cores": 2}
             assert second.pss_mib() == 0
-            assert not [pid for pid, at in lived.items() if started(pid) == at and not zombie(pid)]
+            assert not [pid for pid, at in lived.items() if started(pid) == at and not ended(pid)]
             assert size(first, "up", "reinflate", {"cpu_cores": 2.0, "memory_mib": 1400.0})[0] == 202
             assert size(second, "up", "reinflate", {"cpu_cores": 2.0})[0] == 202
             for vm in vms:

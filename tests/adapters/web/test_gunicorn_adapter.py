@@ -19,10 +19,11 @@ from app_adapters.processes.process_memory import read_pid
 from app_adapters.server import HookServer
 from app_adapters.web.gunicorn import GunicornAdapter
 from tests.adapters.cache import free_port
+from tests.adapters.proc import children, pss_mib
 from tests.adapters.rest import Rest
 from tests.adapters.web_load import WebLoad
 from tests.adapters.web_pool import Record, answered, cores, ten_cycles, to_one_worker_and_back
-from tests.adapters.web_servers import Gunicorn, children, pss_mib
+from tests.adapters.web_servers import Gunicorn
 from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
