@@ -6,7 +6,8 @@ import os
 import socket
 import subprocess
 import time
-from pathlib import Path
+
+from tests.adapters.proc import rss_mib
 
 MIB = 1024 * 1024
 
@@ -80,11 +81,7 @@ class Cache:
         return int(self.stats()["limit_maxbytes"]) / MIB
 
     def rss_mib(self) -> float:
-        """As the kernel says, independently of the adapter."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise AssertionError("no VmRSS")
+        return rss_mib(self.process.pid)
 
     def _read_to(self, end: bytes) -> bytes:
         data = b""

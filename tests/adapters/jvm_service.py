@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from app_adapters.jvm.adapter import JVMAdapter
@@ -18,6 +18,7 @@ from app_adapters.jvm.processes import Choice, Finder
 from app_adapters.jvm.transports import Attach, Transport
 from app_adapters.processes.originals import Originals
 from app_adapters.server import HookServer
+from tests.adapters.proc import pss_mib
 from tests.adapters.rest import Rest
 
 SOURCE = Path(__file__).parent / "java" / "Fill.java"
@@ -46,13 +47,6 @@ def compiled() -> Iterator[Path]:
         subprocess.run(["javac", "--release", "17", "-d", directory, str(SOURCE)], check=True, timeout=120)
         Path(directory).chmod(0o755)
         yield Path(directory)
-
-
-def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 class Service:
@@ -97,11 +91,7 @@ class Service:
         assert self._lines.readline() == "ok\n"
 
     def pss_mib(self) -> float:
-        """As the kernel says, independently of the adapter."""
-        for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) / 1024
-        raise AssertionError("no Pss")
+        return pss_mib([self.pid])
 
     def _child(self, pid: int) -> int:
         """The JVM behind programs that started one another."""

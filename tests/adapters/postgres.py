@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.adapters import load
+from tests.adapters.proc import children, pss_mib
 
 OWNER = "postgres"
 
@@ -131,20 +132,8 @@ class Cluster:
         return session
 
     def pss_mib(self) -> float:
-        """Of the server and its children, as the kernel says, independently of the adapter."""
-        total_kib = 0
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if int(entry.name) != self.postmaster and parent != self.postmaster:
-                    continue
-                text = (entry / "smaps_rollup").read_text()
-            except OSError:
-                continue  # it has ended meanwhile
-            total_kib += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
-        return total_kib / 1024
+        """Of the server and its children."""
+        return pss_mib([self.postmaster, *children(self.postmaster)])
 
 
 class Load(load.Load):

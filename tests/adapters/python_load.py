@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.adapters.proc import rss_mib
 from tests.adapters.rest import address_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,11 +51,7 @@ class Service:
                 pipe.close()
 
     def rss_mib(self) -> float:
-        """As the kernel says, independently of any adapter."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise AssertionError("no VmRSS")
+        return rss_mib(self.process.pid)
 
     def fill(self, mib: float, start: int = 0) -> None:
         """Ask for so many MiB of values, each of them right."""

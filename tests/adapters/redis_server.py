@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.adapters import load
 from tests.adapters.cache import free_port
+from tests.adapters.proc import rss_mib
 
 MIB = 1024 * 1024
 
@@ -134,11 +135,7 @@ class RedisServer:
         return int(self.config("maxmemory")) / MIB
 
     def rss_mib(self) -> float:
-        """As the kernel says, independently of the adapter."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        raise AssertionError("no VmRSS")
+        return rss_mib(self.process.pid)
 
 
 class Load(load.Load):

@@ -8,14 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app_adapters.processes.process import children, started
+from app_adapters.processes.process import started
 from app_adapters.server import HookServer
 from app_adapters.spark.curves import LINEAR, Curves
 from app_adapters.spark.relay import Relay
@@ -26,7 +24,9 @@ from app_adapters.spark.worker import SparkWorkerAdapter
 from app_adapters.spark.workers import Workers
 from tests.adapters.cache import free_port
 from tests.adapters.load import Load
+from tests.adapters.proc import pss_mib, tree
 from tests.adapters.rest import Rest
+from tests.waiting import until_sync
 
 HOSTS = ("127.0.0.1", "localhost")
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -40,35 +40,6 @@ SETTINGS = {
     "spark.deploy.maxExecutorRetries": "-1",
     "spark.task.maxFailures": "100",
 }
-
-
-def until(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
-    end = time.monotonic() + limit_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < end, f"not within {limit_s:g} s: {what}"
-        time.sleep(0.1)
-
-
-def tree(pid: int) -> list[int]:
-    """The process and all that it started, without the adapter's help."""
-    found = [pid]
-    for child in children(pid):
-        found += tree(child)
-    return found
-
-
-def pss_mib(pids: list[int]) -> float:
-    size_kib = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        size_kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return size_kib / 1024
 
 
 def spark_home() -> str:
@@ -150,7 +121,7 @@ class Cluster:
     def add_vm(self, host: str, cores: int = 2, memory_mib: float = 1400.0, grace_s: float = 5.0) -> Vm:
         vm = Vm(self, host, cores, memory_mib, grace_s)
         self.vms.append(vm)
-        until(lambda: self.cores().get(host) == cores, f"the Workers of {host} register")
+        until_sync(lambda: self.cores().get(host) == cores, f"the Workers of {host} register")
         return vm
 
     def get(self, address: str, limit_s: float = 5.0) -> Any:

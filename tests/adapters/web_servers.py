@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from tests.adapters.cache import free_port
+from tests.adapters.proc import children, pss_mib, state
+from tests.waiting import until_sync
 
 LIMIT_S = 60.0
 # Some MiB that are the worker's own; the server's name tells who answered.
@@ -34,41 +37,6 @@ import os
 def post_worker_init(worker):
     open(f"loaded-{os.getpid()}", "w").close()
 """
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end, f"{what}: not in {LIMIT_S:g} s"
-        time.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    """As the kernel says, independently of the adapters."""
-    try:
-        text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    except OSError:
-        return []
-    return sorted(child for child in map(int, text.split()) if state(child) not in ("", "Z", "X"))
-
-
-def state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def pss_mib(pids: list[int]) -> float:
-    """PSS together, as the kernel says, independently of the adapters."""
-    total = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
 
 
 class Server:
@@ -100,15 +68,15 @@ class Server:
 
     def wait_for_workers(self, count: int) -> None:
         try:
-            until(lambda: self.process.poll() is not None or len(self.workers()) == count, f"{count} workers")
+            until_sync(lambda: self.process.poll() is not None or len(self.workers()) == count, f"{count} workers")
             assert self.process.poll() is None, "it has ended"
-        except AssertionError as error:
+        except (AssertionError, TimeoutError) as error:
             raise AssertionError(f"{error}; {len(self.workers())} are there\n{self.log.read_text()[-2000:]}") from None
 
     def asleep(self) -> bool:
         """Whether no process of it has work for a moment: one that still starts on a busy machine is not asleep."""
         for _ in range(4):
-            if any(state(pid) != "S" for pid in (self.pid, *self.workers())):
+            if any(state(pid) != psutil.STATUS_SLEEPING for pid in (self.pid, *self.workers())):
                 return False
             time.sleep(0.05)
         return True
@@ -158,8 +126,8 @@ class Gunicorn(Server):
         """Wait until all workers have the application."""
         self.wait_for_workers(self._workers_at_start)
         for pid in self.workers():
-            until((self.directory / f"loaded-{pid}").exists, f"the application in {pid}")
-        until(self.pid_file.exists, "the pid file")
+            until_sync((self.directory / f"loaded-{pid}").exists, f"the application in {pid}")
+        until_sync(self.pid_file.exists, "the pid file")
         return self
 
 
@@ -220,5 +188,5 @@ class Nginx(Server):
 
     def ready(self, workers: int) -> Nginx:
         self.wait_for_workers(workers)
-        until(self.pid_file.exists, "the pid file")
+        until_sync(self.pid_file.exists, "the pid file")
         return self

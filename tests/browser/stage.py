@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from tests.hostagent.waiting import until
 from tests.manager import fake_engine
 from tests.manager.cluster import vm
 from tests.manager.two_agents import TwoHosts, two_hosts
+from tests.waiting import until
 
 
 @contextlib.asynccontextmanager

@@ -26,6 +26,7 @@ from ebbtide.client import ManagerClient
 from ebbtide.errors import EbbError
 from ebbtide.rest.descriptions import description_of
 from tests.cli.running import SIZES, Running
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -150,7 +151,7 @@ async def test_every_table_can_be_printed_too(running: Running) -> None:
     async def reported() -> bool:
         return "table" in await running.ebb("machine", "changes")
 
-    await running.lab.cluster.until(reported)
+    await until(reported)
     for words in (
         "vms", "vm show table", "vm explain table", "plan list", f"plan show {created}", "machine changes",
         "machine list", "machine show table", "event list", "task submit table true", "task list", "task show table",

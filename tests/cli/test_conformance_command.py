@@ -19,6 +19,7 @@ from ebbtide.errors import EbbError
 from ebbtide.rest.credentials import command_token, report_token
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/host_agent.py"
@@ -203,7 +204,7 @@ async def test_the_example_serves_a_placement_with_deflation(tmp_path: Path) -> 
             return bool((await cluster.get("/v1/hosts"))["hosts"])
 
         async with agent_of(EXAMPLE, EBB_MANAGER=manager, EBB_REPORT_TOKEN=report_token(HOSTS_KEY, "host-x")):
-            await cluster.until(known)
+            await until(known)
             low = await cluster.create(vm("low", cpu_cores=6.0))
             high = await cluster.create(vm("high", "fixed", cpu_cores=4.0))
             assert (low.state, high.state, high.host) == ("done", "done", "host-x"), high.sentence
@@ -214,7 +215,7 @@ async def test_the_example_serves_a_placement_with_deflation(tmp_path: Path) -> 
             async def grown() -> bool:
                 return bool((await cluster.get("/v1/vms/low"))["current"]["cpu_cores"] == 6.0)
 
-            await cluster.until(grown)
+            await until(grown)
 
 
 async def test_what_is_no_agent_fails_with_a_sentence() -> None:

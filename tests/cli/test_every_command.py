@@ -30,6 +30,7 @@ from tests.cli.running import Running
 from tests.cli.test_conformance_command import EXAMPLE, TOKEN, agent_of
 from tests.cli.test_doctor_vm import DISK, DOMAIN
 from tests.simulator.experiments.places import put
+from tests.waiting import until
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MADE: Final = "vm create NEW --cpu-cores 0.5 --memory-mib 300 --minimum-cpu-cores 0.2"
@@ -255,7 +256,7 @@ async def caller(running: Running, directory: Path) -> AsyncIterator[Caller]:
         task = ["task", "submit", *running.options(), "work", "sleep", "600"]
         assert (await asyncio.to_thread(CliRunner().invoke, app, task)).exit_code == 0
         # Its host has told of it.
-        await running.lab.cluster.until(lambda: told(running))
+        await until(lambda: told(running))
         async with agent_of(EXAMPLE) as url:
             yield Caller(running, directory, {"FIRST": first, "AGENT": url})
 

@@ -34,6 +34,7 @@ from hostagent.mechanisms.layers import HostFacts, examine
 from hostagent.operations import mode_commands
 from hostagent.vm import guest_link
 from tests.manager.with_agent import Lab, lab_of
+from tests.waiting import until
 
 #: A domain that has nothing, on a host that has nothing and forbids nothing: every mechanism but bandwidth is blocked.
 BARE = "<domain type='qemu' id='1'><name>ebb-host-a.low-1</name><memory unit='MiB'>1000</memory><vcpu>1</vcpu></domain>"
@@ -279,7 +280,7 @@ async def test_pause_drain_off_and_resume_end_with_their_sentence(lab: Lab) -> N
         return re.search(r"\nhost-a +ready +draining \(new disks\) ", out) is not None
 
     # With the host's next report.
-    await lab.cluster.until(listed)
+    await until(listed)
     code, out, err = await ebb(lab, "vm", "explain", "low-1")
     assert "\nits host host-a is draining (new disks)\n" in out
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.matching.slurm_cluster import USER, SlurmCluster
@@ -15,21 +14,12 @@ from ebbtide.matcher.errors import EngineRefused
 from ebbtide.matcher.match.attempts import AttemptState, Look, Seen, attempt_name
 from ebbtide.matcher.match.tasks import TaskOrder
 from tests.engines.dask_cluster import DaskCluster
+from tests.waiting import until
 
 LIMIT_S = 60.0
 #: Of each machine of both kinds of cluster.
 CORES = 4
 _NUMBERS = itertools.count(1)
-
-
-async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = LIMIT_S) -> None:
-    """Ask again and again until it is so."""
-    never = asyncio.Event()
-    async with asyncio.timeout(limit_s):
-        while not await condition():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await never.wait()
 
 
 def settings_of(cluster: SlurmCluster | DaskCluster) -> EngineSettings:
@@ -141,7 +131,8 @@ class EngineHost:
 
         for left in reversed(range(3)):
             try:
-                return await until(so, 30.0)
+                await until(so, limit_s=30.0)
+                return
             except TimeoutError:
                 if not left:
                     raise

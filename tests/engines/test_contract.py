@@ -14,7 +14,8 @@ from ebbtide.matcher.engines.interface import engine_of
 from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
 from ebbtide.matcher.match.attempts import AttemptState, Claim
 from ebbtide.matcher.match.tasks import TaskOrder
-from tests.engines.engine_hosts import EngineHost, until
+from tests.engines.engine_hosts import EngineHost
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(240)]
 
@@ -207,7 +208,7 @@ async def test_cancelling_ends_what_has_begun_also_where_its_record_is_lost(engi
     async def is_over() -> bool:
         return not [one for one in psutil.process_iter(["cmdline"]) if f"{attempt}.runs" in str(one.info["cmdline"])]
 
-    await until(is_over, 15.0)
+    await until(is_over, limit_s=15.0)
     await engine_host.becomes(attempt, ENDED, GONE)
     assert engine_host.lines(attempt) == ["begun"]
 

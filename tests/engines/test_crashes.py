@@ -19,7 +19,8 @@ import pytest
 from benchmarks.matching.slurm_cluster import USER, SlurmCluster
 from ebbtide.lab.cluster import free_ports
 from ebbtide.lab.state import write_private
-from tests.engines.engine_hosts import counting, until
+from tests.engines.engine_hosts import counting
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(280)]
 
@@ -127,7 +128,7 @@ class Service:
             return bool(found) and condition(found)
 
         try:
-            await until(is_so, limit_s)
+            await until(is_so, limit_s=limit_s)
         except TimeoutError:
             raise AssertionError(f"{found}\n{self.process.log[-5000:]}") from None
         return found

@@ -12,9 +12,10 @@ from ebbtide.matcher.engines.interface import engine_of
 from ebbtide.matcher.match.notices import PREEMPTED
 from ebbtide.matcher.match.turns import said_by
 from ebbtide.messages.operations import OperationState
-from tests.engines.engine_hosts import EngineHost, until
+from tests.engines.engine_hosts import EngineHost
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(280)]
 
@@ -71,7 +72,7 @@ class Tasks:
         async def so() -> bool:
             return all([(await self.row(name))["state"] in states for name in self.names])
 
-        await until(so, 120.0)
+        await until(so, limit_s=120.0)
         return {name: await self.row(name) for name in self.names}
 
 
@@ -145,4 +146,4 @@ async def test_tasks_on_a_preempted_vm_are_told_and_begun_again_elsewhere(
             machine = (await engine_host.look()).machines.get(victim)
             return machine is not None and machine.up and not machine.drained and machine.usable_cores == CORES
 
-        await until(back, 120.0)
+        await until(back, limit_s=120.0)

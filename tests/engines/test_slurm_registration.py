@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.matching.slurm_cluster import SlurmCluster
 from ebbtide.matcher.match.attempts import RECOUNTED, AttemptState
-from tests.engines.engine_hosts import EngineHost, until
+from tests.engines.engine_hosts import EngineHost
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(240)]
 
@@ -19,7 +20,8 @@ async def registers_until(condition: Callable[[], Awaitable[bool]], slurm: Slurm
         slurm.kill("n3")
         slurm.start_daemon("n3")
         try:
-            return await until(condition, 30.0)
+            await until(condition, limit_s=30.0)
+            return
         except TimeoutError:
             if not left:
                 raise

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +21,7 @@ from guestagent import applications, preemption
 from guestagent.people import write_to_terminals
 from guestagent.preemption import PROGRAMS, read_programs
 from tests.guestagent.harness import Bench, Host, bench
+from tests.waiting import until_sync
 
 NOTICE = {"request_id": "p-1", "seconds_left": 20.0, "kind": "stop", "reason": "shortfall"}
 
@@ -34,12 +34,12 @@ def program(guest: Bench, name: str, script: str, mode: int = 0o755) -> Path:
 
 
 def until_ended(host: Host, **params: object) -> dict[str, int]:
-    for _ in range(400):
+    def ended() -> dict[str, int] | None:
         told: dict[str, int] = host.result("preemption", **params)
-        if not told["running"]:
-            return told
-        time.sleep(0.05)
-    raise AssertionError("a program runs for ever")
+        return None if told["running"] else told
+
+    found: dict[str, int] = until_sync(ended, "no program runs")
+    return found
 
 
 def test_a_program_is_told_kind_seconds_and_reason_and_runs_once(guest: Bench, host: Host, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_an_agent_that_ended_while_it_started_programs_goes_on_with_the_rest_onc
         host = guest.host()
         host.hello()
         until_ended(host, **NOTICE)
-        _until(lambda: len(guest.told_people) == 1)
+        until_sync(lambda: len(guest.told_people) == 1)
     # As the second program found it, or earlier; the whole file is there at any time.
     on_the_way = json.loads(seen.read_text())
     rows = [row for row in on_the_way["programs"] if row[0].endswith("/1")]
@@ -184,7 +184,7 @@ def test_an_agent_that_ended_while_it_started_programs_goes_on_with_the_rest_onc
         host = again.host()
         host.hello()
         assert until_ended(host, **NOTICE) == {"programs": 2, "running": 0}
-        _until(lambda: len(again.told_people) == 1)
+        until_sync(lambda: len(again.told_people) == 1)
         assert json.loads((again.run_dir / "preemption.json").read_text())["spread"] is True
     assert record.read_text() == "1\n2\n"
 
@@ -203,7 +203,7 @@ def test_a_notice_is_taken_where_no_thread_can_be_started(
     program(guest, "save", f"echo told >> {record}")
     assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
     assert record.read_text() == "told\n"
-    _until(lambda: len(guest.told_people) == 1)
+    until_sync(lambda: len(guest.told_people) == 1)
 
 
 def test_a_notice_that_cannot_be_written_down_is_carried_out_all_the_same(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_a_notice_that_cannot_be_written_down_is_carried_out_all_the_same(tmp_pa
         assert host.result("preemption.withdrawn", request_id="another", reason="") == {"known": False}
         assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": True}
         assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": False}
-        _until(lambda: record.read_text() == "stop 20 shortfall\nwithdrawn 30 it runs on\n")
-        _until(lambda: len(guest.told_people) == 2)
+        until_sync(lambda: record.read_text() == "stop 20 shortfall\nwithdrawn 30 it runs on\n")
+        until_sync(lambda: len(guest.told_people) == 2)
 
 
 @pytest.mark.parametrize("ends", ["by itself", "at the deadline"])
@@ -234,7 +234,7 @@ def test_programs_go_on_while_the_agent_is_started_again_and_are_counted(tmp_pat
         host = guest.host()
         host.hello()
         assert host.result("preemption", **NOTICE) == {"programs": 1, "running": 1}
-        _until(lambda: pid.exists() and pid.read_text() != "")
+        until_sync(lambda: pid.exists() and pid.read_text() != "")
         written = json.loads((guest.run_dir / "preemption.json").read_text())
         assert [row[1] for row in written["programs"]] == [int(pid.read_text())]
         with bench(tmp_path / "second") as again:
@@ -298,7 +298,7 @@ def test_people_and_applications_are_told_once_and_of_the_end(guest: Bench, host
         adapter.until([(20.0, "suspend", "shortfall"), (None, "withdrawn", "it runs on")])
     finally:
         server.stop()
-    _until(lambda: len(guest.told_people) == 2)
+    until_sync(lambda: len(guest.told_people) == 2)
     assert guest.told_people == [
         "This machine is preempted: it is suspended in 20 s (shortfall).",
         "This machine is not preempted any more (it runs on).",
@@ -314,7 +314,7 @@ def test_an_application_that_did_not_hear_of_a_notice_is_told_again_until_it_doe
     try:
         guest.register_url("told", f"unix:{tmp_path / 'hook.sock'}")
         host.result("preemption", **NOTICE)
-        _until(lambda: len(adapter.notices) == 1)
+        until_sync(lambda: len(adapter.notices) == 1)
         ((seconds_left, kind, _),) = adapter.notices
         assert kind == "stop"
         assert seconds_left is not None
@@ -337,7 +337,7 @@ def test_a_notice_that_is_over_is_told_to_nobody_any_more(
     try:
         adapter.until([(None, "withdrawn", "it runs on")])
         # Each telling has a thread for each hook, which ends when the application has heard it or need not any more.
-        _until(lambda: not any(thread.name == "hook-late" for thread in threading.enumerate()))
+        until_sync(lambda: not any(thread.name == "hook-late" for thread in threading.enumerate()))
         adapter.until([(None, "withdrawn", "it runs on")])
     finally:
         server.stop()
@@ -349,7 +349,7 @@ def test_telling_again_ends_with_the_seconds_of_the_notice(
     monkeypatch.setattr(applications, "NOTICE_AGAIN_S", (0.05, 0.05))
     guest.register_url("gone", f"unix:{tmp_path / 'none.sock'}")
     host.result("preemption", **{**NOTICE, "seconds_left": 1.0})
-    _until(lambda: not any(thread.name == "hook-gone" for thread in threading.enumerate()))
+    until_sync(lambda: not any(thread.name == "hook-gone" for thread in threading.enumerate()))
 
 
 class Told(Adapter):
@@ -375,15 +375,7 @@ class Told(Adapter):
         self.notices.append((seconds_left, kind, reason))
 
     def until(self, notices: list[tuple[float | None, str, str]]) -> None:
-        _until(lambda: self.notices == notices)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    for _ in range(400):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it does not come")
+        until_sync(lambda: self.notices == notices)
 
 
 def test_a_notice_that_is_over_leaves_no_file_and_programs_hear_of_it(guest: Bench, host: Host, tmp_path: Path) -> None:
@@ -394,7 +386,7 @@ def test_a_notice_that_is_over_leaves_no_file_and_programs_hear_of_it(guest: Ben
     assert (guest.run_dir / "preemption.json").exists()
     assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": True}
     assert not (guest.run_dir / "preemption.json").exists()
-    _until(lambda: record.read_text() == "stop 20 shortfall\nwithdrawn 30 it runs on\n")
+    until_sync(lambda: record.read_text() == "stop 20 shortfall\nwithdrawn 30 it runs on\n")
     assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": False}
     # The next notice is one of its own.
     assert until_ended(host, **{**NOTICE, "request_id": "p-2"}) == {"programs": 1, "running": 0}

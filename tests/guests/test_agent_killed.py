@@ -21,7 +21,7 @@ from hostagent.state.intents import NAMESPACE, Intent, Phase, from_element
 from tests.guests.conftest import RunningLab
 from tests.guests.placed import placed
 from tests.guests.test_demo import virsh
-from tests.hostagent.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 

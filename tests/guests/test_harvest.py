@@ -17,6 +17,7 @@ from ebbtide.messages.vms import VMState, VMStatus
 from tests.guests.conftest import RunningLab
 from tests.guests.test_demo import virsh
 from tests.guests.test_modes import quota_us
+from tests.waiting import until
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 
@@ -33,12 +34,6 @@ EPOCH = 1
 INITIAL = {"cpu_cores": 1.0, "memory_mib": 512.0}
 
 Ask = Callable[..., Awaitable[str]]
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(400):
-        while not await condition():
-            await asyncio.sleep(0.5)
 
 
 async def test_a_harvest_vm_starts_deflated_and_grows_to_its_ceiling(lab: RunningLab) -> None:

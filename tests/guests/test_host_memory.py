@@ -26,8 +26,8 @@ from hostagent.limits.cgroups import MIB, MemoryGroup, vcpu_groups
 from hostagent.vm.executor import Executor
 from hostagent.vm.guest_link import GuestLink
 from tests.guests.solo import SoloGuest, eventually, meminfo_mib, solo_guest, zram_swap
-from tests.hostagent.waiting import until
 from tests.unit.deflation.blocked import without
+from tests.waiting import until
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(1200), pytest.mark.asyncio(loop_scope="module")]
 

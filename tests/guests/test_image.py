@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import time
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from ebbtide.lab.state import LabState
 from hostagent.domain_xml.templates import DomainParameters, DomainTemplate, render_domain
 from hostagent.libvirt.disks import create_overlay
 from hostagent.mechanisms.accelerator import QEMU, boots
+from tests.waiting import until
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 READY_S = 240.0
@@ -87,13 +87,6 @@ async def running(domain: Any) -> AsyncIterator[LabLink]:
         domain.create()
     async with await LabLink.connect(channel_path(domain.XMLDesc()), READY_S) as link:
         yield link
-
-
-async def until(holds: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + READY_S
-    while not holds():
-        assert time.monotonic() < deadline_s, what
-        await asyncio.sleep(0.1)
 
 
 async def shell(link: LabLink, command: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,6 +13,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
 from tests.guests.conftest import RunningLab
 from tests.guests.placed import placed
+from tests.waiting import until
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
 
@@ -22,12 +22,6 @@ NOMINAL = Vector(cpu_cores=1.0, memory_mib=1024.0)
 RESERVE_MIB = 96.0
 #: What the guest is left with: under one and a half of its reserve of 48, and far from pressure, which begins at 12.
 LEFT_MIB = 56
-
-
-async def until(condition: Callable[[], Awaitable[bool]], limit_s: float) -> None:
-    async with asyncio.timeout(limit_s):
-        while not await condition():
-            await asyncio.sleep(1.0)
 
 
 async def test_idle_memory_makes_the_reserve_and_comes_back_when_the_guest_needs_it(lab: RunningLab) -> None:
@@ -44,7 +38,7 @@ async def test_idle_memory_makes_the_reserve_and_comes_back_when_the_guest_needs
                 return await bound_mib() >= NOMINAL.memory_mib
 
             try:
-                await until(whole, 300)
+                await until(whole, limit_s=300)
                 free = (await client.steady(host)).free_mib
                 status = await client.set_steady(host, enabled=True, reserve_mib=free + RESERVE_MIB)
                 assert status.kept_mib == pytest.approx(free + RESERVE_MIB, abs=1.0)
@@ -53,7 +47,7 @@ async def test_idle_memory_makes_the_reserve_and_comes_back_when_the_guest_needs
                     now = await client.steady(host)
                     return now.free_mib >= now.kept_mib
 
-                await until(full, 300)
+                await until(full, limit_s=300)
                 trimmed = await bound_mib()
                 assert 1024 - RESERVE_MIB - 40 <= trimmed <= 1024 - RESERVE_MIB + 2
                 explained = await client.explain(NAME)
@@ -74,7 +68,7 @@ async def test_idle_memory_makes_the_reserve_and_comes_back_when_the_guest_needs
                     async def given() -> bool:
                         return await bound_mib() >= trimmed + 40
 
-                    await until(given, 120)
+                    await until(given, limit_s=120)
                 finally:
                     await guest.close()
                 decisions = (await client.explain(NAME)).explanation

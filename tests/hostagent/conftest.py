@@ -21,8 +21,8 @@ from hostagent.vm import guest_link
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 TOKEN = "token-of-the-test"
 Client = TestClient[Any, Any]

@@ -14,7 +14,7 @@ from ebbtide.messages.operations import Operation
 from hostagent.state.intents import Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command
-from tests.hostagent.waiting import until
+from tests.waiting import until
 
 
 async def reclaim(command: Command, **need: float) -> Operation:

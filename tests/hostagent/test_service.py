@@ -38,9 +38,9 @@ from hostagent.options import HostAgentOptions
 from hostagent.service import serve
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import make_agent
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 from tests.rest.pki import Pki
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ async def test_what_is_replaced_while_an_agent_waits_for_libvirt_counts_when_it_
         for source, target in ((after.ca, before.ca), (fresh.certificate, own.certificate), (fresh.key, own.key)):
             shutil.copyfile(source, target)
         os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: gates[0].access.principals.of("second-token") is not None, 5.0)
+        await until(lambda: gates[0].access.principals.of("second-token") is not None, limit_s=5.0)
         if broken:
             write_private(report_token, "two words")
         world.failures.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,15 +124,6 @@ class Cluster:
 
     async def events(self, kind: str) -> list[Any]:
         return [row for row in (await self.get("/v1/events"))["events"] if row["kind"] == kind]
-
-    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """Ask again and again, a report's time apart."""
-        never = asyncio.Event()
-        async with asyncio.timeout(40):
-            while not await condition():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.03):
-                        await never.wait()
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,7 @@ from cluster_manager.store.database import PostgreSQL
 from ebbtide.lab.state import write_private
 from tests.manager.cluster import TOKEN
 from tests.manager.fake_agent import HOSTS_KEY
+from tests.waiting import until
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -92,10 +93,9 @@ class ManagerProcess:
     async def until(self, path: str, status: int, limit_s: float = 30.0) -> float:
         """Wait for that answer. Returns after how many seconds it came."""
         begin = asyncio.get_running_loop().time()
-        never = asyncio.Event()
-        async with asyncio.timeout(limit_s):
-            while (await self.ask(path, 1.0))[0] != status:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await never.wait()
+
+        async def answers() -> bool:
+            return (await self.ask(path, 1.0))[0] == status
+
+        await until(answers, f"{status} of {path}", limit_s)
         return asyncio.get_running_loop().time() - begin

@@ -51,6 +51,7 @@ from tests.manager.conftest import KINDS, stores_of
 from tests.manager.databases import FORGETFUL, Server, rows_of
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.two_agents import two_hosts
+from tests.waiting import until
 
 VERSION = len(schema.MIGRATIONS)
 Empty = Callable[[], Database]
@@ -171,14 +172,14 @@ async def test_a_new_manager_goes_on_from_a_backup_while_the_agents_run(
             """From then on no manager of before is heard."""
             return {host.agent.host.journal.epoch for host in hosts.hosts.values() if host.agent} == {now}
 
-        await cluster.until(followed)
+        await until(followed)
         (high,) = [name for name, host, _, _ in before[0] if host == home and name.startswith("high")]
         assert (await cluster.delete(high)).state is OperationState.DONE
 
         async def is_back() -> bool:
             return bool((await cluster.get(f"/v1/vms/{waiting}"))["state"] == "running")
 
-        await cluster.until(is_back)
+        await until(is_back)
         assert hosts.running(waiting) == [home]
         (event,) = await cluster.events("restored")
         assert "restored from a backup of epoch 1," in event["sentence"]

@@ -23,6 +23,7 @@ from ebbtide.rest.credentials import command_token, report_token
 from tests.hostagent.world import World, random_delays
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -54,7 +55,6 @@ class RealAgent:
 
     async def report(self) -> HostReport:
         """What it says of itself; waits while it is starting."""
-        never = asyncio.Event()
         async with asyncio.timeout(30):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
@@ -62,20 +62,15 @@ class RealAgent:
                     url = f"http://127.0.0.1:{self._port}/v1/host"
                     async with self._session.get(url, headers=headers) as response:
                         return HostReport.model_validate_json(await response.read())
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await never.wait()
+                await asyncio.sleep(0.05)
 
     async def relay(self, manager: str) -> None:
-        never = asyncio.Event()
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 body = (await self.report()).model_dump(mode="json")
                 async with self._session.post(f"{manager}/v1/hosts/host-a/report", json=body) as response:
                     assert response.status == 200, await response.text()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await never.wait()
+            await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -94,7 +89,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[Cluster, RealAgent]]:
             relay = asyncio.create_task(agent.relay(str(cluster.server.make_url("")).rstrip("/")), name="relay")
             try:
                 async with asyncio.timeout(30):
-                    await cluster.until(lambda: _registered(cluster))
+                    await until(lambda: _registered(cluster))
                 for name in ("low-1", "low-2"):
                     operation = await cluster.create(vm(name), deadline_s=60.0)
                     assert operation.state is OperationState.DONE, operation
@@ -135,7 +130,7 @@ async def test_a_real_agent_is_deflated_and_reinflated(pair: tuple[Cluster, Real
         changes = (await cluster.get("/v1/core-changes?machine=low-1"))["core_changes"]
         return [row["cores_after"] for row in changes] == [3.0, 1.5, 3.0]
 
-    await cluster.until(learnt)
+    await until(learnt)
     rows = (await cluster.get("/v1/machines?duration_s=0"))["machines"]
     assert {row["machine"]: row["last_change"] for row in rows} == {"low-1": "growth", "low-2": "growth"}
 
@@ -169,14 +164,10 @@ async def test_a_real_agent_killed_in_the_middle_of_a_placement_ends_at_the_plan
     """The agent is killed after so many more calls to its hypervisor, and started again."""
     cluster, agent = pair
     agent.world.delay = random_delays(calls, 0.02)
-    until = len(agent.world.calls) + calls
+    enough = len(agent.world.calls) + calls
     request = {"request_id": "c", "vm": high(), "deadline_s": 60.0}
     assert (await cluster.call("POST", "/v1/vms", json=request))[0] == 202
-
-    async def reached() -> bool:
-        return len(agent.world.calls) >= until
-
-    await cluster.until(reached)
+    await until(lambda: len(agent.world.calls) >= enough)
     await agent.kill()
     await agent.start()
     operation = await cluster.ended("c")

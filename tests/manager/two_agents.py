@@ -26,7 +26,7 @@ from tests.hostagent.fake_moves import FakeMoves
 from tests.hostagent.world import World
 from tests.manager.cluster import Cluster, cluster_of
 from tests.manager.fake_agent import HOSTS_KEY
-from tests.waiting import AT_ONCE_S
+from tests.waiting import AT_ONCE_S, until
 
 NAMES = ("host-a", "host-b")
 
@@ -129,7 +129,7 @@ class TwoHosts:
             hosts = (await self.cluster.get("/v1/hosts"))["hosts"]
             return [host["state"] for host in hosts] == ["ready", "ready"]
 
-        await self.cluster.until(are)
+        await until(are)
 
 
 @contextlib.asynccontextmanager

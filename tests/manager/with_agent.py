@@ -26,14 +26,13 @@ from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
 from tests.manager import fake_engine
 from tests.manager.cluster import QUICK, TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY
 from tests.manager.plan_events import report_of
 from tests.rest.pki import Pki
-from tests.waiting import AT_ONCE_S
+from tests.waiting import AT_ONCE_S, until
 
 
 @dataclass
@@ -97,7 +96,7 @@ async def lab_of(path: Path, agents: AgentLimits = QUICK) -> AsyncIterator[Lab]:
                 Reporter(host, lab.url, report_token(HOSTS_KEY, "host-a")).run(), name="reporter"
             )
             try:
-                await cluster.until(lambda: _registered(cluster))
+                await until(lambda: _registered(cluster))
                 yield lab
             finally:
                 reporting.cancel()

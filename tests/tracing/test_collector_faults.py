@@ -11,10 +11,10 @@ from ebbtide.messages.operations import OperationState
 from ebbtide.tracing.exporting import exporting
 from ebbtide.tracing.otlp import COMPLAINT_S
 from ebbtide.tracing.spans import operation
-from tests.hostagent.waiting import until
 from tests.manager.cluster import vm
 from tests.tracing.collector import Collector, collecting
 from tests.tracing.traced import Traced, traced
+from tests.waiting import until
 
 pytestmark = pytest.mark.service
 

@@ -21,8 +21,8 @@ from ebbtide.tracing import spans
 from ebbtide.tracing.context import new_trace
 from ebbtide.tracing.exporting import check_tracing, exporting
 from ebbtide.tracing.spans import operation, span, within
-from tests.hostagent.waiting import until
 from tests.tracing.collector import collecting
+from tests.waiting import until
 
 MISSING = "--tracing needs the extra otel, which is not installed: pip install 'ebbtide[otel]'"
 

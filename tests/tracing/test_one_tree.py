@@ -9,10 +9,10 @@ import pytest
 
 from ebbtide.messages.operations import OperationState
 from ebbtide.tracing.context import new_trace
-from tests.hostagent.waiting import until
 from tests.manager.cluster import vm
 from tests.tracing.collector import Collector, collecting
 from tests.tracing.traced import Traced, traced
+from tests.waiting import until
 
 pytestmark = pytest.mark.service
 

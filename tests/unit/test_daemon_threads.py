@@ -6,12 +6,11 @@ import gc
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
 from ebbtide.threads import DaemonThreads
+from tests.waiting import until_sync
 
 HANGS = """
 import threading
@@ -29,13 +28,6 @@ def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(f"{name}-")]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_program_ends_although_work_hangs() -> None:
     subprocess.run([sys.executable, "-c", HANGS], timeout=30, check=True)
 
@@ -44,7 +36,7 @@ def test_no_more_threads_are_made_than_there_is_work_at_once() -> None:
     pool, goes_on = DaemonThreads(3, "few"), threading.Event()
     for number in range(20):
         assert pool.submit(int, number).result(10.0) == number
-        until(lambda: pool._idle._value == 1)
+        until_sync(lambda: pool._idle._value == 1)
     assert len(threads("few")) == 1
     waiting = [pool.submit(goes_on.wait, 20.0) for _ in range(5)]
     assert len(threads("few")) == 3
@@ -70,14 +62,14 @@ def test_what_was_shut_down_takes_no_work_and_its_threads_end() -> None:
     under_way = [pool.submit(work) for _ in range(2)]
     queued = pool.submit(int)
     assert begun.wait(10.0)
-    until(lambda: all(one.running() for one in under_way))
+    until_sync(lambda: all(one.running() for one in under_way))
     pool.shutdown(cancel_futures=True)
     assert queued.cancelled()
     with pytest.raises(RuntimeError, match="take no more work"):
         pool.submit(int)
     goes_on.set()
     assert [one.result(10.0) for one in under_way] == [True, True], "what was under way is not cut off"
-    until(lambda: not threads("over"))
+    until_sync(lambda: not threads("over"))
 
 
 def test_the_threads_of_what_nobody_uses_any_more_end() -> None:
@@ -85,4 +77,4 @@ def test_the_threads_of_what_nobody_uses_any_more_end() -> None:
     assert pool.submit(int).result(10.0) == 0
     del pool
     gc.collect()
-    until(lambda: not threads("forgotten"))
+    until_sync(lambda: not threads("forgotten"))

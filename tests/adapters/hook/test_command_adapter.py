@@ -19,7 +19,9 @@ from app_adapters.main import build_parser
 from app_adapters.processes import programs
 from app_adapters.processes.command import READY, CommandAdapter
 from app_adapters.server import HookServer
+from tests.adapters.proc import ended
 from tests.adapters.rest import Rest
+from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
 
@@ -204,7 +206,7 @@ def test_one_that_hangs_is_ended_with_its_children(make: Make, tmp_path: Path, s
         make(code=code, answer_limit_s=5.0).capabilities()
     assert pids.exists(), "the program did not come so far in 5 s"
     for pid in map(int, pids.read_text().split()):
-        until(functools.partial(ended, pid), f"process {pid} has ended")
+        until_sync(functools.partial(ended, pid), f"process {pid} has ended")
 
 
 def test_a_child_that_outlives_its_program_is_ended_and_not_waited_for(make: Make, tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_a_child_that_outlives_its_program_is_ended_and_not_waited_for(make: Mak
     began = time.monotonic()
     assert make(code=code).capabilities().version == "7"
     assert time.monotonic() - began < 25
-    until(lambda: ended(int(pid_file.read_text())), "the child has ended")
+    until_sync(lambda: ended(int(pid_file.read_text())), "the child has ended")
 
 
 def test_work_is_ended_at_its_deadline_and_when_it_is_called_off(make: Make, tmp_path: Path) -> None:
@@ -260,17 +262,3 @@ def test_a_pid_file_without_a_process_is_a_sentence(make: Make, tmp_path: Path) 
     adapter = make(pid_file=str(tmp_path / "pid"))
     assert adapter.capabilities().resources["memory_mib"].current != 100
     assert adapter.status()["memory_mib"] > 5
-
-
-def ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    except OSError:
-        return True
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, f"not so: {what}"
-        time.sleep(0.01)

@@ -22,8 +22,8 @@ from tests.adapters.jvm_service import (
     flags,
     hooked,
     java_25,
-    until,
 )
+from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
 
@@ -154,7 +154,7 @@ def test_g1_stays_low_after_garbage(start: Start, tmp_path: Path) -> None:
         rest.target("down", "deflate", TARGET_MIB)
         rest.finished("down")
         service.say("churn 400")
-        until(lambda: service.pss_mib() <= TARGET_MIB + 40, "its periodic collection brings it down again")
+        until_sync(lambda: service.pss_mib() <= TARGET_MIB + 40, "its periodic collection brings it down again")
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from tests.adapters.jvm_service import (
     compiled,
     hooked,
     java_25,
-    until,
 )
 from tests.adapters.rest import Rest
+from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
 
@@ -305,7 +305,7 @@ def test_the_command_serves_and_ends_on_sigterm(start: Start, tmp_path: Path) ->
         assert status == 200
         assert sizes["sizes"]["memory_mib"] == pytest.approx(service.pss_mib(), abs=15)
         service.stop()
-        until(lambda: rest.send("GET", "/deflation/v1/capabilities")[0] == 503, "a JVM that is gone is an error")
+        until_sync(lambda: rest.send("GET", "/deflation/v1/capabilities")[0] == 503, "a JVM that is gone is an error")
         process.terminate()
         assert process.wait(LIMIT_S) == 0
     finally:

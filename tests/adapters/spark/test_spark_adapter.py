@@ -17,7 +17,9 @@ from app_adapters.processes.process import started
 from app_adapters.spark.curves import Curve, Curves
 from app_adapters.spark.rest import SparkRest
 from app_adapters.spark.workers import Workers
-from tests.adapters.spark_cluster import HOSTS, Cluster, Vm, Watch, tree, until
+from tests.adapters.proc import ended, tree
+from tests.adapters.spark_cluster import HOSTS, Cluster, Vm, Watch
+from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
 
@@ -61,15 +63,8 @@ def finished(vm: Vm, request_id: str) -> dict[str, Any]:
         assert status == 200, body
         return None if body["state"] == "running" else body
 
-    done: dict[str, Any] = until(look, f"{request_id} ends", 90)
+    done: dict[str, Any] = until_sync(look, f"{request_id} ends", 90)
     return done
-
-
-def zombie(pid: int) -> bool:
-    """Dead, and only not yet taken from the table by its parent."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
-    return True
 
 
 def settled_mib(vm: Vm) -> float:
@@ -81,7 +76,7 @@ def settled_mib(vm: Vm) -> float:
         sizes.append(vm.pss_mib())
         return len(sizes) > 5 and max(sizes[-4:]) - min(sizes[-4:]) < 0.02 * sizes[-1]
 
-    until(settled, "the executor's heap stops growing")
+    until_sync(settled, "the executor's heap stops growing")
     return sizes[-1]
 
 
@@ -108,9 +103,9 @@ def test_a_cluster_with_a_running_job_gives_slots_up_and_takes_them_back(
         vms = first, second = [spark.add_vm(host, grace_s=15.0) for host in HOSTS]
         (tmp_path / "go").touch()
         job = spark.run_job(SUMS)
-        until(lambda: spark.slots() == dict.fromkeys(HOSTS, 2), "all executors work")
+        until_sync(lambda: spark.slots() == dict.fromkeys(HOSTS, 2), "all executors work")
         with Watch(spark.driver_ui) as watch:
-            until(lambda: maps_done(spark) == 16 and len(spark.driver("stages")) > 3, "the data are shuffled")
+            until_sync(lambda: maps_done(spark) == 16 and len(spark.driver("stages")) > 3, "the data are shuffled")
 
             # Each VM gives one slot up, by one decision. The other slot goes on, with its executor and its files.
             before, began = spark.executors(), {vm.host: vm.roots() for vm in vms}
@@ -128,7 +123,7 @@ def test_a_cluster_with_a_running_job_gives_slots_up_and_takes_them_back(
             after = spark.executors()
             assert all(len(ids) == 1 and set(ids) <= set(before[host]) for host, ids in after.items()), (before, after)
             stages = len(spark.driver("stages"))
-            until(lambda: len(spark.driver("stages")) > stages + 3, "the job goes on")
+            until_sync(lambda: len(spark.driver("stages")) > stages + 3, "the job goes on")
             assert maps_done(spark) == 16, "nothing that was shuffled is computed again"
 
             # They come back beside the others.
@@ -136,7 +131,7 @@ def test_a_cluster_with_a_running_job_gives_slots_up_and_takes_them_back(
                 assert size(vm, "full", "reinflate", {"cpu_cores": 2.0})[0] == 202
             for vm in vms:
                 assert finished(vm, "full")["state"] == "released"
-            until(lambda: spark.slots() == dict.fromkeys(HOSTS, 2), "all is back")
+            until_sync(lambda: spark.slots() == dict.fromkeys(HOSTS, 2), "all is back")
             assert all(set(after[host]) <= set(ids) for host, ids in spark.executors().items()), "those that stayed"
 
             # Memory is given slot by slot, too, and goes with the idle Workers when it is asked for.
@@ -163,12 +158,12 @@ def test_a_cluster_with_a_running_job_gives_slots_up_and_takes_them_back(
             record_property("forced_s", round(time.monotonic() - asked_s, 2))
             assert done["released"] == {"cpu_cores": 2}
             assert second.pss_mib() == 0
-            assert not [pid for pid, at in lived.items() if started(pid) == at and not zombie(pid)]
+            assert not [pid for pid, at in lived.items() if started(pid) == at and not ended(pid)]
             assert size(first, "up", "reinflate", {"cpu_cores": 2.0, "memory_mib": 1400.0})[0] == 202
             assert size(second, "up", "reinflate", {"cpu_cores": 2.0})[0] == 202
             for vm in vms:
                 assert finished(vm, "up")["state"] == "released"
-            until(lambda: spark.slots() == dict.fromkeys(HOSTS, 2), "all is back")
+            until_sync(lambda: spark.slots() == dict.fromkeys(HOSTS, 2), "all is back")
         assert watch.errors == []
         record_property("driver_answers", len(watch.latencies_s))
         record_property("driver_p99_ms", round(watch.p99_ms()))
@@ -189,7 +184,7 @@ def test_a_cluster_decides_for_the_vm_level_and_says_why(tmp_path: Path) -> None
         # All VMs alike, with a job: throttling loses nothing that was computed.
         (tmp_path / "go").touch()
         job = spark.run_job(SUMS)
-        until(lambda: spark.slots() == {HOSTS[0]: 2}, "both executors work")
+        until_sync(lambda: spark.slots() == {HOSTS[0]: 2}, "both executors work")
         before = vm.pids()
         status, answer = size(vm, "down", "deflate", {"cpu_cores": 1.0})
         assert (status, answer["state"]) == (409, "refused"), answer
@@ -203,7 +198,7 @@ def test_a_cluster_decides_for_the_vm_level_and_says_why(tmp_path: Path) -> None
         spark.service._rest.drivers = ("http://127.0.0.1:1",)
         (tmp_path / "go").touch()
         job = spark.run_job(SUMS)
-        until(lambda: spark.slots() == {HOSTS[0]: 2}, "both executors work")
+        until_sync(lambda: spark.slots() == {HOSTS[0]: 2}, "both executors work")
         status, answer = size(vm, "blind", "deflate", {"cpu_cores": 1.0})
         assert (status, answer["state"]) == (409, "refused"), answer
         assert "to be safe" in answer["reason"]
@@ -231,7 +226,7 @@ def test_cycles_leave_nothing_behind_and_a_new_adapter_finds_the_workers(tmp_pat
         assert found.cores == 2
         assert found.resident_mib() == pytest.approx(vm.pss_mib(), rel=0.1, abs=5)
         found.decommission(1)
-        until(lambda: spark.cores() == {HOSTS[0]: 1}, "the master knows of the slot that was given up")
+        until_sync(lambda: spark.cores() == {HOSTS[0]: 1}, "the master knows of the slot that was given up")
         vm.workers = Workers(["true"], vm.state_file)
         assert (vm.workers.cores, len(vm.roots("idle"))) == (1, 1)
 

@@ -20,7 +20,7 @@ from app_adapters.spark.relay import Relay
 from app_adapters.spark.slots import Nominal
 from app_adapters.spark.worker import SparkWorkerAdapter
 from app_adapters.spark.workers import Workers
-from tests.adapters.spark_cluster import until
+from tests.waiting import until_sync
 
 
 class Machine:
@@ -113,7 +113,7 @@ def test_what_that_worker_has_started_is_taken_for_no_other(monkeypatch: pytest.
     remember = killed._remember
     monkeypatch.setattr(killed, "_remember", lambda: None if killed.cores else remember())
     killed.start(1)
-    until(lambda: len(machine.running()) == 2, "its executor")
+    until_sync(lambda: len(machine.running()) == 2, "its executor")
     found = machine.workers()
     assert found.cores == 1
     assert len(found.pids()) == 2

@@ -15,7 +15,8 @@ from app_adapters.web.balancer import Balanced, WeightFile
 from app_adapters.web.gunicorn import GunicornAdapter
 from tests.adapters.rest import Rest
 from tests.adapters.web_load import WebLoad
-from tests.adapters.web_servers import Gunicorn, Nginx, until
+from tests.adapters.web_servers import Gunicorn, Nginx
+from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
 
@@ -70,15 +71,15 @@ def first_gets(load: WebLoad, least: int, most: int) -> bool:
 
 def test_the_shares_of_requests_follow_the_weights(tmp_path: Path) -> None:
     with farm(tmp_path, RELOAD) as (nginx, gunicorns, (first, _)), WebLoad(nginx.port) as load:
-        until(lambda: first_gets(load, 90, 110), "half of the requests")
+        until_sync(lambda: first_gets(load, 90, 110), "half of the requests")
 
         assert "weight 25 of 100" in target(first, "down", "deflate", 1.0)
         assert len(gunicorns[0].workers()) == 1
         assert (tmp_path / "first.weight").read_text() == f"server 127.0.0.1:{gunicorns[0].port} weight=25;\n"
-        until(lambda: first_gets(load, 30, 50), "one fifth of the requests")
+        until_sync(lambda: first_gets(load, 30, 50), "one fifth of the requests")
 
         assert "weight 100 of 100" in target(first, "up", "reinflate", 4.0)
-        until(lambda: first_gets(load, 90, 110), "half of the requests again")
+        until_sync(lambda: first_gets(load, 90, 110), "half of the requests again")
     print(f"behind nginx: {load.count()} answers, p99 {load.p99_ms():.1f} ms")
     assert load.errors == []
 

@@ -19,10 +19,12 @@ from app_adapters.processes.process_memory import read_pid
 from app_adapters.server import HookServer
 from app_adapters.web.gunicorn import GunicornAdapter
 from tests.adapters.cache import free_port
+from tests.adapters.proc import children, pss_mib
 from tests.adapters.rest import Rest
 from tests.adapters.web_load import WebLoad
 from tests.adapters.web_pool import Record, answered, cores, ten_cycles, to_one_worker_and_back
-from tests.adapters.web_servers import Gunicorn, children, pss_mib, until
+from tests.adapters.web_servers import Gunicorn
+from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
 
@@ -48,7 +50,9 @@ def hooked(
     gunicorn = Gunicorn(tmp_path / "gunicorn", options, workers, mib)
     try:
         gunicorn.ready()
-        until(gunicorn.asleep, "the end of the start")  # a worker takes a MiB more after it has loaded the application
+        until_sync(
+            gunicorn.asleep, "the end of the start"
+        )  # a worker takes a MiB more after it has loaded the application
         server = HookServer(adapter_of(gunicorn, **more), port=0, token_file=str(token)).start()
         try:
             yield gunicorn, Rest(server.address, "t")
@@ -115,7 +119,7 @@ def test_a_worker_that_still_serves_is_reported_as_not_released_and_finishes(tmp
         # Both workers are busy, so the one that is to go is.
         slow = [WebLoad(gunicorn.port, "/slow/6", threads=1) for _ in range(2)]
         with slow[0], slow[1]:
-            until(lambda: gunicorn.slow_workers() == gunicorn.workers(), "a request in each worker")
+            until_sync(lambda: gunicorn.slow_workers() == gunicorn.workers(), "a request in each worker")
             for one in slow:
                 one.stop()
             done = cores(rest, "down", "deflate", 2.0, deadline_s=3)
@@ -141,7 +145,7 @@ def test_a_worker_that_was_told_to_end_is_there_again_when_the_deflation_is_call
         adapter = adapter_of(gunicorn, state_dir=str(state))
         slow = [WebLoad(gunicorn.port, "/slow/10", threads=1) for _ in range(2)]
         with slow[0], slow[1]:
-            until(lambda: gunicorn.slow_workers() == old, "a request in each worker")
+            until_sync(lambda: gunicorn.slow_workers() == old, "a request in each worker")
             for one in slow:
                 one.stop()
             deadline = Deadline(60)
@@ -149,7 +153,7 @@ def test_a_worker_that_was_told_to_end_is_there_again_when_the_deflation_is_call
             assert isinstance(down, Promise)
             work = threading.Thread(target=down.work)
             work.start()
-            until(lambda: "ttou" in gunicorn.log.read_text(), "the signal")
+            until_sync(lambda: "ttou" in gunicorn.log.read_text(), "the signal")
             deadline.cancel()
             work.join(30)
             assert gunicorn.workers() == old
@@ -159,7 +163,7 @@ def test_a_worker_that_was_told_to_end_is_there_again_when_the_deflation_is_call
                 up = adapter.reinflate({"cpu_cores": 4.0}, Deadline(60))
                 assert isinstance(up, Promise)
                 assert up.work().complete
-        until(lambda: set(old) != set(gunicorn.workers()), "the end of one of them")
+        until_sync(lambda: set(old) != set(gunicorn.workers()), "the end of one of them")
         gunicorn.wait_for_workers(2)
         assert gunicorn.log.read_text().count("ttin") == 1
         assert list(state.iterdir()) == []
@@ -173,7 +177,7 @@ def test_a_reload_goes_back_to_the_configured_workers_and_is_told(tmp_path: Path
         cores(rest, "down", "deflate", 2.0)
         old = gunicorn.workers()
         os.kill(gunicorn.pid, signal.SIGHUP)
-        until(lambda: len(gunicorn.workers()) == 4 and not set(old) & set(gunicorn.workers()), "the reload")
+        until_sync(lambda: len(gunicorn.workers()) == 4 and not set(old) & set(gunicorn.workers()), "the reload")
         assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 4
         _, answer = rest.target("again", "deflate", 0, target={"cpu_cores": 2.0})
         assert "has 4 workers, 2 were set: it was reloaded" in answer["reason"]
@@ -188,13 +192,13 @@ def test_an_upgraded_gunicorn_is_followed_by_its_pid_file(tmp_path: Path) -> Non
     with hooked(tmp_path, mib=1, workers=2) as (gunicorn, rest):
         cores(rest, "down", "deflate", 2.0)
         os.kill(gunicorn.pid, signal.SIGUSR2)
-        until(lambda: gunicorn.pid_file.with_name("pid.2").exists(), "the new master")
+        until_sync(lambda: gunicorn.pid_file.with_name("pid.2").exists(), "the new master")
         new = read_pid(str(gunicorn.pid_file.with_name("pid.2")))
-        until(lambda: len(children(new)) == 2, "its workers")
+        until_sync(lambda: len(children(new)) == 2, "its workers")
         assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 2  # a new master is no worker
         os.kill(gunicorn.pid, signal.SIGTERM)
         gunicorn.process.wait(60)
-        until(lambda: gunicorn.pid_file.exists() and read_pid(str(gunicorn.pid_file)) == new, "its pid file")
+        until_sync(lambda: gunicorn.pid_file.exists() and read_pid(str(gunicorn.pid_file)) == new, "its pid file")
         try:
             assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 4
             _, answer = rest.target("again", "deflate", 0, target={"cpu_cores": 2.0})
@@ -204,7 +208,7 @@ def test_an_upgraded_gunicorn_is_followed_by_its_pid_file(tmp_path: Path) -> Non
             assert len(children(new)) == 1
         finally:
             os.kill(new, signal.SIGTERM)
-            until(lambda: not Path(f"/proc/{new}").exists() or not children(new), "its end")
+            until_sync(lambda: not Path(f"/proc/{new}").exists() or not children(new), "its end")
 
 
 def test_a_control_socket_that_was_taken_away_for_good_leaves_the_signals(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from tests.adapters.cache import free_port
 from tests.adapters.rest import Rest
 from tests.adapters.web_load import WebLoad
 from tests.adapters.web_pool import Record, answered, cores, ten_cycles, to_one_worker_and_back
-from tests.adapters.web_servers import Nginx, until
+from tests.adapters.web_servers import Nginx
 from tests.guestagent.harness import bench
+from tests.waiting import until_sync
 
 pytestmark = pytest.mark.service
 
@@ -153,7 +154,7 @@ def test_a_number_that_was_written_without_its_reload_is_put_right_at_full_size(
         cores(rest, "again", "reinflate", 4.0)
         assert nginx.workers() == before
         os.kill(nginx.pid, signal.SIGHUP)
-        until(lambda: not set(before) & set(nginx.workers()), "the reload")
+        until_sync(lambda: not set(before) & set(nginx.workers()), "the reload")
         nginx.wait_for_workers(4)
         load.more()
     assert load.errors == []

@@ -20,8 +20,8 @@ from hostagent.state.intents import Phase
 from tests import schema_run
 from tests.hostagent.conftest import TOKEN, low_vm
 from tests.hostagent.fake_moves import ADDRESS, FakeMoves
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.waiting import until
 
 #: What needs a VM in a state that random requests seldom leave it in: adopted, running.
 BY_HAND: list[tuple[str, str, dict[str, Any]]] = [

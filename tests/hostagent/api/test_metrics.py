@@ -16,10 +16,10 @@ from hostagent.control.usage import SAID_FOR_S
 from hostagent.operations.agent import Agent
 from hostagent.vm.host import MOST_CHANGES, Host
 from tests.hostagent.conftest import Client, Command
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain
 from tests.promtool import check_metrics
 from tests.rest.pki import Pki
+from tests.waiting import until
 
 EXPIRY = "ebbtide_host_certificate_expiry_timestamp_seconds"
 START = "ebbtide_host_certificate_start_timestamp_seconds"

@@ -16,8 +16,8 @@ from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, succeeding
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.waiting import until
 
 
 async def test_a_deletion_that_is_repeated_after_a_restart_leaves_a_new_vm_of_the_name_alone(

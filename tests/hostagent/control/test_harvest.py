@@ -18,8 +18,8 @@ from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.control.test_pressure import press
 from tests.hostagent.doing import host_idle, reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 CEILING = {"cpu_cores": 4.0, "memory_mib": 1536.0}
 

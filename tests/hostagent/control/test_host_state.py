@@ -24,8 +24,8 @@ from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.control.test_pressure import press
 from tests.hostagent.doing import report
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command
 from tests.hostagent.doing import host_idle, reclaim, report
 from tests.hostagent.operations.test_modes import set_mode, sizes, status
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 NOT_RUNNING = "Requested operation is not valid: domain is not running"
 

@@ -13,8 +13,8 @@ from hostagent.errors import JournalError
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 NAME = "ebb-host-a.low-1"
 

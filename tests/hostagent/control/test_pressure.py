@@ -24,8 +24,8 @@ from hostagent.vm.host import Host, plan_all
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.doing import reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 def press(domain: Domain) -> None:

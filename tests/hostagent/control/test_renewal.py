@@ -19,8 +19,8 @@ from ebbtide.messages.enrolment import Renewal, RenewalRequest
 from ebbtide.rest.errors import AccessError
 from hostagent.control import renewal
 from hostagent.control.renewal import Renewing, load
-from tests.hostagent.waiting import until
 from tests.rest.pki import Pki
+from tests.waiting import until
 
 
 async def test_a_renewed_certificate_that_was_refused_once_is_taken_into_use_at_the_next_look(tmp_path: Path) -> None:

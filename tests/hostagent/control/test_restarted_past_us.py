@@ -15,8 +15,8 @@ from hostagent.state.intents import Intent
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.conftest import Command, low_vm, succeeding
 from tests.hostagent.operations.test_modes import set_mode
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 LOW = "ebb-host-a.low-1"
 

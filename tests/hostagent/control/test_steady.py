@@ -22,8 +22,8 @@ from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.doing import host_idle, reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from hostagent.state.intents import Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command
 from tests.hostagent.doing import reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 @pytest.mark.slow

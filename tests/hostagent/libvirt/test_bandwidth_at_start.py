@@ -20,7 +20,7 @@ from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.conftest import Command, low_vm
 from tests.hostagent.libvirt_stand_in import StandIn, StandInDomain
-from tests.hostagent.waiting import until
+from tests.waiting import until
 
 CONFIG = libvirt.VIR_DOMAIN_AFFECT_CONFIG
 MIB = 1 << 20

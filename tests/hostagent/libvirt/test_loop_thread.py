@@ -31,7 +31,7 @@ from tests.hostagent.conftest import TOKEN, low_vm
 from tests.hostagent.libvirt_stand_in import StandIn
 from tests.hostagent.local_guest import Conversation, Guest
 from tests.hostagent.loop_thread import watched_thread
-from tests.hostagent.waiting import until
+from tests.waiting import until
 
 T = TypeVar("T")
 CAPACITY = ResourceVector(cpu_cores=6, memory_mib=4000, disk_mib_s=100)

@@ -14,8 +14,8 @@ from hostagent.libvirt.vcpus import bring
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, low_vm
 from tests.hostagent.libvirt.one_domain import OneDomain
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.waiting import until
 
 
 class FakeDomain:

@@ -19,8 +19,8 @@ from hostagent.state.intents import Before, Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent, succeeding
 from tests.hostagent.doing import reclaim, report
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.waiting import until
 
 
 async def adopted(command: Command, world: World, plugged_mib: float = 0.0, **fields: Any) -> Any:

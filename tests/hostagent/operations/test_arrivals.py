@@ -15,8 +15,8 @@ from hostagent.state.intents import Intent, Phase
 from hostagent.state.journal import Journal
 from tests.hostagent.conftest import Client, Command, has_failed, low_vm, succeeding
 from tests.hostagent.fake_moves import FakeMoves
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.waiting import until
 
 DOMAIN = "ebb-host-a.web"
 IDENTITY = "0c9d1a34-6c1b-4f0e-9a55-0d8d9f6b2c11"

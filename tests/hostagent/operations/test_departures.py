@@ -19,8 +19,8 @@ from hostagent.state.intents import Cause, Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, low_vm, succeeding
 from tests.hostagent.fake_moves import ADDRESS, NoMoves
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.waiting import until
 
 
 async def test_the_end_of_a_move_that_took_long_can_be_read() -> None:

@@ -13,8 +13,8 @@ from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.control.test_pressure import press
 from tests.hostagent.doing import reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.waiting import until
 
 #: What the agent may call in a dry run.
 READINGS = {"read", "findings", "survey", "domains"}

@@ -18,8 +18,8 @@ from hostagent.vm.guest_link import SILENT
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.doing import host_idle, reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 START_AGENT = """\
 Start the guest agent inside ebb-host-a.low-1:

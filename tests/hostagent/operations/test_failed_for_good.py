@@ -27,8 +27,8 @@ from hostagent.vm import host as host_module
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, has_failed, low_vm, succeeding
 from tests.hostagent.doing import reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 REFUSED = "Failed to connect socket: Connection refused"
 FULL = ResourceVector(3.0, 1024.0)

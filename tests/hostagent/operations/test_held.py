@@ -19,8 +19,8 @@ from hostagent.vm.host import Host
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Command, has_failed, low_vm, succeeding
 from tests.hostagent.control.test_pressure import calm, press
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 async def hold(command: Command, memory_mib: float, generation: int = 2) -> None:

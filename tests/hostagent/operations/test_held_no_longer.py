@@ -36,7 +36,7 @@ from tests.hostagent.local_guest import Application, Manner
 from tests.hostagent.local_hypervisor import Faults, Fence, LocalHypervisor
 from tests.hostagent.local_world import Domain, LocalWorld
 from tests.hostagent.random_parts import CAPACITY, HOST, OVERHEAD_MIB, Count
-from tests.hostagent.waiting import until
+from tests.waiting import until
 
 #: A test, in faked time.
 Body = Callable[[LocalWorld, Agent, Path], Awaitable[None]]

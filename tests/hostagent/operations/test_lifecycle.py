@@ -19,8 +19,8 @@ from hostagent.vm import notice
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent, succeeding
 from tests.hostagent.doing import reclaim, report, unseen
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 async def stop(command: Command, name: str = "low-1", request_id: str = "stop") -> Any:

@@ -27,8 +27,8 @@ from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.control.test_pressure import press
 from tests.hostagent.doing import host_idle, reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, DomainOff, World
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, succeeding
 from tests.hostagent.doing import host_idle, reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, DomainOff, World
+from tests.waiting import until
 
 
 def verified(outcome: VMOutcome, layer: str, resource: str) -> float:

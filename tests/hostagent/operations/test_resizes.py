@@ -15,8 +15,8 @@ from tests.hostagent.conftest import Client, Command, low_vm, succeeding
 from tests.hostagent.doing import reclaim, report
 from tests.hostagent.operations.test_lifecycle import start, stop
 from tests.hostagent.operations.test_modes import set_mode
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 def spec(**fields: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from tests.hostagent.conftest import Client, Command, low_vm, make_agent
 from tests.hostagent.operations.test_adoption import adopted
 from tests.hostagent.operations.test_modes import set_mode, sizes, status
 from tests.hostagent.operations.test_suspend import LOW, suspend
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from hostagent.state.intents import Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.doing import reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 async def test_two_vms_are_resized_side_by_side_and_one_vm_never_twice_at_once(

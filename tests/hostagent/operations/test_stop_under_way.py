@@ -14,8 +14,8 @@ from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent.conftest import Client, Command
 from tests.hostagent.doing import report
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 @asynccontextmanager

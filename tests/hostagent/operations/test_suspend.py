@@ -20,8 +20,8 @@ from hostagent.vm.host import Host
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, has_failed, low_vm, succeeding
 from tests.hostagent.doing import report
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 LOW = "ebb-host-a.low-1"
 

@@ -12,7 +12,7 @@ from hostagent.control.start_admission import reinflation_targets
 from hostagent.operations import mode_commands
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
-from tests.hostagent.waiting import until
+from tests.waiting import until
 
 SIZE = {"cpu_cores": 1.0, "memory_mib": 1024.0}
 

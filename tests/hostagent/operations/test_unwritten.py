@@ -9,8 +9,8 @@ from hostagent.errors import JournalError
 from hostagent.state.intents import Intent
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 FULL = ResourceVector(3.0, 1024.0)
 

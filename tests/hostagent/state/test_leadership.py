@@ -31,8 +31,8 @@ from hostagent.state.journal import Journal
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import TOKEN, Client, low_vm, make_agent
 from tests.hostagent.conftest import Command as Send
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
+from tests.waiting import until
 
 
 def command(epoch: int, order: int = 0) -> Command:

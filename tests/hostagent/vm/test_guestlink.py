@@ -16,7 +16,7 @@ from ebbtide.messages.guest import MAX_TEXT, CpusSet, GuestStatus, Hello, Notice
 from hostagent.errors import GuestRefused, GuestUnreachable
 from hostagent.vm import guest_link
 from hostagent.vm.guest_link import LONGEST_RETRY_S, GuestLink, RetryPace
-from tests.hostagent.waiting import until
+from tests.waiting import until
 
 Answer = Callable[[dict[str, Any]], list[bytes]]
 

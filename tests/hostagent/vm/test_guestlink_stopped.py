@@ -18,7 +18,7 @@ from ebbtide.messages.guest import GuestStatus, Hello, Notice, RequestNotice
 from hostagent.errors import GuestUnreachable
 from hostagent.vm.guest_link import GuestLink
 from tests.guestagent.harness import BOOT_ID, GuestTree
-from tests.hostagent.waiting import until
+from tests.waiting import until
 
 
 class Port:
@@ -83,7 +83,7 @@ async def guest() -> AsyncIterator[RealGuest]:
         await made.start_agent()
         task = asyncio.create_task(made.link.run())
         try:
-            await until(lambda: made.link.connected, 60)
+            await until(lambda: made.link.connected, limit_s=60)
             yield made
         finally:
             task.cancel()
@@ -109,7 +109,7 @@ async def test_nobody_waits_for_a_stopped_agent_longer_than_the_shortest_limit_a
     with pytest.raises(GuestUnreachable, match="not connected"):
         await guest.link.call("status", {}, GuestStatus, 250.0)
     guest.process.send_signal(signal.SIGCONT)
-    await until(lambda: guest.link.connected, 60)
+    await until(lambda: guest.link.connected, limit_s=60)
     assert len(guest.hellos) == 2
     assert (await guest.link.call("status", {"brief": True}, GuestStatus, 20.0)).boot_id == BOOT_ID
 
@@ -119,7 +119,7 @@ async def test_an_agent_that_was_killed_is_greeted_again(guest: RealGuest) -> No
     with pytest.raises(GuestUnreachable):
         await guest.link.call("status", {}, GuestStatus, 0.5)
     await guest.start_agent()
-    await until(lambda: guest.link.connected, 60)
+    await until(lambda: guest.link.connected, limit_s=60)
     assert (await guest.link.call("status", {}, GuestStatus, 20.0)).cpus.unpluggable == [3, 2, 1]
 
 

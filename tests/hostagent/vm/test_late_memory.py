@@ -15,8 +15,8 @@ from tests.hostagent.conftest import Command, low_vm
 from tests.hostagent.doing import reclaim
 from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.operations.test_modes import set_mode
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 def test_it_is_due_a_little_after_the_hello() -> None:

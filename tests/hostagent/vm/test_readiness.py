@@ -20,8 +20,8 @@ from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent.conftest import Command, low_vm
 from tests.hostagent.doing import reclaim
 from tests.hostagent.fake_hypervisor import FakeHypervisor
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, World
+from tests.waiting import until
 
 
 def status(host: Host, name: str = "low-1") -> VMStatus:

@@ -15,8 +15,8 @@ from hostagent.vm import resizer
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, low_vm, succeeding
 from tests.hostagent.doing import reclaim
-from tests.hostagent.waiting import until
 from tests.hostagent.world import Domain, Reply, World
+from tests.waiting import until
 
 
 def times_told(world: World) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import hmac
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tests.manager.databases import Server
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.manager.plan_events import happen
 from tests.promtool import check_metrics
+from tests.waiting import until
 
 KEY = b"a key of thirty-two bytes or so."
 
@@ -86,15 +86,6 @@ async def receiver() -> AsyncIterator[Receiver]:
     yield made
     made.awake.set()
     await server.close()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    never = asyncio.Event()
-    async with asyncio.timeout(20):
-        while not holds():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.02):
-                    await never.wait()
 
 
 async def metrics(cluster: Cluster) -> dict[str, float]:

@@ -31,7 +31,6 @@ from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.tls import KeyPair, client_context
 from ebbtide.rest.tokens import principal
 from hostagent.control import renewal, succession
-from tests.hostagent.waiting import until
 from tests.manager import cluster
 from tests.manager.api.test_enrolment import request
 from tests.manager.api.test_enrolment_attacks import Parts
@@ -39,6 +38,7 @@ from tests.manager.api.test_mutual_tls import BROKEN, agent_of
 from tests.manager.cluster import QUICK, TOKEN
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.rest.pki import Pki
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 

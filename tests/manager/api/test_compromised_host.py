@@ -32,6 +32,7 @@ from ebbtide.rest.rates import Rate
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.manager.lifecycle import ask
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -407,7 +408,7 @@ async def test_core_changes_of_a_host_fill_no_database(tmp_path: Path, monkeypat
             await rogue.send_report()
             return not rogue.changes
 
-        await cluster.until(taken)
+        await until(taken)
         rows = (await cluster.get("/v1/core-changes?machine=own&limit=1000"))["core_changes"]
         assert len(rows) == 201
 
@@ -537,7 +538,7 @@ async def test_a_host_that_reports_without_a_pause_leaves_time_for_others(
 
     sending = [asyncio.create_task(send("x"))]
     try:
-        await pair.cluster.until(lambda: _is(told, "x"))
+        await until(lambda: _is(told, "x"))
         sending.append(asyncio.create_task(send("y")))
         for _ in range(3):
             pair.honest.reported.clear()

@@ -45,11 +45,11 @@ from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 from tests.manager.cluster import TOKEN, Cluster, cluster_of
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.rest.pki import Pki
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 REPO = Path(__file__).resolve().parents[3]
@@ -135,7 +135,7 @@ async def test_a_host_that_was_forgotten_is_not_waited_for_by_a_ca_that_is_to_fo
         async def forgotten() -> bool:
             return (await cluster.call("DELETE", "/v1/hosts/host-b"))[0] == 200
 
-        await cluster.until(forgotten)
+        await until(forgotten)
         for _ in range(2):
             assert (await cluster.get("/v1/ca/rollover"))["hosts"] == []
             await cluster.stop_manager()
@@ -304,7 +304,7 @@ async def test_a_host_that_is_gone_or_has_not_come_yet_can_be_revoked(tmp_path: 
         async def silent() -> bool:
             return bool((await cluster.get("/v1/hosts/host-a"))["state"] == "silent")
 
-        await cluster.until(silent)
+        await until(silent)
         assert (await cluster.call(*renew, json=renewal))[0] == 200
         assert (await cluster.call("DELETE", "/v1/hosts/host-a"))[0] == 200
         status, problem = await cluster.call(*renew, json=renewal)
@@ -509,8 +509,8 @@ async def test_a_host_joins_by_the_printed_line_reports_and_renews_its_certifica
                     while not await reported():
                         assert not agent.done(), agent
                         with contextlib.suppress(TimeoutError):
-                            await until(agent.done, 0.1)
-                await until(lambda: load(directory / "host.pem").serial_number != before.serial_number, 30)
+                            await until(agent.done, limit_s=0.1)
+                await until(lambda: load(directory / "host.pem").serial_number != before.serial_number, limit_s=30)
                 code, told = await run(*ca, "host", "revoke", "host-b", "--yes", "-o", "json", *reach)
                 assert (code, json.loads(told)["host"]) == (0, "host-b")
                 (found,) = await client.hosts()

@@ -25,6 +25,7 @@ from ebbtide.rest.roles import Role
 from ebbtide.rest.tokens import Principals, principal
 from tests.manager.cluster import TOKEN, Cluster, cluster_of
 from tests.manager.plan_events import report_of
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -95,7 +96,7 @@ async def listening(cluster: Cluster, number: int) -> None:
     async def there() -> bool:
         return len(feed._listeners) == number and (number == 0 or feed._at is not None)
 
-    await cluster.until(there)
+    await until(there)
 
 
 @each_store
@@ -158,7 +159,7 @@ async def test_every_reader_gets_everything_once_and_in_order_whenever_it_comes(
     writing = asyncio.create_task(happen(cluster, *(f"event {n}" for n in range(number))), name="events")
     readers = []
     for after in (0, 10, 50, 100, 0):
-        await cluster.until(partial(newest_above, cluster, after))
+        await until(partial(newest_above, cluster, after))
         readers.append(asyncio.create_task(read(after), name=f"reader behind {after}"))
     for reader, after in zip(readers, (0, 10, 50, 100, 0), strict=True):
         assert await reader == list(range(after + 1, number + 1))
@@ -279,12 +280,12 @@ async def test_the_client_follows_over_a_restart(cluster: Cluster, monkeypatch: 
 
     following = asyncio.create_task(follow(), name="follower")
     try:
-        await cluster.until(lambda: has(found, 1))
+        await until(lambda: has(found, 1))
         await cluster.stop_manager()
         await cluster.start_manager()
         client.url = str(cluster.server.make_url("")).rstrip("/")
         await happen(cluster, "after")
-        await cluster.until(lambda: has(found, 2))
+        await until(lambda: has(found, 2))
         assert found == ["before", "after"]
     finally:
         following.cancel()

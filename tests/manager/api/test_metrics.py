@@ -25,6 +25,7 @@ from tests.manager.fake_agent import FakeAgent
 from tests.manager.plan_events import spec_of, status_of
 from tests.manager.with_agent import lab_of
 from tests.promtool import check_metrics
+from tests.waiting import until
 
 SCRAPES = Path(__file__).resolve().parents[3] / "deploy" / "prometheus" / "prometheus.yml"
 
@@ -125,7 +126,7 @@ async def test_a_silent_host_stands_with_the_age_of_its_last_report(tmp_path: Pa
         async def silent() -> bool:
             return 'ebbtide_cluster_host_state{host="host-a",state="silent"}' in await values_of(cluster)
 
-        await cluster.until(silent)
+        await until(silent)
         found = await values_of(cluster)
         assert 'ebbtide_cluster_host_state{host="host-a",state="ready"}' not in found
         assert found['ebbtide_cluster_host_report_age_seconds{host="host-a"}'] >= 0.3

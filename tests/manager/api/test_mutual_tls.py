@@ -40,12 +40,12 @@ from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
-from tests.hostagent.waiting import until
 from tests.hostagent.world import World
 from tests.manager import cluster
 from tests.manager.cluster import QUICK, TOKEN, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.rest.pki import Pki
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 

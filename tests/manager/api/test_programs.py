@@ -26,6 +26,7 @@ from tests.manager import cluster as tests_cluster
 from tests.manager import fake_engine
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 REST = Path(__file__).resolve().parents[3] / "docs/reference/rest.md"
@@ -109,7 +110,7 @@ async def test_a_failed_operation_says_why_by_a_code_and_figures(cluster: Cluste
     assert "reason" not in await cluster.get("/v1/operations/create-low")
     cluster.agents[0].trouble.mute = True
     assert cluster.manager is not None
-    await cluster.until(lambda: silent(cluster))
+    await until(lambda: silent(cluster))
     failed = await cluster.create(vm("late", cpu_cores=1.0))
     assert failed.reason is not None
     assert failed.reason.code is ReasonCode.NO_HOST_READY
@@ -182,7 +183,7 @@ async def test_a_task_that_no_machine_can_hold_is_refused(cluster: Cluster) -> N
     async def looked() -> bool:
         return bool((await cluster.get("/v1/engine"))["machines"])
 
-    await cluster.until(looked)
+    await until(looked)
     machines = (await cluster.get("/v1/engine"))["machines"]
     most = max(machine["most_cores"] for machine in machines)
     task = {"name": "large", "command": ["true"], "cores": most + 1}

@@ -44,14 +44,13 @@ from ebbtide.rest.tls import server_context
 from ebbtide.rest.tokens import principal
 from hostagent.operations.agent import Agent
 from tests.hostagent.agent_process import CAPACITY
-from tests.hostagent.waiting import until
 from tests.manager import cluster
 from tests.manager.api.test_mutual_tls import agent_of
 from tests.manager.cluster import LEADERSHIP, TOKEN, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.rest.garbage import ODD, bytes_of, fitting, spoilt
 from tests.rest.pki import Pki
-from tests.waiting import AT_ONCE_S
+from tests.waiting import AT_ONCE_S, until
 
 HONEST = {"host-b": "low-b", "host-c": "low-c"}
 #: Short, so that a rogue that does not answer holds up no test.

@@ -29,11 +29,10 @@ from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.agent_process import CAPACITY, OVERHEAD_MIB
 from tests.hostagent.fake_hypervisor import FakeHypervisor
-from tests.hostagent.waiting import until
 from tests.manager.cluster import LEADERSHIP, QUICK, TOKEN, cluster_of, vm
 from tests.manager.databases import Server
 from tests.manager.fake_agent import HOSTS_KEY
-from tests.waiting import AT_ONCE_S
+from tests.waiting import AT_ONCE_S, until
 
 
 @dataclass

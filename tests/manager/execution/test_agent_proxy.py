@@ -22,6 +22,7 @@ from hostagent.control import reconciler
 from hostagent.vm import guest_link
 from tests.manager.cluster import TOKEN
 from tests.manager.with_agent import Lab, lab_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -144,7 +145,7 @@ async def test_a_mode_is_set_through_the_manager_and_followed_to_its_end(lab: La
         (host,) = (await lab.cluster.get("/v1/hosts"))["hosts"]
         return (host["mode"], host["mode_reason"]) == ("off", "goodbye")
 
-    await lab.cluster.until(shown)
+    await until(shown)
     status, _ = await lab.cluster.call(
         "PUT", "/v1/vms/low-1/target", json={"request_id": "t2", **TARGET, "generation": 9}
     )

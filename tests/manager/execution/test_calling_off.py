@@ -18,6 +18,7 @@ from ebbtide.messages.vms import NotYetDeflatable
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import json_answer
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -52,7 +53,7 @@ async def shown(cluster: Cluster, text: str) -> None:
     async def says() -> bool:
         return any(text in said for said in (await cluster.get("/v1/operations/new"))["progress"])
 
-    await cluster.until(says)
+    await until(says)
 
 
 async def nothing_is_left(cluster: Cluster, agent: FakeAgent, placed: str = "failed") -> str:
@@ -65,7 +66,7 @@ async def nothing_is_left(cluster: Cluster, agent: FakeAgent, placed: str = "fai
     async def as_before() -> bool:
         return {agent.cores(name) for name in FULL} == {3.0}
 
-    await cluster.until(as_before)
+    await until(as_before)
     again = await cluster.create(vm("new", cpu_cores=0.5, memory_mib=300.0), request_id="again")
     assert again.state is OperationState.DONE, "its name is free"
     return off.sentence
@@ -201,7 +202,7 @@ async def test_a_cancelled_placement_gives_back_what_it_took_and_its_name(
         async def as_before() -> bool:
             return {agent.cores(name) for name in FULL} == {3.0}
 
-        await cluster.until(as_before)
+        await until(as_before)
         assert agent.running == set(FULL)
         again = await cluster.create(vm("new", cpu_cores=0.5, memory_mib=300.0), request_id="again")
         assert again.state is OperationState.DONE, "its name is free"

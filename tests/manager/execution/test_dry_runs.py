@@ -20,6 +20,7 @@ from ebbtide.messages.dry_runs import DryRunReport
 from ebbtide.messages.vms import VMSpec
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -162,7 +163,7 @@ async def test_a_host_that_does_not_answer_is_said(tmp_path: Path) -> None:
         async def silent() -> bool:
             return bool((await made.get("/v1/hosts/host-a"))["state"] == "silent")
 
-        await made.until(silent)
+        await until(silent)
         status, told = await made.call("DELETE", "/v1/vms/low-1?request_id=d&dry_run=true")
         assert (status, told["would"]) == (200, "failed")
         assert "host-a does not answer" in told["sentence"]
@@ -226,7 +227,7 @@ async def pending(cluster: Cluster, kind: str, body: Any) -> FakeAgent:
     async def has_one() -> bool:
         return any(agent._pending for agent in cluster.agents)
 
-    await cluster.until(has_one)
+    await until(has_one)
     return next(agent for agent in cluster.agents if agent._pending)
 
 

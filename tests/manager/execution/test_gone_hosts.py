@@ -15,6 +15,7 @@ from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, lose_it_on_the_way, seen
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -35,7 +36,7 @@ async def is_shown_as(cluster: Cluster, state: str) -> None:
     async def shown() -> bool:
         return bool((await cluster.get("/v1/vms/low-1"))["state"] == state)
 
-    await cluster.until(shown)
+    await until(shown)
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -62,7 +63,7 @@ async def test_a_vm_whose_new_host_is_gone_is_its_owners_again(cluster: Cluster,
     async def removed() -> bool:
         return "low-1" not in second.vms
 
-    await cluster.until(removed)
+    await until(removed)
     row = await seen(cluster, "low-1")
     assert (row["state"], row["host"]) == ("running", "host-a")
     await consistent(cluster)
@@ -82,7 +83,7 @@ async def test_what_a_later_request_has_put_on_a_host_that_is_back_stays_there(c
     async def removed() -> bool:
         return "low-1" not in second.vms
 
-    await cluster.until(removed)
+    await until(removed)
     await consistent(cluster)
 
 

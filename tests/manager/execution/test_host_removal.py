@@ -21,6 +21,7 @@ from ebbtide.messages.vms import VMState
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import consistent, lose_it_on_the_way
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -54,7 +55,7 @@ async def is_silent(cluster: Cluster, agent: FakeAgent) -> None:
     async def silent() -> bool:
         return bool((await cluster.get(f"/v1/hosts/{agent.id}"))["state"] == "silent")
 
-    await cluster.until(silent)
+    await until(silent)
 
 
 async def test_a_host_that_counts_as_far_as_it_may_and_is_forgotten_leaves_core_changes_readable(
@@ -152,7 +153,7 @@ async def test_a_host_whose_report_is_being_taken_is_not_forgotten(
     async def waits() -> bool:
         return bool(hosts._saving._waiters)
 
-    await cluster.until(waits)
+    await until(waits)
     go_on.set()
     status, problem = await forgetting
     assert (status, problem["field"]) == (409, "id"), problem
@@ -215,7 +216,7 @@ async def test_who_waited_for_room_on_a_host_that_is_forgotten_waits_there_no_lo
     async def queued() -> bool:
         return "host-a" in returns._queues
 
-    await cluster.until(queued)
+    await until(queued)
     await lose(cluster, first)
     assert (await forget(cluster, "host-a", "?lost_vms=true"))[0] == 200
     assert returns._queues == {}
@@ -230,7 +231,7 @@ async def test_what_was_to_be_removed_there_is_waited_for_no_longer(cluster: Clu
     async def stopped() -> bool:
         return bool((await cluster.get("/v1/vms/low-1"))["state"] == "stopped")
 
-    await cluster.until(stopped)
+    await until(stopped)
     assert cluster.manager is not None
     assert len(await cluster.manager.store.unfinished_plans()) == 1
     status, answer = await forget(cluster, "host-b")
@@ -290,13 +291,13 @@ async def lose_it_while_it_sends(cluster: Cluster, monkeypatch: pytest.MonkeyPat
     async def expected() -> bool:
         return "low-1" in second.vms
 
-    await cluster.until(expected)
+    await until(expected)
     await lose(cluster, first)
 
     async def waits() -> bool:
         return "does not run on host-b" in (await cluster.get("/v1/operations/m"))["sentence"]
 
-    await cluster.until(waits)
+    await until(waits)
 
 
 async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room_elsewhere_is_free(
@@ -315,7 +316,7 @@ async def test_a_host_that_is_lost_while_it_sends_a_vm_is_forgotten_and_the_room
         assert cluster.manager is not None
         return "low-1" not in second.vms and not await cluster.manager.store.unfinished_plans()
 
-    await cluster.until(cleared)
+    await until(cleared)
     made = await cluster.create(vm("low-1"), request_id="create-again")
     assert (made.state, made.host) == (OperationState.DONE, "host-b"), made.sentence
 
@@ -349,7 +350,7 @@ async def test_a_new_host_that_is_lost_when_the_vm_has_left_its_old_one_is_forgo
     async def waits() -> bool:
         return "waiting for host-b" in (await cluster.get("/v1/operations/m"))["sentence"]
 
-    await cluster.until(waits)
+    await until(waits)
     status, problem = await cluster.call("POST", "/v1/operations/m/cancel", json={"request_id": "off"})
     assert status == 409
     assert "one of them is forgotten" in problem["detail"]
@@ -396,7 +397,7 @@ async def test_a_vm_that_has_come_up_on_its_new_host_keeps_its_old_one_from_bein
     async def seen_there() -> bool:
         return bool((await cluster.get("/v1/vms/low-1"))["host"] == "host-b")
 
-    await cluster.until(seen_there)
+    await until(seen_there)
 
 
 @pytest.mark.parametrize("does", CAME_UP)
@@ -417,7 +418,7 @@ async def test_a_vm_that_came_up_on_its_new_host_is_left_alone_there_when_its_ol
         assert cluster.manager is not None
         return not await cluster.manager.store.unfinished_plans()
 
-    await cluster.until(cleared)
+    await until(cleared)
     assert second.vms["low-1"].state is CAME_UP[does]["state"]
     assert f"low-1 {does} on host-b" in (await cluster.events("failed"))[0]["sentence"]
     adopted = {"request_id": "take-back", "host": "host-b", "domain": "low-1"}

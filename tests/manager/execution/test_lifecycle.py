@@ -25,6 +25,7 @@ from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, seen, send
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -266,7 +267,7 @@ async def test_a_resize_without_room_changes_nothing(cluster: Cluster) -> None:
     assert short.state is OperationState.FAILED
     assert "in layer hypervisor" in short.sentence
     first.trouble.gives = {}
-    await cluster.until(lambda: _same(first, before))
+    await until(lambda: _same(first, before))
 
 
 async def _same(agent: FakeAgent, before: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, kill_at_every_record, send, watch_for_two
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -116,7 +117,7 @@ async def test_a_manager_killed_while_it_waits_for_a_host_waits_again(tmp_path: 
             progress = (await cluster.get("/v1/operations/request"))["progress"]
             return any("waiting for host-b" in sentence for sentence in progress)
 
-        await cluster.until(waiting)
+        await until(waiting)
         await cluster.kill_manager()
         await cluster.start_manager()
         assert (await cluster.get("/v1/operations/request"))["state"] == "running"

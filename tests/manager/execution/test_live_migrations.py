@@ -17,6 +17,7 @@ from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, seen, send
 from tests.manager.two_agents import NAMES, TwoHosts, two_hosts
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -78,12 +79,12 @@ async def test_while_it_moves_nothing_changes_its_size_and_called_off_it_stays(
         await surveyed(two, "low-1")
         body = {**LIVE, "deadline_s": 20.0, "request_id": "slow"}
         assert (await send(cluster, "low-1", "migrate", **body))[0] == 202
-        await cluster.until(lambda: moving(two))
+        await until(lambda: moving(two))
 
         async def shown() -> bool:
             return "half of it is there" in (await cluster.get("/v1/operations/slow"))["progress"]
 
-        await cluster.until(shown)
+        await until(shown)
         row = await cluster.get("/v1/vms/low-1")
         assert row["state"] == "migrating"
         agents = [two.hosts[name].agent for name in (here, there)]
@@ -132,7 +133,7 @@ async def test_a_vm_that_comes_back_is_looked_after_whosever_what_it_had_left_wa
         world.domains[f"ebb-{home}.low-1"] = replace(world.domains[f"ebb-{there}.low-1"], state="stopped")
         rounds.clear()
         await two.start(home)
-        await cluster.until(has_looked)
+        await until(has_looked)
         del world.domains[f"ebb-{home}.low-1"]
         await send(cluster, "low-1", "migrate", **LIVE, request_id="comes-back")
         assert (await settled(two, "comes-back")).host == home
@@ -189,7 +190,7 @@ async def test_a_vm_that_ended_while_it_moved_keeps_its_only_disk_however_often_
         assert here is not None
         await surveyed(two, "low-1")
         assert (await send(cluster, "low-1", "migrate", **LIVE, request_id="ends"))[0] == 202
-        await cluster.until(lambda: moving(two))
+        await until(lambda: moving(two))
         await two.kill("manager")
         await two.kill(here)
         name = f"ebb-{here}.low-1"
@@ -201,7 +202,7 @@ async def test_a_vm_that_ended_while_it_moved_keeps_its_only_disk_however_often_
             return agent is not None and agent.host.vm("low-1").intent.phase is Phase.STOPPED
 
         await two.start(here)
-        await cluster.until(known_to_be_off)
+        await until(known_to_be_off)
         await two.kill(here)
         await two.start(here)
         await two.start("manager")
@@ -250,7 +251,7 @@ async def surveyed(two: TwoHosts, name: str) -> None:
         return False
 
     await two.ready()
-    await two.cluster.until(is_known)
+    await until(is_known)
 
 
 async def settled(two: TwoHosts, request_id: str) -> Operation:
@@ -263,5 +264,5 @@ async def settled(two: TwoHosts, request_id: str) -> Operation:
         rows = await two.cluster.get("/v1/vms/low-1")
         return not await two.cluster.manager.store.unfinished_plans() and rows["state"] == "running"
 
-    await two.cluster.until(done)
+    await until(done)
     return operation

@@ -17,6 +17,7 @@ from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, seen, send, watch_for_two
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -125,7 +126,7 @@ async def test_a_start_whose_answer_is_lost_is_waited_for_and_not_tried_twice(cl
         progress = (await cluster.get("/v1/operations/migrate-low-1"))["progress"]
         return any("waiting for host-b" in sentence for sentence in progress)
 
-    await cluster.until(waiting)
+    await until(waiting)
     assert (await cluster.get("/v1/vms/low-1"))["state"] == "migrating"
     second.trouble.mute, second.trouble.hangs_at = False, None
     moved = await cluster.ended("migrate-low-1")
@@ -183,7 +184,7 @@ async def told(cluster: Cluster, said: str) -> None:
         progress = (await cluster.get("/v1/operations/migrate-low-1"))["progress"]
         return any(said in sentence for sentence in progress)
 
-    await cluster.until(says)
+    await until(says)
 
 
 async def runs_on(cluster: Cluster, host: str) -> None:
@@ -195,18 +196,14 @@ async def runs_on(cluster: Cluster, host: str) -> None:
         row = await seen(cluster, "low-1")
         return (row["state"], row["host"]) == ("running", host) and not await manager.store.unfinished_plans()
 
-    await cluster.until(there)
+    await until(there)
     await consistent(cluster)
 
 
 async def later(cluster: Cluster, seconds: float) -> None:
     """Let time pass, as the test is about who has patience."""
-    until = asyncio.get_running_loop().time() + seconds
-
-    async def passed() -> bool:
-        return asyncio.get_running_loop().time() >= until
-
-    await cluster.until(passed)
+    end = asyncio.get_running_loop().time() + seconds
+    await until(lambda: asyncio.get_running_loop().time() >= end)
 
 
 async def test_a_migration_that_fails_while_its_old_host_is_away_leaves_the_vm_to_its_owner(cluster: Cluster) -> None:
@@ -249,7 +246,7 @@ async def test_a_migration_to_a_host_that_goes_silent_ends_and_the_vm_can_be_sta
     async def safe() -> bool:
         return bool((await seen(cluster, "low-1"))["state"] == "stopped")
 
-    await cluster.until(safe)
+    await until(safe)
     assert (await ask(cluster, "low-1", "start", request_id="start-it")).state is OperationState.DONE
     await runs_on(cluster, "host-a")
     assert both == []

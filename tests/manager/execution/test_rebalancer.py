@@ -23,6 +23,7 @@ from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, seen
 from tests.manager.two_agents import two_hosts
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -137,7 +138,7 @@ async def test_with_the_option_it_looks_by_itself(tmp_path: Path) -> None:
             await cluster.ready()
             return bool(await cluster.events("migrated"))
 
-        await cluster.until(has_moved)
+        await until(has_moved)
 
 
 async def test_who_was_moved_rests_and_nobody_goes_to_and_fro(tmp_path: Path) -> None:
@@ -339,12 +340,12 @@ async def test_a_vm_that_two_real_agents_move_has_its_size_again_where_it_came_t
         async def proposes() -> bool:
             return bool((await proposed(cluster))["moves"])
 
-        await cluster.until(lambda: has(1.5))
-        await cluster.until(proposes)
+        await until(lambda: has(1.5))
+        await until(proposes)
         time = Time(cluster)
         assert await time.look(rules=COPIES) == []
         (begun,) = await time.looks(1800, rules=COPIES)
         moved = await cluster.ended(begun.request_id)
         assert (moved.state, moved.host) == (OperationState.DONE, "host-b")
         assert two.running("low-1") == ["host-b"]
-        await cluster.until(lambda: has(3.0))
+        await until(lambda: has(3.0))

@@ -21,6 +21,7 @@ from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, seen, send
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store", "quick_returns")
 MORE = ResourceVector(cpu_cores=0.5)
@@ -55,7 +56,7 @@ async def is_back(cluster: Cluster, name: str) -> Any:
     async def runs() -> bool:
         return bool((await cluster.get(f"/v1/vms/{name}"))["state"] == "running")
 
-    await cluster.until(runs)
+    await until(runs)
     await cluster.ready()
     return await cluster.get(f"/v1/vms/{name}")
 
@@ -183,7 +184,7 @@ async def test_where_its_host_has_no_room_it_comes_back_on_another_one_that_sees
     assert first.running == {name}
     (event,) = await pair.events("returned")
     assert (event["vm"], event["host"]) == (name, "host-a")
-    await pair.until(lambda: gone_from(second, name))
+    await until(lambda: gone_from(second, name))
     await consistent(pair)
 
 
@@ -209,11 +210,11 @@ async def test_one_that_does_not_start_elsewhere_keeps_its_place_and_is_tried_ag
     async def tried() -> bool:
         return len([event for event in await pair.events("failed") if event["vm"] == name]) >= 2
 
-    await pair.until(tried)
+    await until(tried)
     assert name not in first.vms
     first.trouble.fails.clear()
     assert (await is_back(pair, name))["host"] == "host-a"
-    await pair.until(lambda: gone_from(second, name))
+    await until(lambda: gone_from(second, name))
     await consistent(pair)
 
 
@@ -256,7 +257,7 @@ async def test_two_that_have_to_go_have_their_notice_at_the_same_time(tmp_path: 
         async def both() -> bool:
             return {"stop", "delete"} <= set(agent.arrived)
 
-        await cluster.until(both)
+        await until(both)
         assert agent.running == {"low-1", "low-2"}, "neither has gone, and both are told"
         agent.end_pending()
         assert (await cluster.ended("high")).state is OperationState.DONE
@@ -280,7 +281,7 @@ async def test_a_preemption_is_called_off_when_room_appears_and_the_arrival_take
         async def both() -> bool:
             return agent.arrived.count("stop") == 2
 
-        await cluster.until(both)
+        await until(both)
         # There is room for all.
         agent.capacity = ResourceVector(cpu_cores=16.0, memory_mib=8000.0)
         ended = await cluster.ended("high")
@@ -341,7 +342,7 @@ async def test_a_vm_that_does_not_come_up_keeps_its_place_and_is_tried_again(clu
         said = [row for row in await cluster.events("failed") if "its disk is locked" in row["sentence"]]
         return len(said) > 1
 
-    await cluster.until(tried_twice)
+    await until(tried_twice)
     agent.trouble.fails = {}
     assert (await is_back(cluster, name))["host"] == "host-a"
 
@@ -370,7 +371,7 @@ async def test_a_removal_that_is_refused_again_and_again_keeps_no_other_and_no_r
         for gone in ("gone-1", "gone-2"):
             assert (await cluster.delete(gone)).state is OperationState.FAILED
         await agent.revive()
-        await cluster.until(lambda: gone_from(agent, "gone-2"))
+        await until(lambda: gone_from(agent, "gone-2"))
         assert "gone-1" in agent.vms
         await cluster.delete("high-1")
         assert (await is_back(cluster, name))["host"] == "host-a"
@@ -422,7 +423,7 @@ async def test_a_host_that_was_lost_during_a_preemption_says_that_the_vm_runs(tm
             rows = await cluster.manager.store.vms()
             return {row.name for row in rows if row.phase == "running"} == {"low-1", "low-2"}
 
-        await cluster.until(settled)
+        await until(settled)
         assert agent.running == {"low-1", "low-2"}
         status, _ = await send(cluster, "low-1", "stop")
         assert status == 202

@@ -19,6 +19,7 @@ from ebbtide.messages.vms import VMSpec
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, seen, send
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -91,16 +92,16 @@ async def test_a_second_migration_to_the_same_host_keeps_its_vm(tmp_path: Path, 
         async def cleared() -> bool:
             return not await clears(cluster)
 
-        await cluster.until(leaves)
+        await until(leaves)
         if how != "leaves-something":
             second.trouble.fails = {}
-        await cluster.until(waits)
+        await until(waits)
         first.sticks = "" if ends else "it had not converged either"
         first.end_pending()
         moved = await cluster.ended("two")
         assert moved.state is (OperationState.DONE if ends else OperationState.FAILED), moved.sentence
         second.trouble.fails = {}
-        await cluster.until(cleared)
+        await until(cleared)
         where = "host-b" if ends else "host-a"
         row = await seen(cluster, "low-1")
         assert (row["state"], row["host"]) == ("running", where)

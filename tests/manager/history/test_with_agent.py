@@ -12,6 +12,7 @@ from cluster_manager.history.packs import COLUMNS
 from cluster_manager.history.recorder import Recorder
 from tests.manager.cluster import vm
 from tests.manager.with_agent import Lab, lab_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -44,7 +45,7 @@ async def test_layers_of_a_deflation_by_a_real_agent_add_up_to_what_is_missing(l
         found.update(await sampled(lab, "low"))
         return found.get("bound_cpu_cores", 3.0) < 3.0 and found["guest_cpu_cores"] > 0
 
-    await lab.cluster.until(told)
+    await until(told)
     now = await lab.cluster.get("/v1/vms/low")
     for unit in ("cpu_cores", "memory_mib"):
         assert found[f"nominal_{unit}"] == now["nominal"][unit]

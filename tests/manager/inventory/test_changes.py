@@ -15,6 +15,7 @@ from cluster_manager.inventory.changes import Changes
 from ebbtide.client import ManagerClient
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.waiting import until
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=40))
@@ -87,7 +88,7 @@ async def test_only_vms_that_have_changed_come_and_names_of_those_that_are_gone(
             at = found.changes
             return not found.rows
 
-        await cluster.until(is_quiet)
+        await until(is_quiet)
         cluster.agents[1].add_change("one", 2.0, 1.0, at=1000.0)
         await cluster.agents[1].send_report()
         assert {row.id for row in (await client.changed_hosts(at)).rows} == {"host-b"}
@@ -126,16 +127,16 @@ async def test_vms_of_a_host_that_falls_silent_change_and_so_does_one_that_its_h
                 since = found.changes
                 return word in said and but not in said
 
-            await cluster.until(lambda: tells("is silent"))
+            await until(lambda: tells("is silent"))
             agent.trouble.mute = False
             await agent.send_report()
-            await cluster.until(lambda: tells("running", but="silent"))
+            await until(lambda: tells("running", but="silent"))
             agent.vms.clear()
             await agent.send_report()
-            await cluster.until(lambda: tells("failed", but="silent"))
+            await until(lambda: tells("failed", but="silent"))
             # Its host cannot say so any more.
             agent.trouble.mute = True
-            await cluster.until(lambda: tells("is silent"))
+            await until(lambda: tells("is silent"))
 
 
 @pytest.mark.asyncio
@@ -158,7 +159,7 @@ async def test_a_vm_that_its_host_has_no_more_has_changed_when_that_host_is_hear
                 since = found.changes
                 return [row.state for row in found.rows] == [state]
 
-            await cluster.until(lambda: says("running"))
+            await until(lambda: says("running"))
             agent.trouble.mute = False
             await agent.send_report()
             assert await says("failed")

@@ -11,6 +11,7 @@ from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -101,4 +102,4 @@ async def test_an_owed_reinflation_waits_until_the_host_lets_its_vms_grow(cluste
         await agent.send_report()
         return agent.arrived.count("reinflate") > asked
 
-    await cluster.until(reinflated)
+    await until(reinflated)

@@ -20,6 +20,7 @@ from ebbtide.messages.vms import VMState
 from tests.manager.api.test_metrics import values_of
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -42,7 +43,7 @@ async def told(cluster: Cluster, kind: str, count: int) -> list[Any]:
     async def enough() -> bool:
         return len(await cluster.events(kind)) >= count
 
-    await cluster.until(enough)
+    await until(enough)
     return await cluster.events(kind)
 
 
@@ -186,7 +187,7 @@ async def test_a_later_manager_says_when_a_host_was_last_seen_that_reports_no_mo
                 assert cluster.manager is not None
                 return (await cluster.manager.store.hosts())[0].seen_at >= begin
 
-            await cluster.until(stored)
+            await until(stored)
         await cluster.kill_manager()
         await cluster.start_manager()
         later = await cluster.get("/v1/hosts/host-a")

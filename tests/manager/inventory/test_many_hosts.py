@@ -26,6 +26,7 @@ from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.plan_events import report_of, spec_of, status_of
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -143,7 +144,7 @@ async def test_one_machine_is_ranked_without_reading_the_others(
             one = await cluster.get("/v1/machines/low-2")
             return any(all(row[key] == one[key] for key in row if key not in moving) for row in rows)
 
-        await cluster.until(alike)
+        await until(alike)
         assert cluster.manager is not None
         read, asked = cluster.manager.store.running_vms, []
 

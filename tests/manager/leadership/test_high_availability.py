@@ -24,6 +24,7 @@ from tests.manager.cluster import TOKEN, vm
 from tests.manager.databases import Server, rows_of
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.manager.manager_process import ManagerProcess
+from tests.waiting import until
 
 pytestmark = pytest.mark.service
 
@@ -123,13 +124,8 @@ class Stream:
     async def more(self, count: int) -> None:
         """Until so many more requests have been accepted."""
         goal = len(self.accepted) + count
-        never = asyncio.Event()
-        async with asyncio.timeout(40):
-            while len(self.accepted) < goal:
-                assert not self._task.done(), self._task
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.02):
-                        await never.wait()
+        await until(lambda: len(self.accepted) >= goal or self._task.done())
+        assert len(self.accepted) >= goal, self._task
 
     async def end(self) -> None:
         self._stop.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from cluster_manager.leadership.leadership import Leadership
 from cluster_manager.leadership.locks import AdvisoryLock, FileLock, Taken
 from cluster_manager.store.database import PostgreSQL
 from tests.manager.databases import Server, rows_of
+from tests.waiting import until
 
 TIMES = LeadershipTimes(check_s=1.0, limit_s=3.0, release_s=5.0, pause_s=2.0)
 
@@ -238,12 +238,7 @@ async def test_a_database_has_one_leader_until_its_session_ends(postgresql: Serv
     with pytest.raises(Taken):
         await second.hold()
     # The first one asks no more: the server ends its session, though its connection is in order.
-    never = asyncio.Event()
-    async with asyncio.timeout(20):
-        while not await _got(second):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await never.wait()
+    await until(lambda: _got(second))
     with pytest.raises(StoreError, match="does not answer"):
         await first.hold()
     await first.release()

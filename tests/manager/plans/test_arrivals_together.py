@@ -16,6 +16,7 @@ from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.plan_events import OVERHEAD_MIB, chosen, ended, placement, read, report_of, spec_of, status_of
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -121,7 +122,7 @@ async def at_once(cluster: Cluster, agent: FakeAgent, held: str, *bodies: object
     async def chose() -> bool:
         return len(availability.queue("host-a", but="")) == len(bodies)
 
-    await cluster.until(chose)
+    await until(chose)
     agent.end_pending()
     return [(await one).state for one in asked]
 
@@ -164,7 +165,7 @@ async def test_what_is_at_work_on_a_vm_and_who_waits_for_its_host_is_explained(t
         async def waiting() -> bool:
             return len(await told()) == 3
 
-        await cluster.until(waiting)
+        await until(waiting)
         assert sorted(await told()) == [
             takes,
             "create create-high-2 (of high-2) waits for host-a",

@@ -24,6 +24,7 @@ from ebbtide.rest.credentials import command_token
 from tests.manager import cluster as clusters
 from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -142,7 +143,7 @@ async def test_a_preempted_vm_that_its_host_refuses_to_tell_of_may_have_gone(tmp
         body = {"request_id": "high", "vm": vm("high-1", "fixed", 5.3, 800.0), "deadline_s": 5.0}
         assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
         async with asyncio.timeout(5):
-            await cluster.until(lambda: _asked_to_stop(first))
+            await until(lambda: _asked_to_stop(first))
         first.trouble.tells_nothing = 401
         assert (await cluster.ended("high")).state is OperationState.FAILED
         rows = (await cluster.get("/v1/vms"))["vms"]
@@ -164,7 +165,7 @@ async def test_many_owed_removals_are_made_good_one_after_the_other_without_a_pa
             assert (await cluster.delete(name)).state is OperationState.FAILED
         await first.revive()
         async with asyncio.timeout(10):
-            await cluster.until(lambda: _empty(first))
+            await until(lambda: _empty(first))
 
 
 async def _empty(agent: FakeAgent) -> bool:
@@ -194,7 +195,7 @@ async def test_what_is_owed_to_a_host_waits_until_its_hypervisor_answers(tmp_pat
         assert debt not in agent.arrived
         assert await cluster.events("failed") == failures
         agent.unavailable = ""
-        await cluster.until(lambda: _has_arrived(agent, debt))
+        await until(lambda: _has_arrived(agent, debt))
 
 
 async def test_nothing_is_told_to_grow_on_a_host_whose_hypervisor_does_not_answer(
@@ -213,7 +214,7 @@ async def test_nothing_is_told_to_grow_on_a_host_whose_hypervisor_does_not_answe
         await agent.send_report()
         assert operations.under_way() == {}
         agent.unavailable = ""
-        await cluster.until(lambda: _has_arrived(agent, "reinflate"))
+        await until(lambda: _has_arrived(agent, "reinflate"))
 
 
 async def _has_arrived(agent: FakeAgent, kind: str) -> bool:
@@ -236,7 +237,7 @@ async def test_a_debt_that_a_ready_host_refuses_is_tried_ever_more_rarely(tmp_pa
 
         pauses = []
         for _ in range(7):
-            await cluster.until(refused)
+            await until(refused)
             again_at, pause_s = operations._retry["host-a"]
             assert again_at > asyncio.get_running_loop().time()
             pauses.append(pause_s)
@@ -244,12 +245,12 @@ async def test_a_debt_that_a_ready_host_refuses_is_tried_ever_more_rarely(tmp_pa
             operations._retry["host-a"] = (0.0, pause_s)
         assert pauses == [30.0, 60.0, 120.0, 240.0, 480.0, 900.0, 900.0]
         agent.trouble.refuses = None
-        await cluster.until(lambda: _is_gone(cluster, "low-1"))
+        await until(lambda: _is_gone(cluster, "low-1"))
 
         async def begins_anew() -> bool:
             return operations._retry == {}
 
-        await cluster.until(begins_anew)
+        await until(begins_anew)
 
 
 async def test_a_preempted_vm_whose_deletion_waits_keeps_its_name_until_that_has_ended(tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ async def test_a_vm_that_goes_while_a_plan_looks_for_room_elsewhere_keeps_its_na
         reads = second.reads
         assert (await cluster.call("POST", f"/v1/vms/low-1/{verb}", json=body))[0] == 202
         async with asyncio.timeout(5):
-            await cluster.until(lambda: _read_again(second, reads))
+            await until(lambda: _read_again(second, reads))
         # Somebody has started it past the manager meanwhile.
         first.vms["low-1"] = first.vms["low-1"].model_copy(update={"state": VMState.RUNNING})
         first.mode = HostMode.ACTIVE
@@ -318,7 +319,7 @@ async def test_a_vm_that_goes_while_a_plan_looks_for_room_elsewhere_keeps_its_na
         assert cluster.manager is not None
         # The queue would come to it later.
         await cluster.manager.operations._bring_back("low-1", "host-a")
-        await cluster.until(lambda: _is_gone(cluster, "low-1"))
+        await until(lambda: _is_gone(cluster, "low-1"))
         anew = await cluster.create(vm("low-1"), "anew")
         assert (anew.state, anew.host) == (OperationState.DONE, "host-b"), anew
 
@@ -370,7 +371,7 @@ async def test_what_a_plan_says_of_a_vm_that_is_another_ones_by_now_changes_no_d
             return
         assert operations._owed == await store.owed_removals() == {"low-1": "host-a"}
         await agent.revive()
-        await cluster.until(lambda: _is_gone(cluster, "low-1"))
+        await until(lambda: _is_gone(cluster, "low-1"))
         assert agent.vms == {}
 
 

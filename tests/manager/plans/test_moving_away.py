@@ -44,6 +44,7 @@ from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import consistent, seen
 from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
+from tests.waiting import until
 
 UUID = "00000000-0000-0000-0000-000000000001"
 SHARED = (HostTemplate(name="lab", shared_disk=True),)
@@ -241,7 +242,7 @@ async def test_nobody_moves_to_room_that_another_placement_has_chosen(tmp_path: 
         async def starts() -> bool:
             return bool(second._pending)
 
-        await cluster.until(starts)
+        await until(starts)
         dry = await cluster.call("POST", "/v1/vms", json=body("high-1", dry_run=True))
         await cluster.create(vm("high-1", "fixed", 3.0, 500.0), deadline_s=30.0)
         assert (await seen(cluster, "low-1"))["state"] == "preempted"

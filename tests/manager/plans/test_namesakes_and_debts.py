@@ -43,6 +43,7 @@ from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, one_record, seen, send
 from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -109,7 +110,7 @@ async def test_a_removal_that_is_owed_and_refused_once_is_owed_still(
         async def tried() -> bool:
             return agent.arrived.count("delete") >= 2
 
-        await cluster.until(tried)
+        await until(tried)
         row = await cluster.get("/v1/vms/low-1")
         assert row["state"] in ("failed", "deleting"), "it was never said to run"
         agent.trouble.refuses = None
@@ -118,7 +119,7 @@ async def test_a_removal_that_is_owed_and_refused_once_is_owed_still(
         async def gone() -> bool:
             return (await cluster.call("GET", "/v1/vms/low-1"))[0] == 404
 
-        await cluster.until(gone)
+        await until(gone)
         assert "low-1" not in agent.vms
 
 
@@ -150,7 +151,7 @@ async def test_a_removal_that_is_owed_is_owed_still_where_its_owners_deletion_co
         async def gone() -> bool:
             return (await cluster.call("GET", "/v1/vms/low-1"))[0] == 404
 
-        await cluster.until(gone)
+        await until(gone)
         assert "low-1" not in agent.vms
 
 

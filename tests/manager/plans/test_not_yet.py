@@ -31,6 +31,7 @@ from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.outcomes import outcome_of
 from tests.manager.plan_events import chosen, ended, placement, report_of, spec_of, status_of
+from tests.waiting import until
 
 LOW_1, LOW_2 = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
 HIGH = spec_of("high-1")
@@ -214,7 +215,7 @@ async def waits(cluster: Cluster, agent: FakeAgent) -> None:
     async def is_told() -> bool:
         return bool(await cluster.events("waiting"))
 
-    await cluster.until(is_told)
+    await until(is_told)
 
 
 def test_guests_are_waited_for_until_one_answers_or_other_room_appears() -> None:

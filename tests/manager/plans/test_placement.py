@@ -11,6 +11,7 @@ from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -211,7 +212,7 @@ async def test_a_silent_host_gets_no_vm_and_keeps_its_own(tmp_path: Path) -> Non
         async def silent() -> bool:
             return bool((await cluster.get("/v1/hosts/host-a"))["state"] == "silent")
 
-        await cluster.until(silent)
+        await until(silent)
         assert (await cluster.create(vm("low-2"), policy="first-fit")).host == "host-b"
         found = await cluster.get("/v1/vms/low-1")
         assert (found["state"], found["host"]) == ("running", "host-a")
@@ -283,7 +284,7 @@ async def test_a_reclaim_that_gets_no_answer_is_given_up_and_owed(tmp_path: Path
         async def reinflated() -> bool:
             return first.done[-1][0] == "reinflate" and first.memory("low-1") == 1000.0
 
-        await cluster.until(reinflated)
+        await until(reinflated)
 
 
 async def test_a_start_without_an_answer_is_not_repeated_elsewhere_and_removed_later(tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ async def test_a_start_without_an_answer_is_not_repeated_elsewhere_and_removed_l
         async def gone() -> bool:
             return (await cluster.call("GET", "/v1/vms/low-1"))[0] == 404
 
-        await cluster.until(gone)
+        await until(gone)
         assert first.vms == {}
 
 

@@ -22,6 +22,7 @@ from tests.manager.cluster import QUICK, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.outcomes import outcome_of
 from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
@@ -117,7 +118,7 @@ async def test_a_vm_that_may_have_been_preempted_and_deleted_runs_on_or_is_gone_
             return {row.name for row in rows} == set(agent.vms) and all(row.phase is VMPhase.RUNNING for row in rows)
 
         async with asyncio.timeout(20):
-            await cluster.until(agreed)
+            await until(agreed)
         assert len(agent.vms) == (1 if carried_out else 2)
         (event,) = await cluster.events("preempting")
         assert "reason minimum" in event["sentence"]

@@ -27,6 +27,7 @@ from tests.manager.cluster import cluster_of, vm
 from tests.manager.databases import rows_of
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.plan_events import happen
+from tests.waiting import until
 
 KEEP = Retention(age_s=30 * DAY_S, most_events=1000, batch=3, pause_s=0.0)
 
@@ -199,7 +200,7 @@ async def test_a_leader_prunes_by_itself_while_it_works(tmp_path: Path) -> None:
         async def pruned() -> bool:
             return len((await cluster.get("/v1/events"))["events"]) <= 3
 
-        await cluster.until(pruned)
+        await until(pruned)
         assert len((await cluster.get("/v1/vms"))["vms"]) == 6
 
 

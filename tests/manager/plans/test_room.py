@@ -22,6 +22,7 @@ from ebbtide.rest.credentials import command_token
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.manager.plan_events import chosen, ended, placement, read, report_of, spec_of, status_of
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -52,7 +53,7 @@ async def when(cluster: Cluster, agent: FakeAgent, name: str, **sizes: float) ->
         current = agent.vms[name].current.model_dump()
         return all(abs(current[component] - value) < 0.02 for component, value in sizes.items())
 
-    await cluster.until(there)
+    await until(there)
 
 
 # --- starting deflated -----------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ async def test_vms_grow_when_a_report_shows_more_room(tmp_path: Path, monkeypatc
         async def told() -> bool:
             return {row["vm"] for row in await cluster.events("reinflated")} >= {"low-1", "low-2"}
 
-        await cluster.until(told)
+        await until(told)
 
 
 @each_store
@@ -351,7 +352,7 @@ async def test_a_harvest_vm_gets_a_budget_and_others_take_it_back(tmp_path: Path
             changes = (await cluster.get("/v1/core-changes?machine=spare"))["core_changes"]
             return [row["cores_after"] for row in changes][:3] == [5.7, 2.0, 5.7]
 
-        await cluster.until(learnt)
+        await until(learnt)
 
 
 @each_store
@@ -414,7 +415,7 @@ async def test_no_budget_is_granted_while_a_plan_holds_the_host(tmp_path: Path) 
         async def more() -> bool:
             return len(agent.budgets) > granted
 
-        await cluster.until(more)
+        await until(more)
 
 
 @each_store

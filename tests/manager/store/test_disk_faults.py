@@ -19,6 +19,7 @@ from cluster_manager.store.store import Store
 from ebbtide.client import ManagerClient, ManagerRefused
 from tests.manager.cluster import TOKEN, cluster_of
 from tests.manager.fake_agent import FakeAgent
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ async def test_a_full_disk_under_the_store_is_said_to_clients_until_there_is_roo
             status, answer = await cluster.call("POST", "/v1/vms", json=body)
             return status == 503 and answer["detail"].startswith("the disk under the store is full")
 
-        await cluster.until(is_said)
+        await until(is_said)
 
         async def is_said_to_the_command_line() -> bool:
             async with ManagerClient(url, TOKEN) as client:
@@ -59,13 +60,13 @@ async def test_a_full_disk_under_the_store_is_said_to_clients_until_there_is_roo
                     await client.readiness()
             return "does not lead: the disk under the store is full" in str(refused.value)
 
-        await cluster.until(is_said_to_the_command_line)
+        await until(is_said_to_the_command_line)
         filler.unlink()
 
         async def leads() -> bool:
             return (await cluster.call("GET", "/readyz"))[0] == 200
 
-        await cluster.until(leads)
+        await until(leads)
 
 
 def _fill(path: Path) -> None:

@@ -14,6 +14,7 @@ from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -116,7 +117,7 @@ async def test_a_preempted_vm_whose_stored_spec_cannot_be_read_waits_on_and_the_
         async def back() -> bool:
             return bool((await cluster.get("/v1/vms/low-2"))["state"] == "running")
 
-        await cluster.until(back)
+        await until(back)
         found = await cluster.get("/v1/vms/low-1")
         assert (found["state"], "until it can be read" in found["preempted"]["sentence"]) == ("preempted", True)
 
@@ -136,7 +137,7 @@ async def test_a_plan_that_cannot_be_read_keeps_its_vm_and_stops_no_other_until_
         async def commanded() -> bool:
             return "stop" in " ".join(agent.arrived)
 
-        await cluster.until(commanded)
+        await until(commanded)
         assert cluster.manager is not None
         await cluster.manager.operations.stop()
         await damage(cluster, schema.plans, "stop-it", stored)
@@ -200,7 +201,7 @@ async def test_a_placement_that_cannot_be_read_is_ended_before_its_vm_can_be_del
         async def commanded() -> bool:
             return "create" in agent.arrived
 
-        await cluster.until(commanded)
+        await until(commanded)
         assert cluster.manager is not None
         await cluster.manager.operations.stop()
         await damage(cluster, schema.plans, "c", "{")
@@ -248,7 +249,7 @@ async def test_a_task_that_cannot_be_read_is_shown_and_left_alone_and_holds_its_
             return bool((await cluster.get("/v1/tasks/train"))["state"] == "running")
 
         await submit("train", 3)
-        await cluster.until(runs)
+        await until(runs)
         await change(cluster, schema.tasks, "train", phase="newer", state='{"phase": "newer"}')
         await started_again(cluster)
         row = (await shown(cluster, "/v1/tasks", "tasks", "name"))["train"]
@@ -263,7 +264,7 @@ async def test_a_task_that_cannot_be_read_is_shown_and_left_alone_and_holds_its_
             found = await cluster.get("/v1/tasks/large/explanation")
             return bool(found["waits_for"] or found["task"]["state"] != "waiting")
 
-        await cluster.until(decided)
+        await until(decided)
         assert {(call[0], call[1].split(".")[1]) for call in engine.calls if call[0] in ("release", "cancel")} == {
             ("release", "train")
         }

@@ -20,6 +20,7 @@ from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 SIZE = {"cpu_cores": 2.0, "memory_mib": 500.0}
@@ -62,7 +63,7 @@ async def holds(cluster: Cluster, *names: str) -> Any:
         held = {row["name"]: row["standing"] for row in found["machines"]}
         return held == dict.fromkeys(names, "held") and not found["requests"]
 
-    await cluster.until(is_so)
+    await until(is_so)
     return await status(cluster)
 
 
@@ -76,7 +77,7 @@ async def look_again(cluster: Cluster) -> None:
     async def looked() -> bool:
         return service.state.next_at > 0.0
 
-    await cluster.until(looked)
+    await until(looked)
 
 
 @each_store
@@ -108,10 +109,10 @@ async def test_machines_are_asked_for_as_the_work_needs_and_given_back_when_it_i
             return len((await status(cluster))["machines"]) == 2
 
         # Two of six cores are wanted: with one machine less it is half of four, with two less it would be too much.
-        await cluster.until(two_held)
+        await until(two_held)
         # The machine that leaves may be the one that this task is on.
         engine.end("t-1")
-        await cluster.until(two_there)
+        await until(two_there)
         assert await two_held()
         names = {row["name"] for row in (await status(cluster))["machines"]}
         assert names < {"harvest-1", "harvest-2", "harvest-3"}
@@ -120,7 +121,7 @@ async def test_machines_are_asked_for_as_the_work_needs_and_given_back_when_it_i
             kinds = {event["kind"] for event in (await cluster.get("/v1/events"))["events"]}
             return {"acquirer-looked", "acquirer-decommissioned", "acquirer-gave-back", "deleted"} <= kinds
 
-        await cluster.until(written_down)
+        await until(written_down)
 
 
 @each_store
@@ -151,7 +152,7 @@ async def test_a_machine_that_leaves_finishes_its_task_and_takes_no_other(tmp_pa
             return rows == {"harvest-1": "leaving", "harvest-2": "held"}
 
         # The other one comes first.
-        await cluster.until(leaving)
+        await until(leaving)
         kinds = [event["kind"] for event in (await cluster.get("/v1/events"))["events"]]
         assert kinds.index("acquirer-decommissioned") < kinds.index("placed")
         await submit(cluster, "next")
@@ -169,9 +170,9 @@ async def test_a_machine_that_leaves_finishes_its_task_and_takes_no_other(tmp_pa
         async def deleted() -> bool:
             return (await cluster.call("GET", "/v1/vms/harvest-1"))[0] == 404
 
-        await cluster.until(deleted)
+        await until(deleted)
         # Nobody has the name now. Where it comes up again, somebody else's machine has it.
-        await cluster.until(condition(lambda: not engine.machines["harvest-1"].drained))
+        await until(condition(lambda: not engine.machines["harvest-1"].drained))
         engine.lives = lambda name: True
         await submit(cluster, "last", cores=2)
         await looked_since(cluster, engine)
@@ -188,7 +189,7 @@ async def test_a_machine_that_its_engine_does_not_drain_is_kept_until_it_does(tm
         await holds(cluster, "harvest-1")
         engine.refusing = {"drain"}
         await look_again(cluster)
-        await cluster.until(condition(lambda: engine.calls.count(("drain", "harvest-1")) > 2))
+        await until(condition(lambda: engine.calls.count(("drain", "harvest-1")) > 2))
         assert cluster.manager is not None
         service = cluster.manager.acquirer
         async with service.looking:
@@ -214,7 +215,7 @@ async def test_a_machine_is_not_given_back_under_a_task_that_a_restored_store_do
         await cluster.ready()
         await holds(cluster, "harvest-1")
         await look_again(cluster)
-        await cluster.until(condition(lambda: bool(engine.machines["harvest-1"].drained)))
+        await until(condition(lambda: bool(engine.machines["harvest-1"].drained)))
         await looked_since(cluster, engine)
         service = cluster.manager.acquirer
         async with service.looking:
@@ -253,7 +254,7 @@ async def test_what_an_earlier_term_could_not_get_is_asked_for_at_once_by_the_ne
         async def refused() -> bool:
             return "a request was refused: " in (await status(cluster))["sentence"]
 
-        await cluster.until(refused)
+        await until(refused)
         await cluster.kill_manager()
         agent.trouble.refuses = None
         await cluster.start_manager()
@@ -264,7 +265,7 @@ async def test_what_an_earlier_term_could_not_get_is_asked_for_at_once_by_the_ne
             found = await status(cluster)
             return [row["standing"] for row in found["machines"]] == ["held"] and not found["requests"]
 
-        await cluster.until(holds_one)
+        await until(holds_one)
 
 
 @each_store
@@ -283,7 +284,7 @@ async def test_what_others_take_away_is_made_up_for_and_what_finds_no_place_is_s
             found = await status(cluster)
             return not found["machines"] and "a request was refused: " in found["sentence"]
 
-        await cluster.until(refused)
+        await until(refused)
         await cluster.delete("high")
 
         async def both_are_back() -> bool:
@@ -291,7 +292,7 @@ async def test_what_others_take_away_is_made_up_for_and_what_finds_no_place_is_s
             await look_again(cluster)
             return len((await status(cluster))["machines"]) == 2
 
-        await cluster.until(both_are_back)
+        await until(both_are_back)
         await holds(cluster, "harvest-1", "harvest-2")
 
 
@@ -304,7 +305,7 @@ async def test_without_an_answer_of_the_engine_nothing_is_decided(tmp_path: Path
         async def tried() -> bool:
             return engine.calls.count(("look",)) > 3
 
-        await cluster.until(tried)
+        await until(tried)
         assert (await status(cluster))["sentence"] == "it has not looked yet"
         assert (await cluster.get("/v1/vms"))["vms"] == []
         engine.unreachable = set()
@@ -338,7 +339,7 @@ async def test_a_harvest_vm_that_a_client_has_opened_is_left_alone_whatever_it_i
         await cluster.create({**MACHINE, "name": "harvest-2", "priority": "harvest"})
         # As long as it was being placed it had no core, and may have been drained for that.
         await looked_since(cluster, engine)
-        await cluster.until(condition(lambda: not engine.machines["harvest-2"].drained))
+        await until(condition(lambda: not engine.machines["harvest-2"].drained))
         begun = len(engine.calls)
         for _ in range(2):
             await look_again(cluster)
@@ -378,7 +379,7 @@ async def test_two_managers_with_one_engine_and_one_prefix_leave_each_others_mac
             begun = len(engine.calls)
             # What one of them drains the other one does not give free.
             await look_again(other)
-            await other.until(condition(lambda: bool(engine.machines["harvest-2"].drained)))
+            await until(condition(lambda: bool(engine.machines["harvest-2"].drained)))
             await looked_since(one, engine)
             assert engine.machines["harvest-2"].drained == "ebbtide south: it is to be given back"
             # Nor does it take tasks of the first.
@@ -390,7 +391,7 @@ async def test_two_managers_with_one_engine_and_one_prefix_leave_each_others_mac
                 async def told(cluster: Cluster = cluster, name: str = name) -> bool:
                     return name in {row["vm"] for row in await cluster.events("acquirer-not-ours")}
 
-                await cluster.until(told)
+                await until(told)
                 assert (await cluster.call("GET", f"/v1/vms/{name}"))[0] == 404
             assert (await one.get("/v1/vms/harvest-1"))["state"] == "running"
             assert (await other.get("/v1/vms/harvest-2"))["state"] == "running"
@@ -415,7 +416,7 @@ async def test_a_machine_that_was_leaving_leaves_after_a_kill_too_and_the_next_o
             rows = {row["name"]: row["standing"] for row in (await status(cluster))["machines"]}
             return rows == {"harvest-1": "leaving", "harvest-2": "held"} and bool(engine.machines["harvest-1"].drained)
 
-        await cluster.until(leaving)
+        await until(leaving)
         before = len(engine.calls)
         await cluster.kill_manager()
         await cluster.start_manager()
@@ -451,7 +452,7 @@ async def test_a_machine_that_an_operator_is_claiming_is_not_deleted(tmp_path: P
         async def is_there() -> bool:
             return bool((await cluster.get("/v1/vms/harvest-1"))["state"] == "running")
 
-        await cluster.until(is_there)
+        await until(is_there)
         agent.trouble.pend = ("resize",)
         agent.polled.clear()
         claim = {"request_id": "claim", "priority": "deflatable", "on_preemption": "stop"}

@@ -20,6 +20,7 @@ from tests.manager.cluster import cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.manager.plan_events import record, report_of
 from tests.manager.plans.test_live_migration_plans import HERE, SPEC, begun, read
+from tests.waiting import until
 
 #: Once on each kind of store.
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -166,7 +167,7 @@ async def test_machines_that_are_gone_with_their_host_teach_no_more(tmp_path: Pa
         async def silent() -> bool:
             return bool((await cluster.get("/v1/hosts/host-a"))["state"] == "silent")
 
-        await cluster.until(silent)
+        await until(silent)
         assert cluster.manager is not None
         gone_at = time.time()
         assert (await cluster.call("DELETE", "/v1/hosts/host-a?lost_vms=true"))[0] == 200

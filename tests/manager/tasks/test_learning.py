@@ -30,6 +30,7 @@ from tests.manager.inventory.test_hosts import Clock, report, status
 from tests.manager.plan_events import record
 from tests.manager.tasks.test_tasks import becomes, submit, task
 from tests.matcher.pools import renewal_pool
+from tests.waiting import until
 
 DAY_S = 86_400.0
 BEGIN_S = 1e9
@@ -391,7 +392,7 @@ async def test_predictions_of_tasks_are_held_against_their_ends_and_that_outlive
             seen = [row["completion_probability"] for row in ranked["machines"]]
             return engine.machines["low-1"].usable_cores == 3 and len(seen) == 1 and seen[0] is not None
 
-        await cluster.until(known)
+        await until(known)
         # A task that takes all that the machine has: any shrink is one too many.
         await submit(cluster, "good", cores=3, restartable=True)
         await becomes(cluster, "good", "running")
@@ -439,4 +440,4 @@ async def test_what_was_learned_is_saved_again_and_again(tmp_path: Path, monkeyp
             body = await manager.store.knowledge(NAME)
             return body is not None and len(json.loads(body)["predictor"]["rows"]) == 6
 
-        await cluster.until(saved)
+        await until(saved)

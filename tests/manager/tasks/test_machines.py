@@ -22,6 +22,7 @@ from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.plan_events import placement, spec_of
 from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -57,13 +58,13 @@ async def test_a_task_goes_on_while_its_machine_moves_and_runs_all_the_time(tmp_
         await becomes(cluster, "train", "running")
         first.trouble.pend, second.trouble.pend = ("depart",), ("arrive",)
         await migrate(cluster, live=True, copy_storage=True)
-        await cluster.until(condition(lambda: "arrive" in second.arrived))
+        await until(condition(lambda: "arrive" in second.arrived))
         await looked_since(cluster, engine)
         # Others may begin there, too.
         await submit(cluster, "short", cores=1)
         await becomes(cluster, "short", "running")
         second.end_pending()
-        await cluster.until(condition(lambda: "depart" in first.arrived))
+        await until(condition(lambda: "depart" in first.arrived))
         # It has moved, and its row does not say so yet.
         here, there = first.vms["low-1"], second.vms["low-1"]
         first.vms["low-1"] = here.model_copy(update={"state": VMState.STOPPED, "current": Vector()})
@@ -90,9 +91,9 @@ async def test_a_task_on_a_vm_that_stands_still_where_it_has_just_moved_is_not_g
         await becomes(cluster, "train", "running")
         first.trouble.pend, second.trouble.pend = ("depart",), ("arrive",)
         await migrate(cluster, live=True, copy_storage=True)
-        await cluster.until(condition(lambda: "arrive" in second.arrived))
+        await until(condition(lambda: "arrive" in second.arrived))
         second.end_pending()
-        await cluster.until(condition(lambda: "depart" in first.arrived))
+        await until(condition(lambda: "depart" in first.arrived))
         here, there = first.vms["low-1"], second.vms["low-1"]
         first.vms["low-1"] = here.model_copy(update={"state": VMState.STOPPED, "current": Vector()})
         second.vms["low-1"] = there.model_copy(update={"state": VMState.PAUSED})
@@ -122,7 +123,7 @@ async def test_nothing_begins_on_a_machine_that_is_to_be_stopped_and_moved_and_w
         await becomes(cluster, "train", "running")
         first.trouble.pend = ("stop",)
         await migrate(cluster, lose_disk=True)
-        await cluster.until(condition(lambda: "stop" in first.arrived))
+        await until(condition(lambda: "stop" in first.arrived))
         await submit(cluster, "short", cores=1)
         await looked_since(cluster, engine)
         assert engine.machines["low-1"] == EngineMachine("low-1", 4, 3, drained=MOVING)
@@ -134,7 +135,7 @@ async def test_nothing_begins_on_a_machine_that_is_to_be_stopped_and_moved_and_w
             train = await task(cluster, "train")
             return bool((train["state"], train["preemptions"]) == ("running", 1))
 
-        await cluster.until(begun_again)
+        await until(begun_again)
         assert (await cluster.ended("move")).host == "host-b"
 
 

@@ -12,6 +12,7 @@ from ebbtide.messages.tasks import TaskRequest
 from tests.manager.cluster import cluster_of
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, body, condition, looked_since, submit, task
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -34,7 +35,7 @@ async def test_a_task_on_a_vm_that_goes_gets_its_signal_amid_many_submissions(
             service.wake()
             return bool((await task(cluster, "old"))["state"] == "running")
 
-        await cluster.until(runs)
+        await until(runs)
         notices: dict[str, Notice] = {}
         service.notices = lambda: notices
         ends: list[tuple[str, float]] = []
@@ -58,10 +59,10 @@ async def test_a_task_on_a_vm_that_goes_gets_its_signal_amid_many_submissions(
             await service.submit(TaskRequest.model_validate(body(f"t-{number}", cores=4)), "somebody")
         engine.unreachable.clear()
         service.wake()
-        await cluster.until(condition(lambda: bool(ends)))
+        await until(condition(lambda: bool(ends)))
         assert ends[0][0] == "signal"
         assert ends[0][1] < notices["far"].at + 1.5
-        await cluster.until(condition(lambda: given >= MANY))
+        await until(condition(lambda: given >= MANY))
 
 
 async def test_what_the_engine_does_not_take_is_not_released(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ async def test_an_engine_that_takes_no_new_attempt_lets_others_begin(tmp_path: P
         for name in ("first", "second"):
             await submit(cluster, name)
         await becomes(cluster, "first", "running")
-        await cluster.until(condition(lambda: len(engine.attempts) == 2))
+        await until(condition(lambda: len(engine.attempts) == 2))
         engine.unreachable.add("submit")
         await submit(cluster, "third")
         engine.end("first")

@@ -19,6 +19,7 @@ from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store", "quick_returns")
 RIGID: Any = {"minimum": {"cpu_cores": 3.0, "memory_mib": 600.0}, "memory_mib": 600.0}
@@ -56,7 +57,7 @@ async def preempting(cluster: Cluster, notice_s: float = 1.0) -> str:
     async def begun() -> bool:
         return bool(await cluster.events("preempting"))
 
-    await cluster.until(begun)
+    await until(begun)
     (event,) = await cluster.events("preempting")
     return str(event["vm"])
 
@@ -89,7 +90,7 @@ async def test_a_task_is_told_ended_and_begun_again_at_its_place_and_the_machine
     victim = await preempting(cluster)
     hit = await on(cluster, victim)
     (other,) = {"first", "second"} - {hit}
-    await cluster.until(condition(lambda: bool(engine.signals)))
+    await until(condition(lambda: bool(engine.signals)))
     assert engine.machines[victim].drained == PREEMPTED
     waiting = await becomes(cluster, hit, "waiting")
     assert (waiting["attempts"], waiting["preemptions"]) == (1, 1)
@@ -105,7 +106,7 @@ async def test_a_task_is_told_ended_and_begun_again_at_its_place_and_the_machine
     cluster.agents[0].end_pending()
     assert (await cluster.ended("high")).state is OperationState.DONE
     assert (await cluster.get(f"/v1/vms/{victim}"))["state"] == "preempted"
-    await cluster.until(condition(lambda: engine.machines[victim].usable_cores == 0))
+    await until(condition(lambda: engine.machines[victim].usable_cores == 0))
     assert await drained(cluster, victim) == PREEMPTED
     assert (await task(cluster, "third"))["state"] == "waiting"
     await cluster.delete("high-1")
@@ -120,7 +121,7 @@ async def test_a_preemption_that_comes_to_nothing_leaves_the_task_where_it_is(
     await two_run(cluster)
     victim = await preempting(cluster, notice_s=30.0)
     hit = await on(cluster, victim)
-    await cluster.until(condition(lambda: bool(engine.signals)))
+    await until(condition(lambda: bool(engine.signals)))
     assert "has 15 s to save its work" in (await task(cluster, hit))["sentence"]
     cluster.agents[0].trouble.fails["stop"] = "room has appeared"
     cluster.agents[0].end_pending()
@@ -130,15 +131,15 @@ async def test_a_preemption_that_comes_to_nothing_leaves_the_task_where_it_is(
         found = await task(cluster, hit)
         return found["state"] == "running" and "not preempted after all" in found["sentence"]
 
-    await cluster.until(goes_on)
-    await cluster.until(condition(lambda: engine.machines[victim].drained == ""))
+    await until(goes_on)
+    await until(condition(lambda: engine.machines[victim].drained == ""))
     # It had saved its work, and ends with what says so: then it is begun again.
     engine.end(hit, 75)
 
     async def begun_again() -> bool:
         return bool((await task(cluster, hit))["attempts"] == 2)
 
-    await cluster.until(begun_again)
+    await until(begun_again)
     assert "failed" not in {(await task(cluster, name))["state"] for name in ("first", "second", "third", "fourth")}
 
 
@@ -188,7 +189,7 @@ async def test_a_manager_that_is_killed_in_the_notice_tells_and_ends_what_is_lef
     await cluster.kill_manager()
     await cluster.start_manager()
     await cluster.ready()
-    await cluster.until(condition(lambda: len(engine.signals) == 1))
+    await until(condition(lambda: len(engine.signals) == 1))
     again = await becomes(cluster, hit, "waiting")
     assert (again["attempts"], again["preemptions"]) == (1, 1)
     assert len(engine.signals) == 1, "once for one notice"
@@ -207,7 +208,7 @@ async def test_who_asked_for_nothing_is_ended_at_once_and_who_may_not_be_begun_a
     await two_run(cluster, checkpoint_signal=None, restartable=False)
     victim = await preempting(cluster, notice_s=30.0)
     hit = await on(cluster, victim)
-    await cluster.until(condition(lambda: engine.machines[victim].drained == PREEMPTED))
+    await until(condition(lambda: engine.machines[victim].drained == PREEMPTED))
     assert (await task(cluster, hit))["state"] == "running"
     engine.end(hit, None)
     assert "not restartable" in (await becomes(cluster, hit, "failed"))["sentence"]

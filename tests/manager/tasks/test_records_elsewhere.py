@@ -14,6 +14,7 @@ from ebbtide.matcher.engines.slurm import Slurm
 from tests.manager.cluster import Cluster, cluster_of
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, submit, task
+from tests.waiting import until
 
 
 class Programs:
@@ -57,7 +58,7 @@ class Restarted:
             status = await cluster.get("/v1/engine")
             return bool(self.programs.told) or "has its record in" in status["sentence"]
 
-        await cluster.until(so)
+        await until(so)
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ async def test_tasks_go_on_where_the_directory_of_their_records_is_not_mounted(
         async def reached() -> bool:
             return bool((await cluster.get("/v1/engine"))["reachable"])
 
-        await cluster.until(reached)
+        await until(reached)
         assert restarted.programs.told == []
         assert (await task(cluster, "train"))["state"] == "running"
 

@@ -12,6 +12,7 @@ from ebbtide.matcher.match.tasks import TaskOrder
 from tests.manager.cluster import cluster_of
 from tests.manager.fake_engine import FakeEngine, Running, settings
 from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
+from tests.waiting import until
 
 
 @pytest.mark.usefixtures("each_store")
@@ -23,7 +24,7 @@ async def test_a_later_attempt_than_the_restored_one_is_no_stray_and_its_end_is_
         assert cluster.manager is not None
         backed_up = cluster.manager.tasks.unfinished["train"]
         engine.end("train", None)
-        await cluster.until(condition(lambda: len(engine.begun) == 2))
+        await until(condition(lambda: len(engine.begun) == 2))
         await becomes(cluster, "train", "running")
         await cluster.manager.store.save_tasks([backed_up])
         await cluster.kill_manager()
@@ -36,7 +37,7 @@ async def test_a_later_attempt_than_the_restored_one_is_no_stray_and_its_end_is_
         await engine.submit(before, TaskOrder("train", ("true",)))
         await cluster.start_manager()
         await looked_since(cluster, engine)
-        await cluster.until(condition(lambda: ("cancel", before) in engine.calls))
+        await until(condition(lambda: ("cancel", before) in engine.calls))
         assert ("cancel", second) not in engine.calls
         assert (await task(cluster, "train"))["attempts"] == 2
         engine.end("train", 3)

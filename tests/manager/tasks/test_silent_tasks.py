@@ -13,6 +13,7 @@ from ebbtide.matcher.match.attempts import AttemptState
 from tests.manager.cluster import Cluster, cluster_of
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -53,9 +54,9 @@ async def test_looks_at_a_record_that_nobody_touches_end_its_task(tmp_path: Path
         assert cluster.manager is not None
         cluster.manager.tasks._monotonic = itertools.count(0.0, 5.0).__next__
         shown(engine, 602.0)
-        await cluster.until(condition(lambda: any(call[0] == "cancel" for call in engine.calls)))
+        await until(condition(lambda: any(call[0] == "cancel" for call in engine.calls)))
 
         async def broken_off() -> bool:
             return bool((await task(cluster, "train"))["preemptions"] == 1)
 
-        await cluster.until(broken_off)
+        await until(broken_off)

@@ -13,6 +13,7 @@ from ebbtide.matcher.match.tasks import TaskOrder
 from tests.manager.cluster import cluster_of
 from tests.manager.fake_engine import FakeEngine, Running, settings
 from tests.manager.tasks.test_tasks import becomes, condition, looked_since, submit, task
+from tests.waiting import until
 
 
 @pytest.mark.usefixtures("each_store")
@@ -34,11 +35,11 @@ async def test_what_keeps_the_tasks_from_being_looked_after_is_said(
         assert service.works
         with monkeypatch.context() as failing:
             failing.setattr(store, "save_tasks", fails)
-            await cluster.until(condition(lambda: not service.works))
+            await until(condition(lambda: not service.works))
             said = f"the tasks could not be looked after: {why}"
             assert (await cluster.get("/v1/engine"))["sentence"] == said
             assert (await task(cluster, "train"))["sentence"] == f"it runs on far; {said}"
-        await cluster.until(condition(lambda: service.works))
+        await until(condition(lambda: service.works))
         assert (await cluster.get("/v1/engine"))["sentence"] == "it answers"
 
 
@@ -55,9 +56,9 @@ async def test_what_has_ended_is_forgotten_also_by_an_engine_that_was_away_meanw
             return sum(call[0] == "forget" for call in engine.calls) >= times
 
         # With the task's end, and once more for what no task has any more.
-        await cluster.until(condition(lambda: tried(2)))
+        await until(condition(lambda: tried(2)))
         engine.unreachable = set()
-        await cluster.until(condition(lambda: not engine.attempts))
+        await until(condition(lambda: not engine.attempts))
 
 
 @pytest.mark.usefixtures("each_store")
@@ -75,6 +76,6 @@ async def test_what_the_engine_has_lost_of_an_ended_task_is_forgotten_and_that_o
         # The key may begin with a 1, too.
         over, goes_on = (f"{name.removesuffix('.1')}.9" for name in engine.begun)
         engine.attempts |= dict.fromkeys((over, goes_on), lost)
-        await cluster.until(condition(lambda: over not in engine.attempts))
+        await until(condition(lambda: over not in engine.attempts))
         await looked_since(cluster, engine)
         assert ("forget", goes_on) not in engine.calls

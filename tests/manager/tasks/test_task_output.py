@@ -16,6 +16,7 @@ from ebbtide.matcher.match.tasks import Task, TaskOrder
 from tests.manager.cluster import Cluster, cluster_of
 from tests.manager.fake_engine import SETTINGS, FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, submit, task
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -34,7 +35,7 @@ async def test_whoever_waits_for_a_task_is_answered_when_it_ends(tmp_path: Path)
         assert (await cluster.get("/v1/tasks/train?wait_s=0.01"))["state"] == "running"
         waiting = [asyncio.create_task(cluster.get("/v1/tasks/train?wait_s=60"), name=f"wait-{n}") for n in range(2)]
         assert cluster.manager is not None
-        await cluster.until(lambda: _waits(cluster, "train"))
+        await until(lambda: _waits(cluster, "train"))
         engine.end("train")
         async with asyncio.timeout(20):
             assert [answer["state"] for answer in await asyncio.gather(*waiting)] == ["done", "done"]
@@ -56,7 +57,7 @@ async def test_whoever_waits_for_a_task_is_answered_when_the_term_ends(tmp_path:
         manager = cluster.manager
         assert manager is not None
         waiting = asyncio.create_task(manager.tasks.wait("train", 60.0), name="wait")
-        await cluster.until(lambda: _waits(cluster, "train"))
+        await until(lambda: _waits(cluster, "train"))
         await manager.tasks.stop()
         async with asyncio.timeout(20):
             assert not (await waiting).final

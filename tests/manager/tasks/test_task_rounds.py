@@ -17,6 +17,7 @@ from ebbtide.matcher.match.turns import Turn, turn
 from tests.manager.cluster import cluster_of
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, condition, submit, task
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -52,7 +53,7 @@ async def test_clients_do_not_wait_for_a_round_and_what_they_change_meanwhile_is
     async with cluster_of(tmp_path, **settings(engine)) as cluster:
         try:
             await submit(cluster, "unwanted")
-            await cluster.until(condition(held.thinks.is_set))
+            await until(condition(held.thinks.is_set))
             async with asyncio.timeout(20):
                 await submit(cluster, "late")
                 status, answer = await cluster.call("DELETE", "/v1/tasks/unwanted")
@@ -72,7 +73,7 @@ async def test_a_manager_killed_while_a_round_is_thought_over_loses_nothing(tmp_
     async with cluster_of(tmp_path, **settings(engine)) as cluster:
         try:
             await submit(cluster, "early")
-            await cluster.until(condition(held.thinks.is_set))
+            await until(condition(held.thinks.is_set))
             await submit(cluster, "late")
             await cluster.kill_manager()
         finally:

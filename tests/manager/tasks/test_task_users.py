@@ -9,6 +9,7 @@ import pytest
 from tests.manager.cluster import cluster_of
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.tasks.test_tasks import becomes, body, condition, submit, task
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("each_store")
 
@@ -29,7 +30,7 @@ async def test_tasks_of_a_user_whom_nobody_knows_wait_and_those_of_others_run(tm
     engine.unknown_users.add("gone")
     async with cluster_of(tmp_path, **settings(engine, users={"token-file": "gone"})) as cluster:
         await submit(cluster, "lost")
-        await cluster.until(condition(lambda: any(call[0] == "submit" for call in engine.calls)))
+        await until(condition(lambda: any(call[0] == "submit" for call in engine.calls)))
     async with cluster_of(tmp_path, **settings(engine, user="daemon")) as cluster:
         await submit(cluster, "mine")
         await becomes(cluster, "mine", "running")

@@ -21,6 +21,7 @@ from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.fake_engine import FakeEngine, settings
 from tests.manager.plan_events import record
+from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
@@ -44,7 +45,7 @@ async def becomes(cluster: Cluster, name: str, state: str) -> Any:
     async def is_so() -> bool:
         return bool((await task(cluster, name))["state"] == state)
 
-    await cluster.until(is_so)
+    await until(is_so)
     return await task(cluster, name)
 
 
@@ -59,7 +60,7 @@ async def looked_since(cluster: Cluster, engine: FakeEngine) -> None:
     """Until the engine was looked at after a report of each host, and what followed was done."""
     await cluster.ready()
     looks = engine.calls.count(("look",))
-    await cluster.until(condition(lambda: engine.calls.count(("look",)) > looks + 2))
+    await until(condition(lambda: engine.calls.count(("look",)) > looks + 2))
 
 
 @each_store
@@ -75,7 +76,7 @@ async def test_a_task_goes_elsewhere_where_a_machine_cannot_write_records_and_th
             found = [row["drained"] for row in (await cluster.get("/v1/engine"))["machines"]]
             return found != [] and "could not write their records there" in found[0]
 
-        await cluster.until(said)
+        await until(said)
         await looked_since(cluster, engine)
         assert (await task(cluster, "train"))["state"] == "waiting"
         assert len([call for call in engine.calls if call[0] == "release"]) == 1
@@ -189,7 +190,7 @@ async def test_an_explanation_says_what_a_task_waits_for(tmp_path: Path) -> None
             second, third = [await cluster.get(f"/v1/tasks/{name}/explanation") for name in ("second", "third")]
             return bool(second["waits_for"]) and "no machine" in third["sentence"]
 
-        await cluster.until(explained)
+        await until(explained)
         second = await cluster.get("/v1/tasks/second/explanation")
         assert (second["waits_for"], second["ahead"]) == (far, 0)
         assert f"it waits for {far}, free in" in second["sentence"]
@@ -239,13 +240,13 @@ async def test_an_explanation_has_the_probability_that_a_machine_keeps_its_cores
             agent.add_change("old", before, after, at=now - 8000.0 + (200.0 if number % 3 else 400.0) * number)
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name))
-        await cluster.until(condition(lambda: [m.usable_cores for m in engine.machines.values()] == [3, 3]))
+        await until(condition(lambda: [m.usable_cores for m in engine.machines.values()] == [3, 3]))
 
         async def known() -> bool:
             ranked = (await cluster.get("/v1/machines?duration_s=60"))["machines"]
             return [row["completion_probability"] is not None for row in ranked] == [True, True]
 
-        await cluster.until(known)
+        await until(known)
         for name in ("first", "second"):
             await submit(cluster, name, cores=3)
             await becomes(cluster, name, "running")
@@ -254,7 +255,7 @@ async def test_an_explanation_has_the_probability_that_a_machine_keeps_its_cores
         async def explained() -> bool:
             return bool((await cluster.get("/v1/tasks/averse/explanation"))["waits_for"])
 
-        await cluster.until(explained)
+        await until(explained)
         found = await cluster.get("/v1/tasks/averse/explanation")
         assert found["waits_for"] == found["offers"][0]["machine"]
         assert {offer["machine"] for offer in found["offers"]} == {"low-1", "low-2"}
@@ -269,7 +270,7 @@ async def test_an_explanation_has_the_probability_that_a_machine_keeps_its_cores
         async def behind() -> bool:
             return bool((await cluster.get("/v1/tasks/behind/explanation"))["waits_for"])
 
-        await cluster.until(behind)
+        await until(behind)
         assert (await cluster.get("/v1/tasks/behind/explanation"))["waits_for"] != found["waits_for"]
 
 
@@ -284,7 +285,7 @@ async def test_cancelling_ends_what_waits_and_what_runs(tmp_path: Path) -> None:
             assert (await cluster.call("DELETE", f"/v1/tasks/{name}"))[0] == 202
         assert "before it began" in (await becomes(cluster, "waits", "cancelled"))["sentence"]
         assert "while it ran on far" in (await becomes(cluster, "runs", "cancelled"))["sentence"]
-        await cluster.until(condition(lambda: not any(one.seen.lives for one in engine.attempts.values())))
+        await until(condition(lambda: not any(one.seen.lives for one in engine.attempts.values())))
         assert len(engine.begun) == 1
 
 
@@ -298,7 +299,7 @@ async def test_the_cores_of_the_vms_are_the_cores_of_the_machines(tmp_path: Path
     async with cluster_of(tmp_path, agent, **settings(engine)) as cluster:
         for name in ("low-1", "low-2"):
             await cluster.create(vm(name))
-        await cluster.until(condition(lambda: [m.usable_cores for m in engine.machines.values()] == [3, 3]))
+        await until(condition(lambda: [m.usable_cores for m in engine.machines.values()] == [3, 3]))
         await submit(cluster, "safe", cores=3, restartable=True)
         await submit(cluster, "once", cores=3)
         for name in ("safe", "once"):
@@ -329,9 +330,9 @@ async def test_a_vm_that_is_stopped_has_no_cores(tmp_path: Path) -> None:
     engine = FakeEngine(**{"low-1": 4})
     async with cluster_of(tmp_path, agent, **settings(engine)) as cluster:
         await cluster.create(vm("low-1"))
-        await cluster.until(condition(lambda: engine.machines["low-1"].usable_cores == 3))
+        await until(condition(lambda: engine.machines["low-1"].usable_cores == 3))
         await cluster.call("POST", "/v1/vms/low-1/stop", json={"request_id": "stop"})
-        await cluster.until(condition(lambda: engine.machines["low-1"].drained != ""))
+        await until(condition(lambda: engine.machines["low-1"].drained != ""))
         assert engine.machines["low-1"].usable_cores == 0
 
 
@@ -348,7 +349,7 @@ async def test_an_engine_that_is_away_is_said_and_tasks_wait_for_it(tmp_path: Pa
         async def said() -> bool:
             return "the engine is away" in (await cluster.get("/v1/engine"))["sentence"]
 
-        await cluster.until(said)
+        await until(said)
         assert "the engine is away" in (await task(cluster, "train"))["sentence"]
         assert (await cluster.get("/v1/engine"))["reachable"] is False
         engine.unreachable = set()
@@ -380,12 +381,12 @@ async def test_an_engine_that_refuses_something_can_be_used(tmp_path: Path) -> N
         async def said() -> bool:
             return "refused something: the engine does not want to" in (await cluster.get("/v1/engine"))["sentence"]
 
-        await cluster.until(said)
+        await until(said)
         assert (await cluster.get("/v1/engine"))["reachable"] is True
         await submit(cluster, "train")
         assert "cannot be used" not in (await becomes(cluster, "train", "running"))["sentence"]
         engine.refusing = set()
-        await cluster.until(condition(lambda: engine.machines["low-1"].usable_cores == 3))
+        await until(condition(lambda: engine.machines["low-1"].usable_cores == 3))
         await looked_since(cluster, engine)
         assert (await cluster.get("/v1/engine"))["sentence"] == "it answers"
 
@@ -431,7 +432,7 @@ async def test_a_task_that_the_engine_does_not_take_keeps_nobody_behind_it_and_i
         # Whoever was refused for another reason, and is taken then, runs.
         engine.refusing_tasks = {"late"}
         await submit(cluster, "late")
-        await cluster.until(condition(lambda: any(".late." in call[1] for call in engine.calls if call[1:])))
+        await until(condition(lambda: any(".late." in call[1] for call in engine.calls if call[1:])))
         engine.refusing_tasks = set()
         engine.end("good")
         await becomes(cluster, "late", "running")
@@ -450,7 +451,7 @@ async def test_what_is_nobodys_is_ended_also_while_the_engine_refuses_something_
         engine.refusing = {"set_usable_cores"}
         stray = engine.begun[0].removesuffix(".1") + ".9"
         await engine.submit(stray, TaskOrder("train", ("true",)))
-        await cluster.until(condition(lambda: ("cancel", stray) in engine.calls))
+        await until(condition(lambda: ("cancel", stray) in engine.calls))
 
 
 @each_store
@@ -516,7 +517,7 @@ async def all_done(cluster: Cluster, engine: FakeEngine, *names: str) -> None:
         assert not states & {"failed", "cancelled"}
         return states == {"done"}
 
-    await cluster.until(ended)
+    await until(ended)
 
 
 @each_store
@@ -529,7 +530,7 @@ async def test_an_engine_and_a_manager_that_die_again_and_again_lose_and_double_
             for number in range(3):
                 names.append(f"t-{turn}-{number}")
                 await submit(cluster, names[-1], cores=chance.choice([1, 2]), restartable=number > 0)
-            await cluster.until(condition(partial(called, engine, len(engine.calls) + chance.randrange(12))))
+            await until(condition(partial(called, engine, len(engine.calls) + chance.randrange(12))))
             for name in names:
                 if chance.random() < 0.3:
                     engine.end(name, chance.choice([0, None]))
@@ -544,7 +545,7 @@ async def test_an_engine_and_a_manager_that_die_again_and_again_lose_and_double_
             rows = (await cluster.get("/v1/tasks?limit=100"))["tasks"]
             return all(row["state"] in ("done", "failed") for row in rows)
 
-        await cluster.until(ended)
+        await until(ended)
         rows = {row["name"]: row for row in (await cluster.get("/v1/tasks?limit=100"))["tasks"]}
         assert set(rows) == set(names)
         assert len(engine.begun) == len(set(engine.begun))
@@ -572,5 +573,5 @@ async def test_strays_of_ended_tasks_are_ended_and_those_of_nobody_left_alone(tm
         doubled = TaskOrder("train", ("true",))
         await engine.submit(stray, doubled)
         await engine.submit("ebb.nobody.0a.1", doubled)
-        await cluster.until(condition(lambda: ("cancel", stray) in engine.calls))
+        await until(condition(lambda: ("cancel", stray) in engine.calls))
         assert ("cancel", "ebb.nobody.0a.1") not in engine.calls
