@@ -24,11 +24,8 @@ class Fate:
     #: Where the last operation that says so left it.
     host: str | None = None
 
-    def after(self, request: Request, row: dict[str, Any]) -> None:
-        """The next operation on it, which has ended.
-
-        :param row: the VM as the manager shows it now.
-        """
+    def after(self, request: Request) -> None:
+        """The next operation on it, which has ended."""
         assert request.end is not None
         done, said = request.end["state"] == "done", request.end["sentence"]
         if request.kind == "resize":
@@ -36,7 +33,7 @@ class Fate:
         elif request.kind == "stop":
             self.runs = False if done else None if "may have been stopped" in said else self.runs
         elif request.kind in ("start", "migrate"):
-            self._started(request, done, said, row)
+            self._started(request, done, said)
 
     def _resized(self, request: Request, done: bool, said: str) -> None:
         if done and self.spec is not None:
@@ -44,22 +41,19 @@ class Fate:
         elif "may have been changed" in said:
             self.spec = None
 
-    def _started(self, request: Request, done: bool, said: str, row: dict[str, Any]) -> None:
+    def _started(self, request: Request, done: bool, said: str) -> None:
         assert request.end is not None
         if done:
             self.runs, self.host = True, request.end["host"]
         elif "may have been started: " in said:
             self.runs = None
-        elif "did not move" in said and "is started again" in said:
-            # The manager went on by itself; where that failed the VM says so.
-            self.runs = "is off on" not in row["sentence"]
         elif "is off on" in said or "stays off" in said:
             self.runs = False
         elif " again: " in said:
             self.runs = True
 
 
-def fates(client: Client, rows: dict[str, dict[str, Any]]) -> dict[str, Fate]:
+def fates(client: Client) -> dict[str, Fate]:
     """Of every VM that was placed, by all operations that have ended, in the order in which they began."""
     found: dict[str, Fate] = {}
     ended = [request for request in client.requests if request.end is not None]
@@ -68,7 +62,7 @@ def fates(client: Client, rows: dict[str, dict[str, Any]]) -> dict[str, Fate]:
         if request.kind == "create" and request.end["state"] == "done" and request.body is not None:
             found[request.vm] = Fate(VMSpec.model_validate(request.body["vm"]), host=request.end["host"])
         elif request.vm in found:
-            found[request.vm].after(request, rows.get(request.vm, {"sentence": ""}))
+            found[request.vm].after(request)
     return found
 
 
@@ -80,7 +74,7 @@ def disagreements(
     :param preempted: VMs that ever were: whether these run is not the client's doing alone.
     """
     rows = {row["name"]: row for row in shown}
-    expected, found = fates(client, rows), []
+    expected, found = fates(client), []
     for agent in agents:
         for name, vm in agent.vms.items():
             row = rows.get(name)
