@@ -93,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         help="as `ebb host invite` prints it, works once; -: from standard input, since a command line is shown to "
         "every user of this machine [%(default)s]",
     )
-    parser.add_argument("--id", default=_own_name(), help="this host's name in the cluster [%(default)s]")
+    parser.add_argument(
+        "--id", help=f"this host's name in the cluster [what the file of options has, else {_own_name()}]"
+    )
     parser.add_argument(
         "--listen",
         help="where to serve, and to be called in the place of any `url` of before [what the file of options has, else "
@@ -153,16 +155,20 @@ async def _join(given: argparse.Namespace) -> None:
         raise HostAgentError(str(error)) from error
     print(f"{host} has joined {manager}")
     print(f"options in {given.config}, key and tokens in {directory}")
-    _settle_epoch(given, Path(old.get("state_dir", HostAgentOptions.model_fields["state_dir"].default)), leaves)
+    _settle_epoch(given, _state_dir(old), leaves)
     _start(given)
 
 
 def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | None]:
     """Host, manager and address. Raises HostAgentError for what cannot be, or would be lost."""
+    # A file that cannot be read is no reason to ask the manager first.
+    old = _options(given.config)
+    was = old.get("id", UNNAMED)
+    name = given.id or (was if was != UNNAMED else _own_name())
     try:
-        host = TypeAdapter(Name).validate_python(given.id)
+        host = TypeAdapter(Name).validate_python(name)
     except ValidationError:
-        raise HostAgentError(f"--id {given.id} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
+        raise HostAgentError(f"--id {name} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
     manager = _manager_of(given)
     parts = urlsplit(manager)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "@" in parts.netloc:
@@ -176,13 +182,18 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     # Without TLS there is no certificate to renew.
     if parts.scheme == "https" and _is_for_service(given):
         _check_directory(given.directory)
-    # A file that cannot be read is no reason to ask the manager first. Without token or certificate it joined half way.
-    old = _options(given.config)
+    # Without token or certificate it joined half way.
     files = (Path(old[name]) for name in ("token_file", "tls_certificate") if name in old)
-    named = old.get("id", UNNAMED) != UNNAMED and all(file.exists() for file in files)
+    named = was != UNNAMED and all(file.exists() for file in files)
     if not given.force and (named or (given.directory / "host.pem").exists()):
         what = given.config if named else given.directory / "host.pem"
         raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
+    state_dir = _state_dir(old)
+    if was not in (UNNAMED, host) and (state_dir / "state.json").exists():
+        raise HostAgentError(
+            f"the VMs of this host are {was}'s, and {host} would leave them as they are: join as {was} (--id); "
+            f"or stop the agent, `ebb-hostagent release`, and move {state_dir} away"
+        )
     return host, manager, listen
 
 
@@ -277,6 +288,10 @@ def _managers_in(options: Mapping[str, Any]) -> list[str]:
     """The URLs in a file of options, where one may stand alone."""
     found = options.get("manager", [])
     return [found] if isinstance(found, str) else list(found)
+
+
+def _state_dir(options: Mapping[str, Any]) -> Path:
+    return Path(options.get("state_dir", HostAgentOptions.model_fields["state_dir"].default))
 
 
 def _options(config: Path) -> dict[str, Any]:
