@@ -33,7 +33,15 @@ from ebbtide.rest.tls import client_context, is_everywhere, is_loopback
 from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
 from hostagent.errors import WAITS, HostAgentError
-from hostagent.options import MANAGER_NAME, UNNAMED, HostAgentOptions, address_of, capacity_of
+from hostagent.options import (
+    MANAGER_NAME,
+    UNNAMED,
+    HostAgentOptions,
+    address_of,
+    capacity_of,
+    notes_on,
+    unwritable_above,
+)
 from hostagent.state.files import alone_in, make_parents, replace, sync_names
 from hostagent.state.journal import Journal
 
@@ -46,8 +54,6 @@ LONGEST_TOKEN: Final = 500
 _OF_CLUSTER: Final = frozenset(
     {"url", "manager_ca", "certificate", "key", "manager_name", "tls_certificate", "tls_key", "client_ca"}
 )
-#: Where the packaged unit lets the agent write nothing: ProtectSystem=full, ProtectHome=read-only.
-_UNWRITABLE: Final = tuple(map(Path, ("/usr", "/boot", "/efi", "/etc", "/home", "/root", "/run/user")))
 #: There where systemd runs.
 SYSTEMD: Final = Path("/run/systemd/system")
 ABOUT: Final = "Join a cluster, with an invitation of `ebb host invite`."
@@ -155,7 +161,10 @@ async def _join(given: argparse.Namespace) -> None:
         raise HostAgentError(str(error)) from error
     print(f"{host} has joined {manager}")
     print(f"options in {given.config}, key and tokens in {directory}")
-    _settle_epoch(given, _state_dir(old), leaves)
+    state_dir = _directory(old, "state_dir")
+    for note in notes_on(state_dir, _directory(old, "disk_dir")) if _is_for_service(given) else ():
+        print(f"note: {note}")
+    _settle_epoch(given, state_dir, leaves)
     _start(given)
 
 
@@ -188,7 +197,7 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     if not given.force and (named or (given.directory / "host.pem").exists()):
         what = given.config if named else given.directory / "host.pem"
         raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
-    state_dir = _state_dir(old)
+    state_dir = _directory(old, "state_dir")
     if was not in (UNNAMED, host) and (state_dir / "state.json").exists():
         raise HostAgentError(
             f"the VMs of this host are {was}'s, and {host} would leave them as they are: join as {was} (--id); "
@@ -199,14 +208,12 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
 
 def _check_directory(directory: Path) -> None:
     """Raises HostAgentError where the service could not renew a certificate."""
-    place = directory.resolve()
-    for root in _UNWRITABLE:
-        if place.is_relative_to(root.resolve()):
-            raise HostAgentError(
-                f"--directory {directory}: the service ebb-hostagent can write nothing below {root}, so the "
-                f"certificate would never be renewed; give another one, like {DIRECTORY}, or --no-start where "
-                "something else runs the agent"
-            )
+    if (root := unwritable_above(directory)) is not None:
+        raise HostAgentError(
+            f"--directory {directory}: the service ebb-hostagent can write nothing below {root}, so the certificate "
+            f"would never be renewed; give another one, like {DIRECTORY}, or --no-start where something else runs the "
+            "agent"
+        )
 
 
 def _place(
@@ -290,8 +297,8 @@ def _managers_in(options: Mapping[str, Any]) -> list[str]:
     return [found] if isinstance(found, str) else list(found)
 
 
-def _state_dir(options: Mapping[str, Any]) -> Path:
-    return Path(options.get("state_dir", HostAgentOptions.model_fields["state_dir"].default))
+def _directory(options: Mapping[str, Any], name: str) -> Path:
+    return Path(options.get(name, HostAgentOptions.model_fields[name].default))
 
 
 def _options(config: Path) -> dict[str, Any]:

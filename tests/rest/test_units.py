@@ -77,6 +77,7 @@ def test_the_unit_waits_for_signs_of_life_and_for_a_clean_end(unit: str) -> None
     [
         ("reference/tasks", "ebb-manager", ["\nReadWritePaths="] * 2),
         ("internals/bandwidth", "ebb-hostagent", ["\nRestrictNamespaces=net mnt\n"]),
+        ("how-to/run-as-a-service", "ebb-hostagent", ["\nReadWritePaths="]),
     ],
 )
 def test_what_a_page_adds_to_a_unit_is_taken_by_systemd(page: str, name: str, adds: list[str], tmp_path: Path) -> None:

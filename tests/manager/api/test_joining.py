@@ -25,6 +25,7 @@ from ebbtide.rest.tls import KeyPair
 from hostagent import joining
 from hostagent.errors import HostAgentError
 from hostagent.main import main, options_of
+from hostagent.options import UNWRITABLE as LISTED
 from hostagent.options import HostAgentOptions, access_of
 from hostagent.state import files
 from hostagent.state.journal import Journal
@@ -292,7 +293,20 @@ async def test_a_directory_that_the_service_cannot_write_is_refused_before_the_i
 def test_the_unit_keeps_its_agent_from_writing_where_join_refuses_a_directory() -> None:
     unit = (Path(__file__).parents[3] / "packaging/systemd/ebb-hostagent.service").read_text(encoding="utf-8")
     assert {"ProtectSystem=full", "ProtectHome=read-only"} <= set(unit.splitlines())
-    assert {str(place) for place in joining._UNWRITABLE} == set(UNWRITABLE)
+    assert {str(place) for place in LISTED} == set(UNWRITABLE)
+
+
+async def test_a_host_is_told_what_its_service_needs_to_write_disks_and_state_before_it_is_started(
+    inviting: Inviting, started: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inviting.config.write_text('disk_dir = "/home/vms"\nstate_dir = "/etc/ebbtide/agent"\n')
+    await inviting.join()
+    said = capsys.readouterr().out
+    for name, root, directory in (("disk_dir", "/home", "/home/vms"), ("state_dir", "/etc", "/etc/ebbtide/agent")):
+        assert f"note: {name} {directory}: the packaged service can write below {root} only" in said
+        assert f" ReadWritePaths={directory}, " in said
+    await inviting.join("--force", "--no-start")
+    assert "note: " not in capsys.readouterr().out, "something else runs the agent"
 
 
 async def test_a_host_without_a_folder_for_its_options_joins(inviting: Inviting) -> None:
