@@ -16,6 +16,8 @@ from cluster_manager.api.forms import MANAGER
 from cluster_manager.manager import Manager
 from cluster_manager.options import ManagerOptions
 from cluster_manager.settings import Settings
+from cluster_manager.store.periodic import Periodic
+from cluster_manager.store.tasks import TaskNote
 from ebbtide.rest.gate import Gate
 from ebbtide.rest.listener import holding
 from ebbtide.rest.metrics.port import ADDRESS, metrics_port
@@ -29,6 +31,8 @@ log = structlog.get_logger()
 
 #: Before a certificate ends; the alert EbbtideCertificateEnds has the same.
 WARNED_BEFORE: Final = datetime.timedelta(days=30)
+#: Seconds between two looks at when it ends.
+LOOKED_EVERY_S: Final = 86_400.0
 
 
 async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | None = None) -> None:
@@ -44,6 +48,8 @@ async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | N
     manager = Manager(settings, freezes_memory=True)
     app = make_app(manager, gate.access)
     serving = gate.serve(app, settings.host, settings.port, shutdown_timeout_s=2.0)
+    failed = "that a certificate ends was not told"
+    ends = Periodic("warns that a certificate ends", lambda: tell_of_end(manager), LOOKED_EVERY_S, failed)
     tracing, alone = (given.options.tracing, given.options.metrics_port) if given is not None else (False, None)
     async with (
         exporting(tracing, "ebb-manager"),
@@ -52,19 +58,36 @@ async def serve(settings: Settings, gate: Gate, given: Given[ManagerOptions] | N
         metrics_port(held, "manager", metrics.metrics, {MANAGER: manager, metrics.LOOP: app[metrics.LOOP]}),
         reloading(gate, given),
     ):
-        await asyncio.to_thread(warn_of_end, settings.certificates(), datetime.datetime.now(datetime.UTC))
         log.info("listening", url=f"{gate.scheme}://{settings.host}:{listener.port}")
         async with app[metrics.LOOP].watching(), supervised(manager.sentence):
-            await stop.wait()
-            log.info("stopping", why="a signal asked for it")
+            ends.start()
+            try:
+                await stop.wait()
+                log.info("stopping", why="a signal asked for it")
+            finally:
+                await ends.stop()
 
 
-def warn_of_end(certificates: Iterable[bytes], now: datetime.datetime) -> None:
-    """Say in the log that the manager's certificate or the CA's ends soon: neither renews itself."""
+async def tell_of_end(manager: Manager) -> None:
+    """Warn of the end of a certificate; who leads tells webhooks, too.
+
+    :raises StoreError: they are not told.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    told = await asyncio.to_thread(warn_of_end, manager.settings.certificates(), now)
+    if told is not None and manager.leadership.leads():
+        await manager.store.save_tasks((), [TaskNote("certificate-ends", None, told)])
+
+
+def warn_of_end(certificates: Iterable[bytes], now: datetime.datetime) -> str | None:
+    """Say in the log that the manager's certificate or the CA's ends soon: neither renews itself.
+
+    :returns: the same as a sentence with its time; None: there is nothing to say.
+    """
     end = first_end(certificates)
-    if end is not None and end - now < WARNED_BEFORE:
-        log.warning(
-            "the manager's certificate, or the CA's, ends soon: then no host and no client reaches it any more",
-            ends=end.isoformat(timespec="seconds"),
-            days=round((end - now).total_seconds() / 86_400, 1),
-        )
+    if end is None or end - now >= WARNED_BEFORE:
+        return None
+    ends, then = end.isoformat(timespec="seconds"), "then no host and no client reaches it any more"
+    days = round((end - now).total_seconds() / 86_400, 1)
+    log.warning(f"the manager's certificate, or the CA's, ends soon: {then}", ends=ends, days=days)
+    return f"the manager's certificate, or the CA's, ends at {ends}: {then}"

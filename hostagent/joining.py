@@ -33,7 +33,15 @@ from ebbtide.rest.tls import client_context, is_everywhere, is_loopback
 from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
 from hostagent.errors import WAITS, HostAgentError
-from hostagent.options import MANAGER_NAME, UNNAMED, HostAgentOptions, address_of, capacity_of
+from hostagent.options import (
+    MANAGER_NAME,
+    UNNAMED,
+    HostAgentOptions,
+    address_of,
+    capacity_of,
+    notes_on,
+    unwritable_above,
+)
 from hostagent.state.files import alone_in, make_parents, replace, sync_names
 from hostagent.state.journal import Journal
 
@@ -46,8 +54,6 @@ LONGEST_TOKEN: Final = 500
 _OF_CLUSTER: Final = frozenset(
     {"url", "manager_ca", "certificate", "key", "manager_name", "tls_certificate", "tls_key", "client_ca"}
 )
-#: Where the packaged unit lets the agent write nothing: ProtectSystem=full, ProtectHome=read-only.
-_UNWRITABLE: Final = tuple(map(Path, ("/usr", "/boot", "/efi", "/etc", "/home", "/root", "/run/user")))
 #: There where systemd runs.
 SYSTEMD: Final = Path("/run/systemd/system")
 ABOUT: Final = "Join a cluster, with an invitation of `ebb host invite`."
@@ -93,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
         help="as `ebb host invite` prints it, works once; -: from standard input, since a command line is shown to "
         "every user of this machine [%(default)s]",
     )
-    parser.add_argument("--id", default=_own_name(), help="this host's name in the cluster [%(default)s]")
+    parser.add_argument(
+        "--id", help=f"this host's name in the cluster [what the file of options has, else {_own_name()}]"
+    )
     parser.add_argument(
         "--listen",
         help="where to serve, and to be called in the place of any `url` of before [what the file of options has, else "
@@ -153,16 +161,23 @@ async def _join(given: argparse.Namespace) -> None:
         raise HostAgentError(str(error)) from error
     print(f"{host} has joined {manager}")
     print(f"options in {given.config}, key and tokens in {directory}")
-    _settle_epoch(given, Path(old.get("state_dir", HostAgentOptions.model_fields["state_dir"].default)), leaves)
+    state_dir = _directory(old, "state_dir")
+    for note in notes_on(state_dir, _directory(old, "disk_dir")) if _is_for_service(given) else ():
+        print(f"note: {note}")
+    _settle_epoch(given, state_dir, leaves)
     _start(given)
 
 
 def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | None]:
     """Host, manager and address. Raises HostAgentError for what cannot be, or would be lost."""
+    # A file that cannot be read is no reason to ask the manager first.
+    old = _options(given.config)
+    was = old.get("id", UNNAMED)
+    name = given.id or (was if was != UNNAMED else _own_name())
     try:
-        host = TypeAdapter(Name).validate_python(given.id)
+        host = TypeAdapter(Name).validate_python(name)
     except ValidationError:
-        raise HostAgentError(f"--id {given.id} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
+        raise HostAgentError(f"--id {name} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
     manager = _manager_of(given)
     parts = urlsplit(manager)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "@" in parts.netloc:
@@ -176,26 +191,29 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     # Without TLS there is no certificate to renew.
     if parts.scheme == "https" and _is_for_service(given):
         _check_directory(given.directory)
-    # A file that cannot be read is no reason to ask the manager first. Without token or certificate it joined half way.
-    old = _options(given.config)
+    # Without token or certificate it joined half way.
     files = (Path(old[name]) for name in ("token_file", "tls_certificate") if name in old)
-    named = old.get("id", UNNAMED) != UNNAMED and all(file.exists() for file in files)
+    named = was != UNNAMED and all(file.exists() for file in files)
     if not given.force and (named or (given.directory / "host.pem").exists()):
         what = given.config if named else given.directory / "host.pem"
         raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
+    state_dir = _directory(old, "state_dir")
+    if was not in (UNNAMED, host) and (state_dir / "state.json").exists():
+        raise HostAgentError(
+            f"the VMs of this host are {was}'s, and {host} would leave them as they are: join as {was} (--id); "
+            f"or stop the agent, `ebb-hostagent release`, and move {state_dir} away"
+        )
     return host, manager, listen
 
 
 def _check_directory(directory: Path) -> None:
     """Raises HostAgentError where the service could not renew a certificate."""
-    place = directory.resolve()
-    for root in _UNWRITABLE:
-        if place.is_relative_to(root.resolve()):
-            raise HostAgentError(
-                f"--directory {directory}: the service ebb-hostagent can write nothing below {root}, so the "
-                f"certificate would never be renewed; give another one, like {DIRECTORY}, or --no-start where "
-                "something else runs the agent"
-            )
+    if (root := unwritable_above(directory)) is not None:
+        raise HostAgentError(
+            f"--directory {directory}: the service ebb-hostagent can write nothing below {root}, so the certificate "
+            f"would never be renewed; give another one, like {DIRECTORY}, or --no-start where something else runs the "
+            "agent"
+        )
 
 
 def _place(
@@ -277,6 +295,10 @@ def _managers_in(options: Mapping[str, Any]) -> list[str]:
     """The URLs in a file of options, where one may stand alone."""
     found = options.get("manager", [])
     return [found] if isinstance(found, str) else list(found)
+
+
+def _directory(options: Mapping[str, Any], name: str) -> Path:
+    return Path(options.get(name, HostAgentOptions.model_fields[name].default))
 
 
 def _options(config: Path) -> dict[str, Any]:

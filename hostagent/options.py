@@ -155,6 +155,26 @@ class HostAgentOptions(DaemonOptions):
     burst: float = Field(RATE.burst, description="requests of one token at once")
 
 
+#: Where the packaged unit lets the agent write nothing: ProtectSystem=full, ProtectHome=read-only.
+UNWRITABLE: Final = tuple(map(Path, ("/usr", "/boot", "/efi", "/etc", "/home", "/root", "/run/user")))
+
+
+def unwritable_above(directory: Path) -> Path | None:
+    """The one of `UNWRITABLE` in which a directory is; None: it is in none."""
+    place = directory.resolve()
+    return next((root for root in UNWRITABLE if place.is_relative_to(root.resolve())), None)
+
+
+def notes_on(state_dir: Path, disk_dir: Path) -> tuple[str, ...]:
+    """What the packaged service needs to write there, a sentence each."""
+    return tuple(
+        f"{name} {directory}: the packaged service can write below {root} only what a drop-in of its unit names: "
+        f"ReadWritePaths={directory}, which must be there when it starts"
+        for name, directory in (("state_dir", state_dir), ("disk_dir", disk_dir))
+        if (root := unwritable_above(directory)) is not None
+    )
+
+
 def url_of(options: HostAgentOptions, scheme: str) -> str:
     """Where the manager finds this API. ``scheme``: that of the server.
 

@@ -123,4 +123,6 @@ def _accelerator(options: HostAgentOptions) -> tuple[Any, str]:
         return options.accelerator, "as configured"
     image = options.image_dir
     found = probe_accelerator(image / "vmlinuz", None, options.state_dir / "accelerator.json")
+    if found.kind == "qemu":
+        log.warning("VMs are emulated, and take twice the memory beside their own", why=found.reason)
     return found.kind, found.reason

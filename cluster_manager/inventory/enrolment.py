@@ -297,8 +297,10 @@ class Enrolments:
             raise RequestError(403, f"{host} is revoked by the tokens file", "id")
 
     def _check_host(self, host: str) -> None:
-        if host in RESERVED | self._own():
-            raise RequestError(400, f"host: no host may be called {host}", "host")
+        named = host in self._own()
+        if named or host in RESERVED:
+            why = ", since the manager's certificate names it: give the host another id (--id)" if named else ""
+            raise RequestError(400, f"host: no host may be called {host}{why}", "host")
         if host in self.revoked | self._lost():
             # Its tokens follow from its id: who had them once has them still.
             raise RequestError(409, f"host: {host} is revoked for good; another id is needed", "host")

@@ -35,7 +35,7 @@ class StoredTask:
 
 @dataclass(frozen=True, slots=True)
 class TaskNote:
-    """A line of the event log about a task."""
+    """A line of the event log, about a task or about nothing that has a row."""
 
     kind: EventKind
     machine: str | None

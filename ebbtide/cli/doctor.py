@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import grp
 import importlib.metadata
 import importlib.util
 import os
@@ -21,6 +22,7 @@ from typing import Any
 import psutil
 
 from cluster_manager.options import ManagerOptions
+from cluster_manager.privileges import SERVICE_USER
 from ebbtide.cli.doctor_certificates import certificates
 from ebbtide.cli.findings import Finding
 from ebbtide.lab import kvm_device, paths, services
@@ -48,6 +50,8 @@ INSTEAD = {"libvirtd": "virtqemud"}
 DAEMONS = Path("/var/lib/ebbtide")
 #: Files that are for their owner only.
 PRIVATE = ("*.sqlite*", "*token*", "*.key", "state.json", "core-changes.jsonl", "disk.qcow2")
+#: Of those beside the manager's options the manager's group reads some.
+SECRETS = ("*token*", "*.key", "*.secret")
 #: What a lab with the demo's three guests takes of the machine at the most, MiB: they are all on its larger host, whose
 #: capacity holds them and what QEMU needs besides; the rest is for the daemons.
 MEMORY_MIB = 4096
@@ -103,6 +107,8 @@ def examine(
     findings.append(_cgroups(facts, needed=host))
     findings.append(_swap(facts))
     findings.append(_private(DAEMONS, paths.state_dir()))
+    with contextlib.suppress(KeyError):  # there is no such group: the manager's service is not here
+        findings.append(_secrets(manager.parent, grp.getgrnam(SERVICE_USER).gr_gid))
     findings.extend(certificates(datetime.datetime.now(datetime.UTC), facts, manager, agent))
     findings.extend(_room(facts, lab=lab))
     return Diagnosis(findings, facts)
@@ -284,6 +290,24 @@ def _private(*directories: Path) -> Finding:
     words = shlex.join(str(path) for path in sorted(open_to_others)[:20])
     detail = f"{len(open_to_others)} can be read by other users, like {min(open_to_others)}"
     return Finding(name="private files", ok=False, needed=False, detail=detail, fix=f"chmod go= {words}")
+
+
+def _secrets(directory: Path, group: int) -> Finding:
+    """Whether a group can read the manager's secrets that is neither root's nor this one, the service's: a copy from
+    another machine has groups by their numbers there.
+    """
+    strange, found = [], 0
+    for path in {path for pattern in SECRETS for path in directory.rglob(pattern)}:
+        with contextlib.suppress(OSError):
+            at = path.lstat()
+            found += stat.S_ISREG(at.st_mode)
+            if stat.S_ISREG(at.st_mode) and at.st_mode & 0o070 and at.st_gid not in (0, group):
+                strange.append(path)
+    if not strange:
+        return Finding(name="secrets", ok=True, needed=False, detail=f"{found} below {directory}")
+    words = shlex.join(str(path) for path in sorted(strange)[:20])
+    detail = f"{len(strange)} can be read by a group that is not the manager's, like {min(strange)}"
+    return Finding(name="secrets", ok=False, needed=False, detail=detail, fix=f"chgrp {SERVICE_USER} {words}")
 
 
 def _swap(facts: dict[str, Any]) -> Finding:

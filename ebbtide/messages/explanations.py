@@ -136,6 +136,7 @@ EventKind = Literal[
     "acquirer-not-ours",
     "adopted",
     "called-off",
+    "certificate-ends",
     "contention",
     "deflated",
     "deleted",

@@ -157,8 +157,11 @@ class LibvirtAdoption:
 
 
 def _bearing_our_metadata(connection: Any, owner: str, prefix: str) -> list[str]:
-    """Names of domains of other makers whose metadata say that this host has adopted them. Blocks."""
-    found = []
+    """Names of domains of other makers whose metadata say that this host has adopted them. Blocks.
+
+    Of those that have another owner the log tells: they have none at all where this host had another id before.
+    """
+    found, others = [], {}
     for domain in connection.listAllDomains():
         if domain.name().startswith(prefix):
             continue
@@ -166,8 +169,18 @@ def _bearing_our_metadata(connection: Any, owner: str, prefix: str) -> list[str]
             intent = intents.from_element(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
         except libvirt.libvirtError:
             continue
-        if intent is not None and intent.owner == owner and intent.adopted is not None:
+        if intent is not None and intent.owner != owner:
+            others[domain.name()] = intent.owner
+        elif intent is not None and intent.adopted is not None:
             found.append(domain.name())
+    if others:
+        log.warning(
+            "domains here belong to hosts of other ids: where no agent of theirs runs here, nobody gives back what was "
+            "taken from them. If one of the ids was this host's: stop the agent, `ebb-hostagent release --id ID`",
+            hosts=", ".join(sorted(set(others.values()))),
+            domains=", ".join(sorted(others)[:10]),
+            count=len(others),
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """Probe of the accelerator: whether this host can really run guests under KVM, found by booting one.
 
 `/dev/kvm` says nothing: on hosts whose KVM is itself virtual without hardware support it exists, opens, and hangs every
-stock kernel. So a kernel is booted with a time limit, once, and the answer is remembered.
+stock kernel. So a kernel is booted with a time limit, once, and the answer is remembered: that KVM works for good, that
+it does not for an hour, since a busy host is slow and a module can be loaded anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Literal
 
@@ -27,6 +28,8 @@ MARKER = "ebbtide-probe-ok"
 TIME_LIMIT_S = 8.0
 KVM_DEVICE = Path("/dev/kvm")
 QEMU = "qemu-system-x86_64"
+#: How long it counts that no guest booted under KVM.
+EMULATION_KEPT = timedelta(hours=1)
 _OUTPUT_BYTES = 1 << 20
 
 
@@ -52,8 +55,9 @@ def probe_accelerator(
     """The accelerator of this host: "kvm" where a guest boots under it within time_limit_s, else "qemu" (emulation).
 
     kernel: a bootable Linux image; None takes the host's own. initrd: one that prints MARKER on the serial console;
-    None takes a tiny one of ours. The answer is kept in cache_file, by the host's kernel and CPU and QEMU's version; it
-    is not kept where nothing could be booted at all (no QEMU, no kernel). Blocks for up to time_limit_s.
+    None takes a tiny one of ours. The answer is kept in cache_file, by the host's kernel and CPU and QEMU's version,
+    "qemu" for EMULATION_KEPT; it is not kept where nothing could be booted at all (no QEMU, no kernel). Blocks for up
+    to time_limit_s.
     """
     qemu_path = shutil.which(qemu)
     if qemu_path is None:
@@ -189,12 +193,15 @@ def _host_key(qemu: str) -> dict[str, str]:
 
 
 def _remembered(cache_file: Path, key: dict[str, str]) -> Accelerator | None:
-    """The answer in the file, or None where it is missing, of another host state, or not to be understood."""
+    """The answer in the file, or None where it is missing, of another host state, too old, or not to be understood."""
     try:
         stored = json.loads(cache_file.read_text(encoding="utf-8"))
         if stored["key"] != key or stored["kind"] not in ("kvm", "qemu"):
             return None
         probed_at = datetime.fromisoformat(stored["probed_at"])
+        # A clock that was set back is no reason to keep it longer.
+        if stored["kind"] == "qemu" and not timedelta() <= datetime.now(UTC) - probed_at < EMULATION_KEPT:
+            return None
         return Accelerator(stored["kind"], str(stored["reason"]), probed_at, cached=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,4 +46,28 @@ def test_files_that_other_users_can_read_are_named_with_what_closes_them(tmp_pat
     assert (found.ok, found.fix) == (
         False,
         f"chmod go= {tmp_path}/host-a/state.json {tmp_path}/manager.sqlite-wal",
+    )
+
+
+def test_secrets_that_another_group_than_the_managers_can_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tls").mkdir()
+    for name in ("token", "hosts.key", "tls/ca.key", "tls/ca.pem"):
+        (tmp_path / name).touch(0o640)
+    lstat = Path.lstat
+
+    def of_group_7(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        found[5] = 7
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", of_group_7)
+    assert doctor._secrets(tmp_path, 7).ok
+    (tmp_path / "token").chmod(0o600)
+    found = doctor._secrets(tmp_path, 8)
+    assert (found.ok, found.needed, found.fix) == (
+        False,
+        False,
+        f"chgrp ebbtide {tmp_path}/hosts.key {tmp_path}/tls/ca.key",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 from pathlib import Path
 
@@ -9,15 +11,18 @@ import pytest
 from cryptography import x509
 from structlog.testing import capture_logs
 
+from cluster_manager import serving
 from cluster_manager.configured import settings_of_all
+from cluster_manager.manager import Manager
 from cluster_manager.options import ManagerOptions
-from cluster_manager.serving import warn_of_end
+from cluster_manager.serving import serve, tell_of_end, warn_of_end
 from ebbtide.lab.state import write_private
 from ebbtide.rest.gate import Gate
 from ebbtide.rest.tls import first_end
 from tests.manager.api.test_metrics import values_of
 from tests.manager.cluster import cluster_of
 from tests.rest.pki import Pki
+from tests.waiting import until
 
 EXPIRY = "ebbtide_manager_certificate_expiry_timestamp_seconds"
 
@@ -31,11 +36,12 @@ def pki(tmp_path: Path) -> Pki:
     return Pki(tmp_path / "tls")
 
 
-def gate_of(directory: Path, pki: Pki) -> Gate:
+def options_of(directory: Path, pki: Pki) -> ManagerOptions:
     pair = pki.pair("ebb-manager")
     for name in ("token", "hosts.key"):
         write_private(directory / name, f"the-{name}")
-    options = ManagerOptions(
+    return ManagerOptions(
+        listen="127.0.0.1:0",
         database=str(directory / "manager.sqlite"),
         token_file=directory / "token",
         hosts_key_file=directory / "hosts.key",
@@ -43,7 +49,10 @@ def gate_of(directory: Path, pki: Pki) -> Gate:
         tls_key=pair.key,
         client_ca=pki.ca,
     )
-    settings, gate = settings_of_all(options)
+
+
+def gate_of(directory: Path, pki: Pki) -> Gate:
+    settings, gate = settings_of_all(options_of(directory, pki))
     assert settings.certificates() == gate.certificates()
     return gate
 
@@ -103,3 +112,30 @@ def test_a_manager_whose_certificate_ends_in_less_than_thirty_days_says_so_when_
     (said,) = logs
     assert said["log_level"] == "warning"
     assert said["days"] == pytest.approx(29, abs=0.1)
+
+
+async def test_a_manager_that_runs_on_says_again_and_again_that_its_certificate_ends(
+    tmp_path: Path, pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "LOOKED_EVERY_S", 0.01)
+    running = asyncio.create_task(serve(*settings_of_all(options_of(tmp_path, pki))))
+    with capture_logs() as logs:
+        await until(lambda: running.done() or [line["log_level"] for line in logs].count("warning") > 2)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_only_the_manager_that_leads_has_an_event_that_its_certificate_ends(tmp_path: Path, pki: Pki) -> None:
+    own = [pki.pair("ebb-manager", days=40).certificate.read_bytes()]
+    async with cluster_of(tmp_path, certificates=lambda: own) as cluster:
+        assert cluster.manager is not None
+        await tell_of_end(cluster.manager)
+        assert not (await cluster.get("/v1/events"))["events"]
+        own[:] = [pki.pair("ebb-manager", days=20).certificate.read_bytes()]
+        await tell_of_end(cluster.manager)
+        await tell_of_end(Manager(cluster.manager.settings))
+        (event,) = (await cluster.get("/v1/events?kind=certificate-ends"))["events"]
+    ends = end_of(tmp_path / "tls/ebb-manager.pem").isoformat(timespec="seconds")
+    assert f" ends at {ends}: " in event["sentence"]

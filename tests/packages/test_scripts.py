@@ -97,6 +97,16 @@ def test_an_upgrade_stops_nothing(machine: Machine) -> None:
     assert machine.run("debian/prerm", "upgrade", "1.2") == (0, [], "")
 
 
+def test_only_a_removal_takes_compiled_code_along(machine: Machine) -> None:
+    compiled = machine.folder / "usr/lib/ebbtide/ebb/__pycache__"
+    compiled.mkdir(parents=True)
+    for words in (("upgrade", "1.2"), ("failed-upgrade", "1.2"), ("deconfigure", "in-favour", "other", "1")):
+        assert machine.run("debian/prerm", *words)[0] == 0
+        assert compiled.exists(), words
+    assert machine.run("debian/prerm", "remove")[0] == 0
+    assert not compiled.exists()
+
+
 def lab_is_up(machine: Machine) -> Path:
     record = machine.folder / "var/lib/ebbtide/lab/lab.json"
     record.parent.mkdir()

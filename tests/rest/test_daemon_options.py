@@ -228,6 +228,19 @@ def test_the_check_refuses_what_the_host_agent_would_end_with(tmp_path: Path, li
         config.checked(config.Daemon.HOSTAGENT, file)
 
 
+@pytest.mark.parametrize(("line", "noted"), [('disk_dir = "/home/vms"', "disk_dir /home/vms"), ("", None)])
+def test_the_check_names_a_directory_in_which_the_packaged_service_may_not_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, noted: str | None
+) -> None:
+    write_private(tmp_path / "token", "token-of-this-host")
+    file = tmp_path / "hostagent.toml"
+    file.write_text(f'id = "host-a"\ncapacity = "auto"\ntoken_file = "{tmp_path / "token"}"\n{line}\n')
+    config.check(file, to=Printing())
+    printed = capsys.readouterr()
+    assert "the hostagent can start with it" in printed.out
+    assert printed.err.startswith(f"note: {file}: {noted}: the packaged service") if noted else not printed.err
+
+
 def test_the_check_looks_for_the_directory_of_the_store(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privileges, "SERVICE_USER", "nobody-of-this-name")
     monkeypatch.setattr(privileges, "SYSTEMD", Path("/nowhere"))

@@ -52,6 +52,10 @@ def test_the_unit_hides_nothing_that_its_daemon_reads(unit: str, setting: str) -
     assert f"\n{setting}=" not in (UNITS / f"{unit}.service").read_text(encoding="utf-8")
 
 
+def test_the_end_of_the_manager_takes_no_shared_memory_of_tasks_that_run_as_its_user() -> None:
+    assert "\nRemoveIPC=yes" not in (UNITS / "ebb-manager.service").read_text(encoding="utf-8")
+
+
 def test_the_manager_begins_when_users_of_tasks_can_be_looked_up() -> None:
     text = (UNITS / "ebb-manager.service").read_text(encoding="utf-8")
     ordering = [word for line in text.splitlines() if line.startswith("After=") for word in line[6:].split()]
@@ -73,6 +77,7 @@ def test_the_unit_waits_for_signs_of_life_and_for_a_clean_end(unit: str) -> None
     [
         ("reference/tasks", "ebb-manager", ["\nReadWritePaths="] * 2),
         ("internals/bandwidth", "ebb-hostagent", ["\nRestrictNamespaces=net mnt\n"]),
+        ("how-to/run-as-a-service", "ebb-hostagent", ["\nReadWritePaths="]),
     ],
 )
 def test_what_a_page_adds_to_a_unit_is_taken_by_systemd(page: str, name: str, adds: list[str], tmp_path: Path) -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from hostagent.mechanisms.accelerator import MARKER, probe_accelerator
+from hostagent import running
+from hostagent.mechanisms.accelerator import MARKER, Accelerator, probe_accelerator
+from hostagent.options import HostAgentOptions
+
+OPTIONS = HostAgentOptions(id="host-a", capacity="auto", token_file=Path("token"))
 
 
 class Bench:
@@ -31,8 +38,8 @@ class Bench:
         )
         self.qemu.chmod(0o755)
 
-    def probe(self, kernel: Path | None = None, time_limit_s: float = 5.0) -> tuple[str, str, bool]:
-        found = probe_accelerator(
+    def found(self, kernel: Path | None = None, time_limit_s: float = 5.0) -> Accelerator:
+        return probe_accelerator(
             kernel or self.kernel,
             None,
             self.cache,
@@ -40,6 +47,9 @@ class Bench:
             kvm_device=self.device,
             time_limit_s=time_limit_s,
         )
+
+    def probe(self, kernel: Path | None = None, time_limit_s: float = 5.0) -> tuple[str, str, bool]:
+        found = self.found(kernel, time_limit_s)
         return found.kind, found.reason, found.cached
 
     def boots(self) -> int:
@@ -83,6 +93,34 @@ def test_the_outcome_of_a_boot_is_remembered(bench: Bench) -> None:
     first = bench.probe()
     assert bench.probe() == (first[0], first[1], True)
     assert bench.boots() == 1
+
+
+@pytest.mark.parametrize("hours", [2, -2], ids=["long ago", "in the future"])
+@pytest.mark.parametrize(("does", "again"), [("exit 1", True), (f"echo {MARKER}", False)], ids=["qemu", "kvm"])
+def test_that_kvm_works_is_remembered_for_good_and_that_it_does_not_for_an_hour(
+    bench: Bench, hours: int, does: str, again: bool
+) -> None:
+    bench.qemu_does(does)
+    bench.probe()
+    stored = json.loads(bench.cache.read_text())
+    then = datetime.fromisoformat(stored["probed_at"]) - timedelta(hours=hours)
+    bench.cache.write_text(json.dumps(stored | {"probed_at": then.isoformat()}))
+    bench.qemu_does(f"echo {MARKER}")
+    assert bench.probe()[::2] == ("kvm", not again)
+
+
+def test_an_agent_says_in_its_log_that_its_vms_are_emulated_and_why(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.qemu_does("echo 'no such CPU' >&2; exit 1")
+    monkeypatch.setattr(running, "probe_accelerator", lambda *_: bench.found())
+    with capture_logs() as logs:
+        assert running._accelerator(OPTIONS)[0] == "qemu"
+        assert [(one["log_level"], "no such CPU" in one["why"]) for one in logs] == [("warning", True)]
+        bench.qemu_does(f"echo {MARKER}", version="QEMU emulator version 2")
+        assert running._accelerator(OPTIONS)[0] == "kvm"
+        assert running._accelerator(OPTIONS.model_copy(update={"accelerator": "qemu"}))[0] == "qemu"
+    assert len(logs) == 1
 
 
 def test_another_qemu_is_tried_again(bench: Bench) -> None:

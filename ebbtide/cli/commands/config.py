@@ -19,7 +19,7 @@ from ebbtide.cli.output import print_error
 from ebbtide.errors import EbbError
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, collect, example_of
-from hostagent.options import HostAgentOptions, access_of, is_unnamed
+from hostagent.options import HostAgentOptions, access_of, is_unnamed, notes_on
 
 
 class Daemon(enum.StrEnum):
@@ -88,7 +88,7 @@ def _checks_as(daemon: Daemon) -> str:
 
 
 def _looked(daemon: Daemon, path: Path) -> tuple[list[str], list[str]]:
-    """What keeps the daemon from its start, and what it would warn of."""
+    """What keeps the daemon from its start, and notes on the rest."""
     try:
         return [], list(checked(daemon, path))
     except AccessError as error:
@@ -96,7 +96,7 @@ def _looked(daemon: Daemon, path: Path) -> tuple[list[str], list[str]]:
 
 
 def checked(daemon: Daemon, path: Path) -> tuple[str, ...]:
-    """What the daemon would warn of at its start.
+    """What the daemon would warn of at its start, or its service may lack.
 
     :raises AccessError: what keeps it from that, a sentence a line.
     """
@@ -126,7 +126,7 @@ def checked(daemon: Daemon, path: Path) -> tuple[str, ...]:
             check_files(asked.options, access_of(asked.options))
         except (AccessError, HostAgentError) as error:
             raise AccessError(asked.said(str(error))) from None
-        return ()
+        return notes_on(asked.options.state_dir, asked.options.disk_dir)
 
 
 def _check_directory(directory: Path) -> None:

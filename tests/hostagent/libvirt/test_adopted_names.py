@@ -6,15 +6,19 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from hostagent.errors import AdoptedUnknown, HypervisorError, HypervisorTimeout
 from hostagent.libvirt import adopted
 from hostagent.libvirt.adopted import LOOK_AGAIN_S, AdoptedDomains, LibvirtAdoption
 from hostagent.libvirt_connection import LibvirtConnection
+from hostagent.state import intents
 from hostagent.state.intents import Before, Intent
+from tests.hostagent.libvirt.test_moves import INTENT
 
 
 def test_names_are_on_the_disk_before_they_take_the_place_of_the_old_ones(
@@ -120,3 +124,23 @@ async def test_a_domain_that_is_adopted_again_while_it_is_given_back_is_among_ou
     adoption = LibvirtAdoption("host-a", cast(LibvirtConnection, _Refusing(None, None)), None)
     await asyncio.gather(adoption.give_back("web", Before()), adoption.take_over("web", cast(Intent, None)))
     assert adoption.names.names() == {"web"}
+
+
+async def test_an_agent_says_once_that_domains_here_belong_to_a_host_of_another_id() -> None:
+    def domain(name: str, owner: str) -> Any:
+        text = intents.to_element(INTENT.model_copy(update={"owner": owner}))
+        return SimpleNamespace(name=lambda: name, metadata=lambda *_: text)
+
+    there = [domain("ebb-host-b-web", "host-b"), domain("db", "host-b"), domain("ebb-host-a-web", "host-a")]
+
+    class Connection:
+        async def call(self, function: Any, limit_s: float) -> Any:
+            return function(SimpleNamespace(listAllDomains=lambda: there))
+
+    adoption = LibvirtAdoption("host-a", cast(LibvirtConnection, Connection()), None)
+    with capture_logs() as logs:
+        await adoption.look_once()
+        await adoption.look_once()
+    assert [(one["log_level"], one["hosts"], one["domains"], one["count"]) for one in logs] == [
+        ("warning", "host-b", "db, ebb-host-b-web", 2)
+    ]

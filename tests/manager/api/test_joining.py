@@ -25,6 +25,7 @@ from ebbtide.rest.tls import KeyPair
 from hostagent import joining
 from hostagent.errors import HostAgentError
 from hostagent.main import main, options_of
+from hostagent.options import UNWRITABLE as LISTED
 from hostagent.options import HostAgentOptions, access_of
 from hostagent.state import files
 from hostagent.state.journal import Journal
@@ -217,6 +218,37 @@ async def test_a_host_that_joins_its_cluster_again_keeps_the_epoch_and_is_told_h
     ) in capsys.readouterr().out
 
 
+async def test_a_host_whose_vms_have_its_name_gets_no_other_one_before_they_are_given_back(
+    inviting: Inviting, tmp_path: Path
+) -> None:
+    state = followed(inviting, tmp_path, inviting.manager.authority.pem)
+    before = inviting.config.read_text()
+    with pytest.raises(HostAgentError, match=f"are host-b's, and host-c .*`ebb-hostagent release`, and move {state} "):
+        await inviting.join("--force", "--id", "host-c")
+    assert (inviting.asked, inviting.config.read_text()) == ([], before)
+    state.rename(tmp_path / "away")
+    token = (await inviting.manager.invite(InvitationRequest())).token
+    await inviting.join("--force", "--id", "host-c", token=token)
+    assert inviting.options["id"] == "host-c"
+
+
+def test_a_host_has_the_id_in_its_options_unless_it_is_told_another_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(joining, "_own_name", lambda: "kvm-7")
+    config = tmp_path / "hostagent.toml"
+    words = ["https://192.0.2.1:7100", "--config", str(config), "--directory", str(tmp_path)]
+
+    def found(*more: str) -> str:
+        return joining._checked(joining._parser().parse_args([*words, *more]))[0]
+
+    assert found() == "kvm-7"
+    config.write_text('id = "..."\n')
+    assert found() == "kvm-7"
+    config.write_text(f'id = "host-b"\nstate_dir = "{tmp_path}"\ntoken_file = "{tmp_path}/none"\n')
+    assert (found(), found("--id", "host-c")) == ("host-b", "host-c")
+
+
 async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
     inviting: Inviting, started: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,7 +293,20 @@ async def test_a_directory_that_the_service_cannot_write_is_refused_before_the_i
 def test_the_unit_keeps_its_agent_from_writing_where_join_refuses_a_directory() -> None:
     unit = (Path(__file__).parents[3] / "packaging/systemd/ebb-hostagent.service").read_text(encoding="utf-8")
     assert {"ProtectSystem=full", "ProtectHome=read-only"} <= set(unit.splitlines())
-    assert {str(place) for place in joining._UNWRITABLE} == set(UNWRITABLE)
+    assert {str(place) for place in LISTED} == set(UNWRITABLE)
+
+
+async def test_a_host_is_told_what_its_service_needs_to_write_disks_and_state_before_it_is_started(
+    inviting: Inviting, started: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inviting.config.write_text('disk_dir = "/home/vms"\nstate_dir = "/etc/ebbtide/agent"\n')
+    await inviting.join()
+    said = capsys.readouterr().out
+    for name, root, directory in (("disk_dir", "/home", "/home/vms"), ("state_dir", "/etc", "/etc/ebbtide/agent")):
+        assert f"note: {name} {directory}: the packaged service can write below {root} only" in said
+        assert f" ReadWritePaths={directory}, " in said
+    await inviting.join("--force", "--no-start")
+    assert "note: " not in capsys.readouterr().out, "something else runs the agent"
 
 
 async def test_a_host_without_a_folder_for_its_options_joins(inviting: Inviting) -> None:
