@@ -121,7 +121,7 @@ class Harvest:
         if self._lacking(size).is_zero():
             return
         until = _now() + SHRINK_S
-        async with self._host.claimed(SHRINK_S / 2, _is_no_harvest) as claim:
+        async with self._host.reclaiming(), self._host.claimed(SHRINK_S / 2, _is_no_harvest) as claim:
             await self._host.sample()
             need = self._lacking(size)
             targets = split_need([vm.row() for vm in claim.vms if vm.name != besides], need).targets

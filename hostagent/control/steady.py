@@ -8,6 +8,7 @@ the VM goes first.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ from hostagent.vm.managed_vm import ManagedVM
 LOOK_S: Final = 10.0
 #: Time for one step, in seconds: what it does not give by then stays where it is.
 STEP_LIMIT_S: Final = 20.0
+#: How long after a reclaim nothing is given: whoever it was for is charged by then, in seconds.
+SPOKEN_FOR_S: Final = 15.0
 #: A VM to which memory is given back again and again is written down once in so many seconds.
 NOTE_S: Final = 300.0
 
@@ -189,7 +192,9 @@ class Steady:
             at_rest = (Phase.SETTLED, Phase.STOPPED, Phase.ADMITTING)
             quiet = all(vm.intent.phase in at_rest for vm in host.vms.values())
             rows = [_row(vm, vm in claim.vms, quiet) for vm in host.resizable()]
-            steps = self._trimmer.steps(_now(), rows, host.free().memory_mib, host.reserve_mib)
+            spoken_for = host.reclaims > 0 or _now() - host.reclaimed_at < SPOKEN_FOR_S
+            room_mib = 0.0 if spoken_for else math.inf
+            steps = self._trimmer.steps(_now(), rows, host.free().memory_mib, host.reserve_mib, room_mib)
             request_id = f"{STEADY}{uuid.uuid4().hex[:12]}"
             body = {"request_id": request_id, "deadline_s": STEP_LIMIT_S, "gently": True}
             targets = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -134,6 +135,9 @@ class Host:
     reserve_mib: float = 0.0
     steady_taken_mib: float = 0.0
     steady_given_mib: float = 0.0
+    #: Reclaims that are under way, and when the last one ended (monotonic seconds): what they free is spoken for.
+    reclaims: int = 0
+    reclaimed_at: float = -math.inf
     #: What an operator has the host do.
     modes: Modes = field(init=False)
 
@@ -250,6 +254,16 @@ class Host:
             yield claim
         finally:
             claim.keep([])
+
+    @contextlib.asynccontextmanager
+    async def reclaiming(self) -> AsyncIterator[None]:
+        """Free room for somebody who will be charged with it only after this."""
+        self.reclaims += 1
+        try:
+            yield
+        finally:
+            self.reclaims -= 1
+            self.reclaimed_at = now()
 
     @contextlib.asynccontextmanager
     async def locked_until(self, vm: ManagedVM, until: float) -> AsyncIterator[None]:

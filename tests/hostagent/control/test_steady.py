@@ -307,3 +307,21 @@ async def test_a_step_that_has_not_begun_to_take_gives_way_to_an_operation_that_
 async def test_two_settings_at_once_are_both_kept(client: Client, host: Host) -> None:
     await asyncio.gather(setting(client, enabled=True), setting(client, reserve_mib=64.0))
     assert (host.journal.steady.enabled, host.journal.steady.reserve_mib) == (True, 64.0)
+
+
+async def test_what_a_reclaim_frees_is_given_to_nobody_until_whoever_it_is_for_can_be_charged(
+    client: Client, host: Host, idle_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, slow = idle_vms
+    slow.application = "hang"
+    await setting(client, enabled=True, reserve_mib=0.0)
+    body = {"request_id": "r", "need": {"memory_mib": 800.0}, "deadline_s": 3.0}
+    assert (await client.post("/v1/reclaims", json=body)).status == 202
+    await until(lambda: first.bound_mib < 1024 and host.vms["low-1"].intent.phase is Phase.SETTLED)
+    freed, first.used_mib = first.bound_mib, first.bound_mib - 60.0  # missed, and no pressure yet
+    await until(lambda: not host.reclaims)
+    assert first.bound_mib == freed
+    await asyncio.sleep(0.5)
+    assert first.bound_mib == freed
+    monkeypatch.setattr(steady, "SPOKEN_FOR_S", 0.0)
+    await until(lambda: first.bound_mib > freed)
