@@ -18,6 +18,7 @@ from typing import Any, Final
 import structlog
 
 from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.sharing.harvest import harvested
 from ebbtide.deflation.sharing.reserve import REFILL_S, ReserveLearner, reserve_of
 from ebbtide.deflation.trimming import Step, Trimmer, TrimRow
 from ebbtide.messages.commands import SteadyCommand, SteadyStatus
@@ -194,7 +195,10 @@ class Steady:
             rows = [_row(vm, vm in claim.vms, quiet) for vm in host.resizable()]
             spoken_for = host.reclaims > 0 or _now() - host.reclaimed_at < SPOKEN_FOR_S
             room_mib = 0.0 if spoken_for else math.inf
-            steps = self._trimmer.steps(_now(), rows, host.free().memory_mib, host.reserve_mib, room_mib)
+            # Harvest VMs get back no more than their budget leaves: a reclaim has revoked it, and counts on that room.
+            budget = host.journal.budget.room.less(harvested([vm.allocation() for vm in host.vms.values()]))
+            free_mib = host.free().memory_mib
+            steps = self._trimmer.steps(_now(), rows, free_mib, host.reserve_mib, room_mib, budget.memory_mib)
             request_id = f"{STEADY}{uuid.uuid4().hex[:12]}"
             body = {"request_id": request_id, "deadline_s": STEP_LIMIT_S, "gently": True}
             targets = {

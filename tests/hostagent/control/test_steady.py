@@ -325,3 +325,21 @@ async def test_what_a_reclaim_frees_is_given_to_nobody_until_whoever_it_is_for_c
     assert first.bound_mib == freed
     monkeypatch.setattr(steady, "SPOKEN_FOR_S", 0.0)
     await until(lambda: first.bound_mib > freed)
+
+
+async def test_a_harvest_vm_whose_budget_was_revoked_is_given_nothing_back(
+    client: Client, command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steady, "SPOKEN_FOR_S", 0.0)
+    sizes = {"minimum": {"memory_mib": 512.0}, "ceiling": {"cpu_cores": 3.0, "memory_mib": 1024.0}}
+    vm = low_vm("spare", priority="harvest", **sizes)
+    assert (await command("POST", "/v1/vms", {"request_id": "c", "vm": vm})).state == "done"
+    await until(lambda: host.vms["spare"].link.connected)
+    domain = world.domains["ebb-host-a.spare"]
+    domain.cache_mib, domain.major_faults, domain.stalled_us = 0.0, 0, 0
+    assert (await reclaim(command, memory_mib=400.0)).state == "done"
+    await setting(client, enabled=True, reserve_mib=0.0)
+    freed, domain.used_mib = domain.bound_mib, domain.bound_mib - 60.0
+    await asyncio.sleep(0.8)
+    assert domain.bound_mib == freed
+    assert host.vms["spare"].pressure.sentence == ""
