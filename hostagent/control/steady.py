@@ -8,7 +8,6 @@ the VM goes first.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 import uuid
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from ebbtide.deflation.trimming import Step, Trimmer, TrimRow
 from ebbtide.messages.commands import SteadyCommand, SteadyStatus
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.clock import now as _now
+from hostagent.control.start_admission import past_pressure
 from hostagent.errors import HostAgentError
 from hostagent.state.history import STEADY
 from hostagent.state.intents import Phase, Request
@@ -194,7 +194,8 @@ class Steady:
             quiet = all(vm.intent.phase in at_rest for vm in host.vms.values())
             rows = [_row(vm, vm in claim.vms, quiet) for vm in host.resizable()]
             spoken_for = host.reclaims > 0 or _now() - host.reclaimed_at < SPOKEN_FOR_S
-            room_mib = 0.0 if spoken_for else math.inf
+            # What a VM under pressure waits for is its own: the reserve lacks it all the same.
+            room_mib = 0.0 if spoken_for else past_pressure(host, (), host.free())[0].memory_mib
             # Harvest VMs get back no more than their budget leaves: a reclaim has revoked it, and counts on that room.
             budget = host.journal.budget.room.less(harvested([vm.allocation() for vm in host.vms.values()]))
             free_mib = host.free().memory_mib

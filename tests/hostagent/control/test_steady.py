@@ -21,6 +21,7 @@ from hostagent.vm.host import Host, plan_all
 from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.control.test_pressure import press
 from tests.hostagent.doing import host_idle, reclaim
 from tests.hostagent.world import Domain, World
 from tests.waiting import until
@@ -343,3 +344,22 @@ async def test_a_harvest_vm_whose_budget_was_revoked_is_given_nothing_back(
     await asyncio.sleep(0.8)
     assert domain.bound_mib == freed
     assert host.vms["spare"].pressure.sentence == ""
+
+
+async def test_what_a_vm_under_pressure_wants_is_not_given_to_another_one_that_misses_memory(
+    client: Client, command: Command, host: Host, idle_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def later(*of_whom: Any) -> None:
+        """The response waits for those that are to give first."""
+
+    monkeypatch.setattr(steady, "SPOKEN_FOR_S", 0.0)
+    monkeypatch.setattr(reconciler, "respond_to_pressure_of", later)
+    assert (await reclaim(command, memory_mib=800.0)).state == "done"
+    host.memory_available_mib = lambda: host.slice.reserve_mib + 300.0
+    misses, pressed = idle_vms
+    press(pressed)
+    await until(lambda: host.vms["low-2"].pressure.wants.memory_mib == 400.0)
+    await setting(client, enabled=True, reserve_mib=0.0)
+    freed, misses.used_mib = misses.bound_mib, misses.bound_mib - 60.0
+    await asyncio.sleep(0.8)
+    assert misses.bound_mib == freed
