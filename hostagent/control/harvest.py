@@ -188,7 +188,7 @@ class Harvest:
         """Who of these VMs may grow to what now."""
         host = self._host
         # What comes free belongs to a guest under pressure first.
-        if not host.modes.does(HostEvent.HARVEST) or any(vm.pressure.sentence for vm in host.vms.values()):
+        if not host.modes.does(HostEvent.HARVEST) or host.under_pressure():
             return {}
         others = [vm.allocation() for vm in self._harvest_vms() if vm not in vms]
         budget = host.journal.budget.room.less(harvested(others))

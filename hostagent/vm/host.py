@@ -211,6 +211,10 @@ class Host:
         """VMs whose size may be changed now, those included whose last resize is still to be tried again."""
         return [vm for vm in self.vms.values() if vm.resizable]
 
+    def under_pressure(self) -> list[ManagedVM]:
+        """VMs whose guests are: one that is off wants nothing, also where it goes on later where it was saved."""
+        return [vm for vm in self.vms.values() if vm.pressure.sentence and vm.intent.phase is not Phase.STOPPED]
+
     def check_resizable(self, vm: ManagedVM) -> None:
         """:raises RequestRefused: the VM's size cannot be changed now (409)."""
         if not self.holds(vm) or vm not in self.resizable():
