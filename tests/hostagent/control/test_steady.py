@@ -363,3 +363,27 @@ async def test_what_a_vm_under_pressure_wants_is_not_given_to_another_one_that_m
     freed, misses.used_mib = misses.bound_mib, misses.bound_mib - 60.0
     await asyncio.sleep(0.8)
     assert misses.bound_mib == freed
+
+
+async def test_while_an_operation_keeps_trimming_waiting_it_is_named_and_its_time_says_nothing_of_a_refill(
+    client: Client, host: Host, idle_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, moves, watching = 0.0, host.vms["low-1"], Steady(host)
+    monkeypatch.setattr(steady, "_now", lambda: clock)
+    monkeypatch.setattr(trimming.Trimmer, "is_filling", lambda self, free_mib, reserve_mib: False)
+    await setting(client, enabled=True, reserve_mib=200.0)
+
+    async def round_with(free_mib: float, phase: Phase) -> None:
+        host.memory_available_mib = lambda: host.slice.reserve_mib + free_mib
+        moves.record.intent = moves.intent.changed(phase=phase)
+        await watching._round()
+
+    await round_with(100.0, Phase.SETTLED)
+    assert "low-1" not in watching.status().sentence
+    await round_with(100.0, Phase.LEAVING)
+    assert watching.status().sentence.endswith("trimming waits until the operation on low-1 has ended")
+    clock += 86_400.0
+    await round_with(100.0, Phase.LEAVING)
+    clock += 100.0
+    await round_with(1000.0, Phase.SETTLED)
+    assert watching.status().refill_s == REFILL_S - 50.0
