@@ -58,9 +58,9 @@ def mounts(mountinfo: str) -> list[Mount]:
         if len(words) < 5 or len(kinds) < 3:
             continue
         if kinds[0] == "cgroup2":
-            found.append(Mount(2, (), words[3], _unescaped(words[4])))
+            found.append(Mount(2, (), _unescaped(words[3]), _unescaped(words[4])))
         elif kinds[0] == "cgroup":
-            found.append(Mount(1, tuple(kinds[2].split(",")), words[3], _unescaped(words[4])))
+            found.append(Mount(1, tuple(kinds[2].split(",")), _unescaped(words[3]), _unescaped(words[4])))
     return found
 
 
@@ -398,12 +398,20 @@ def vcpu_groups(pid: int, proc: str = "/proc") -> dict[int, VcpuGroup]:
     tasks = os.path.join(proc, str(pid), "task")
     try:
         for thread in os.listdir(tasks):
-            match = _VCPU_THREAD.match(read(os.path.join(tasks, thread, "comm")))
+            match = _VCPU_THREAD.match(_comm(os.path.join(tasks, thread)))
             if match:
                 found[int(match.group(1))] = VcpuGroup(pid, int(thread), proc)
     except OSError as error:
         raise CgroupError(f"the threads of process {pid} cannot be read: {error}") from error
     return found
+
+
+def _comm(thread: str) -> str:
+    """The name of a thread; empty where it has ended since it was listed: QEMU's pool threads come and go."""
+    try:
+        return read(os.path.join(thread, "comm"))
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def kernel_lacks_limits(mountinfo: str) -> str:

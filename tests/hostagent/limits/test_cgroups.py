@@ -112,6 +112,12 @@ def test_escaped_mount_points_and_strange_lines_are_read() -> None:
     assert cgroups.mounts(text) == [Mount(1, ("rw", "memory"), "/", "/a b")]
 
 
+def test_a_subtree_whose_name_holds_a_backslash_as_units_of_systemd_do_is_found(host: Host) -> None:
+    host.process("0::/a\\x2db.scope/vm\n", "26 23 0:23 /a\\134x2db.scope {root} rw - cgroup2 cgroup2 rw\n")
+    host.group("vm", cpu__max="max 100000\n")
+    assert group_directory("cpu", str(PID), str(host.proc)) == (2, str(host.root / "vm"))
+
+
 def test_a_process_in_no_group_and_a_controller_that_is_not_there_are_errors(host: Host) -> None:
     with pytest.raises(CgroupError, match="4711"):
         host.memory()
@@ -154,6 +160,13 @@ def test_quota_and_throttling_are_read_by_vcpu(v1: Host) -> None:
     groups = vcpu_groups(PID, str(v1.proc))
     assert {number: group.quota() for number, group in groups.items()} == {0: None, 1: 0.5}
     assert groups[1].times() == VcpuTimes(10, 4)
+
+
+def test_a_thread_that_ends_while_the_vcpus_are_looked_for_is_passed_over(v1: Host) -> None:
+    v1.thread(100, "CPU 0/KVM\n", "4:cpu,cpuacct:/machine/qemu-1-x/vcpu0\n")
+    v1.group("cpu,cpuacct/machine/qemu-1-x/vcpu0", cpu__cfs_quota_us="-1\n")
+    (v1.proc / str(PID) / "task" / "91").mkdir()  # its files are gone
+    assert list(vcpu_groups(PID, str(v1.proc))) == [0]
 
 
 def test_version_2_has_its_quota_in_one_file(host: Host) -> None:
