@@ -61,6 +61,8 @@ class HostFacts:
     qemu_version: int = 0
     #: Why vCPUs under a quota have no bursts; empty where they have.
     no_burst: str = ""
+    #: Why the kernel limits the CPU time of no VM; empty where it does.
+    no_quota: str = ""
     #: Why the kernel limits the memory of no VM as it must be; empty where it does.
     no_limit: str = ""
     #: Whether its VMs' cold pages become free first.
@@ -261,7 +263,7 @@ class _Domain:
 
     def _quota(self) -> list[_Obstacle]:
         if self.facts.cgroups != "none":
-            return []
+            return [_Obstacle(self.facts.no_quota)] if self.facts.no_quota else []
         return [_Obstacle("no cgroup file system is mounted on the host", fixes.cgroups())]
 
     def _balloon(self) -> list[_Obstacle]:

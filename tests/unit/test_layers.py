@@ -44,6 +44,8 @@ NO_SWAP = dataclasses.replace(FACTS, swap_total_mib=0, swap_free_mib=0)
 FULL_SWAP = dataclasses.replace(FACTS, swap_free_mib=3)
 OLD_KERNEL = dataclasses.replace(FACTS, no_limit=cgroups.NO_RECLAIM)
 NO_MEMORY_GROUPS = dataclasses.replace(FACTS, no_limit=cgroups.NO_MEMORY_GROUPS)
+NO_CPU_GROUPS = dataclasses.replace(FACTS, no_quota=cgroups.NO_CPU_GROUPS)
+NO_BANDWIDTH = dataclasses.replace(FACTS, no_quota=cgroups.NO_BANDWIDTH)
 NO_CGROUPS = dataclasses.replace(FACTS, cgroups="none")
 UNTRIED = dataclasses.replace(FACTS, acpi_unplug=acpi_probe.UNTRIED)
 OLD_QEMU = dataclasses.replace(FACTS, qemu_version=6_000_000)
@@ -257,6 +259,8 @@ CASES = [
     (M.DIMM, without(DIMM), FACTS, "the domain has no DIMM; virtio-mem gives the same in smaller steps", ""),
     (M.DIMM, without(DIMM).replace(VIRTIO_MEM, ""), FACTS, "the domain has no DIMM", ""),
     (M.QUOTA, HEALTHY, NO_CGROUPS, "no cgroup file system is mounted on the host", MOUNT_CGROUPS),
+    (M.QUOTA, HEALTHY, NO_CPU_GROUPS, "no control group of this kernel limits CPU time", ""),
+    (M.QUOTA, HEALTHY, NO_BANDWIDTH, "this kernel gives control groups no CPU quotas (CONFIG_CFS_BANDWIDTH)", ""),
     (M.BALLOON, without(BALLOON), FACTS, "the domain has no balloon", ADD_BALLOON),
     (
         M.BALLOON,

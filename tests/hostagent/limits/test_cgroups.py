@@ -178,6 +178,21 @@ def test_version_2_has_its_quota_in_one_file(host: Host) -> None:
     assert group.times() == VcpuTimes(3, 0)
 
 
+def test_a_kernel_that_cannot_limit_the_cpu_time_of_vms_is_found_without_one(host: Host) -> None:
+    v1, v2 = (text.format(root=host.root) for text in (V1_MOUNTS, V2_MOUNT))
+    assert cgroups.kernel_lacks_quotas(v1) == cgroups.NO_BANDWIDTH
+    host.file(host.root / "cpu,cpuacct" / "cpu.cfs_quota_us", "-1\n")
+    assert cgroups.kernel_lacks_quotas(v1) == ""
+    host.file(host.root / "cgroup.controllers", "io memory\n")
+    assert cgroups.kernel_lacks_quotas(v2) == cgroups.kernel_lacks_quotas("") == cgroups.NO_CPU_GROUPS
+    host.file(host.root / "cgroup.controllers", "cpu io memory\n")
+    assert cgroups.kernel_lacks_quotas(v2) == "", "no group tells"
+    host.group("system.slice", cpu__weight="100\n")
+    assert cgroups.kernel_lacks_quotas(v2) == cgroups.NO_BANDWIDTH
+    host.group("machine.slice", cpu__weight="100\n", cpu__max="max 100000\n")
+    assert cgroups.kernel_lacks_quotas(v2) == ""
+
+
 def test_a_kernel_that_cannot_limit_the_memory_of_vms_is_found_without_one(host: Host) -> None:
     v2 = V2_MOUNT.format(root=host.root)
     assert cgroups.kernel_lacks_limits(V1_MOUNTS.format(root=host.root)) == ""
