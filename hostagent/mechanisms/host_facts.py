@@ -57,7 +57,16 @@ def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT, *, cold_first: 
         no_burst=burst.kernel_lacks_it(),
         no_quota=kernel_lacks_quotas(mountinfo),
         no_limit=kernel_lacks_limits(mountinfo),
+        huge_pool=has_huge_pool(),
         cold_first=cold_first,
+    )
+
+
+def has_huge_pool(pools: Path = Path("/sys/kernel/mm/hugepages")) -> bool:
+    """Whether huge pages are set aside; surplus ones (``nr_overcommit_hugepages``) become free memory again."""
+    return any(
+        int((pool / "nr_hugepages").read_text()) > int((pool / "surplus_hugepages").read_text())
+        for pool in pools.glob("hugepages-*")
     )
 
 
