@@ -19,6 +19,7 @@ from hostagent.errors import HostAgentError
 from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
+from hostagent.limits.cgroups import kernel_lacks_quotas, own_mountinfo
 from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions, address_of, capacity_of, own_capacity, url_of
@@ -114,6 +115,8 @@ async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
     directories = {"state": options.state_dir, "disks": options.disk_dir, "saved": options.save_dir}
     journal = await asyncio.to_thread(Journal, options.state_dir, bool(options.manager))
     host = Host(part, LibvirtHypervisor(settings), journal, directories=directories)
+    if why := kernel_lacks_quotas(own_mountinfo()):
+        log.warning("VMs cannot be held to their size of CPU on this host", why=why)
     log.info("starting", host=options.id, capacity=str(capacity), accelerator=kind, why=reason)
     return Agent(host, usable_boot_mib)
 

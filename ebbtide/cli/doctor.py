@@ -27,7 +27,7 @@ from ebbtide.cli.doctor_certificates import certificates
 from ebbtide.cli.findings import Finding
 from ebbtide.lab import kvm_device, paths, services
 from ebbtide.lab.errors import LabError
-from hostagent.limits.cgroups import cgroup_layout
+from hostagent.limits.cgroups import cgroup_layout, kernel_lacks_quotas, own_mountinfo
 from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.options import HostAgentOptions, is_unnamed
 
@@ -266,12 +266,9 @@ def _kvm_device() -> Finding:
 def _cgroups(facts: dict[str, Any], *, needed: bool) -> Finding:
     layout = cgroup_layout(Path("/proc/mounts").read_text())
     facts["cgroups"] = layout
-    return Finding(
-        name="cgroups",
-        ok=layout != "none",
-        needed=needed,
-        detail=layout if layout != "none" else "no cgroup file system is mounted, so no CPU can be throttled",
-    )
+    lacks = kernel_lacks_quotas(own_mountinfo()) if layout != "none" else "no cgroup file system is mounted"
+    detail = f"{lacks}, so no CPU can be throttled" if lacks else layout
+    return Finding(name="cgroups", ok=not lacks, needed=needed, detail=detail)
 
 
 def _private(*directories: Path) -> Finding:

@@ -7,6 +7,7 @@ first. What was taken needs no record: a VM that has less than nominal is given 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -146,7 +147,15 @@ class Trimmer:
         self.filling = lacks_mib > 0 and (self.filling or begins)
         return self.filling
 
-    def steps(self, now: float, rows: Sequence[TrimRow], free_mib: float, reserve_mib: float) -> dict[str, Step]:
+    def steps(
+        self,
+        now: float,
+        rows: Sequence[TrimRow],
+        free_mib: float,
+        reserve_mib: float,
+        room_mib: float = math.inf,
+        budget_mib: float = math.inf,
+    ) -> dict[str, Step]:
         """What is to be done now: give back where memory is missed, out of what is free; then take where it is idle.
 
         A VM without a reading younger than `pressure.STALE_S` is left alone.
@@ -155,6 +164,8 @@ class Trimmer:
             how long they are to be left alone with it.
         :param free_mib: what the host has free.
         :param reserve_mib: what it is to have free.
+        :param room_mib: what of what is free may be given; the rest is spoken for.
+        :param budget_mib: what harvest VMs together may be given of it.
         :returns: sizes to reach, by name; no VM goes below its minimum or, by this, above its nominal size.
         """
         names = {row.allocation.name for row in rows}
@@ -170,12 +181,16 @@ class Trimmer:
                 continue
             self._rest(now, seen)
             size, lacks = row.allocation.current.memory_mib, _lacks_mib(row.allocation)
-            given = min(max(lacks / 2, self.terms.give_mib), lacks, free_mib)
+            harvests = row.allocation.priority is Priority.HARVEST
+            most = min(free_mib, room_mib, budget_mib if harvests else math.inf)
+            given = min(max(lacks / 2, self.terms.give_mib), lacks, most)
             # A reading from before the last step says nothing of what that has helped.
             if row.may_grow and seen.at > seen.stepped_at and given >= min(self.terms.least_mib, lacks) > 0:
                 steps[row.allocation.name] = Step(size + given, f"{why}: {given:.0f} MiB are given back")
                 seen.stepped_at = now
                 free_mib -= given
+                room_mib -= given
+                budget_mib -= given if harvests else 0.0
         if self.is_filling(free_mib, reserve_mib):
             steps |= self._takes(now, fresh, reserve_mib - free_mib)
         return steps

@@ -121,7 +121,7 @@ class Harvest:
         if self._lacking(size).is_zero():
             return
         until = _now() + SHRINK_S
-        async with self._host.claimed(SHRINK_S / 2, _is_no_harvest) as claim:
+        async with self._host.reclaiming(), self._host.claimed(SHRINK_S / 2, _is_no_harvest) as claim:
             await self._host.sample()
             need = self._lacking(size)
             targets = split_need([vm.row() for vm in claim.vms if vm.name != besides], need).targets
@@ -188,7 +188,7 @@ class Harvest:
         """Who of these VMs may grow to what now."""
         host = self._host
         # What comes free belongs to a guest under pressure first.
-        if not host.modes.does(HostEvent.HARVEST) or any(vm.pressure.sentence for vm in host.vms.values()):
+        if not host.modes.does(HostEvent.HARVEST) or host.under_pressure():
             return {}
         others = [vm.allocation() for vm in self._harvest_vms() if vm not in vms]
         budget = host.journal.budget.room.less(harvested(others))

@@ -9,8 +9,10 @@ from typing import Final
 
 import structlog
 
+from ebbtide.deflation.allocations import deflatable_capacity
 from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.proportional import split_need_in_turn
 from ebbtide.messages.commands import ReclaimCommand
 from ebbtide.messages.common import Vector
@@ -36,6 +38,8 @@ class Overcommitment:
         self._host = host
         self._numbers = itertools.count(1)
         self._pace = RepairPace()
+        #: How far the host was beyond its capacity when that was tried last, and what its VMs could give.
+        self._tried = ZERO, ZERO
         self._told = ""
         #: Names of VMs that gave less than they were asked for: asked last until the host is within its capacity.
         self._short: set[str] = set()
@@ -61,10 +65,13 @@ class Overcommitment:
             self._pace.held()
             self._short.clear()
             return
-        now = asyncio.get_running_loop().time()
+        now, deflatable = asyncio.get_running_loop().time(), self._deflatable()
+        if not (beyond.fits_in(self._tried[0]) and deflatable.fits_in(self._tried[1])):
+            self._pace.held()  # more is to be taken, or more can be: a guest may have said hello
         if not host.modes.does(HostEvent.RECLAIM) or not self._pace.due(now):
             return
         self._pace.tried(now)
+        self._tried = beyond, deflatable
         async with host.claimed(WAIT_S, lambda vm: vm.is_fixed) as claim:
             need = host.overcommitted()
             split = split_need_in_turn([vm.row() for vm in claim.vms], need, self._short)
@@ -76,6 +83,10 @@ class Overcommitment:
             await persist_all(members)
             outcomes = await host.resize(members, DEADLINE_S, ended=claim.release)
             self._short |= {outcome.name for outcome in outcomes if not outcome.shortfall.vector().is_zero()}
+        self._tried = host.overcommitted(), self._deflatable()
+
+    def _deflatable(self) -> ResourceVector:
+        return deflatable_capacity(vm.row() for vm in self._host.vms.values())
 
     def _tell(self, sentence: str) -> None:
         if sentence == self._told:

@@ -158,7 +158,7 @@ class Reconciler:
             self._seen = {vm.domain: self._seen[vm.domain] for vm in vms if vm.domain in self._seen}
             self._responded = {vm.name: self._responded[vm.name] for vm in vms if vm.name in self._responded}
         found = {name: summary for name, summary in found.items() if name not in self._foreign}
-        short = [vm.name for vm in self._host.vms.values() if vm.pressure.short_of_memory]
+        short = [vm.name for vm in self._host.under_pressure() if vm.pressure.short_of_memory]
         self._neighbours.observe(now, self._host.vms, short)
         for vm in vms:
             self._start_check_if_due(vm, found.get(vm.domain))
@@ -204,7 +204,10 @@ class Reconciler:
         if summary is not None and summary.state == "stopped" and vm.running:
             # An operation on it would only run out of its time.
             vm.resizer.interrupt("its domain has ended")
-        vm.pressure.judge()
+        if vm.intent.phase is Phase.STOPPED and vm.intent.saved_mib is None:
+            vm.pressure.boots()
+        else:
+            vm.pressure.judge()
         if vm.pressure.sentence:
             vm.drift_repair.unsettled = True
             if self._host.modes.does(HostEvent.PRESSURE):

@@ -288,7 +288,7 @@ def past_pressure(
     :returns: the room for them, and the names of the VMs under pressure.
     """
     lacks = {row.name: row.upper.less(row.current) for row in rows}
-    pressed = {vm.name: vm.pressure.wants for vm in host.vms.values() if vm.pressure.sentence}
+    pressed = {vm.name: vm.pressure.wants for vm in host.under_pressure()}
     besides = (wants.less(lacks.get(name, ZERO)) for name, wants in pressed.items())
     return room_besides_pressure(room, besides), pressed.keys()
 

@@ -17,11 +17,13 @@ from typing import Any, Final
 import structlog
 
 from ebbtide.deflation.modes import HostEvent
+from ebbtide.deflation.sharing.harvest import harvested
 from ebbtide.deflation.sharing.reserve import REFILL_S, ReserveLearner, reserve_of
 from ebbtide.deflation.trimming import Step, Trimmer, TrimRow
 from ebbtide.messages.commands import SteadyCommand, SteadyStatus
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.clock import now as _now
+from hostagent.control.start_admission import past_pressure
 from hostagent.errors import HostAgentError
 from hostagent.state.history import STEADY
 from hostagent.state.intents import Phase, Request
@@ -33,6 +35,11 @@ from hostagent.vm.managed_vm import ManagedVM
 LOOK_S: Final = 10.0
 #: Time for one step, in seconds: what it does not give by then stays where it is.
 STEP_LIMIT_S: Final = 20.0
+#: How long after a reclaim nothing is given: whoever it was for is charged by then, in seconds.
+SPOKEN_FOR_S: Final = 15.0
+#: Phases of a VM beside which others are trimmed. One that is paused until there is room may be so for days, and what
+#: is trimmed is what it waits for.
+AT_REST: Final = (Phase.SETTLED, Phase.STOPPED, Phase.ADMITTING)
 #: A VM to which memory is given back again and again is written down once in so many seconds.
 NOTE_S: Final = 300.0
 
@@ -68,6 +75,8 @@ class Steady:
             sentence = f"{free:.0f} MiB are free of the {kept:.0f} that are kept for arrivals ({how})"
             if not host.modes.does(HostEvent.TRIM):
                 sentence = f"steady mode waits: {host.modes.sentence}"
+            elif free < kept and (busy := self._busy()):
+                sentence += f"; trimming waits until the operation on {', '.join(busy)} has ended"
         return SteadyStatus(
             enabled=stored.enabled,
             reserve_mib=stored.reserve_mib,
@@ -121,6 +130,10 @@ class Steady:
             except Exception:
                 log.exception("a round of steady mode failed")
 
+    def _busy(self) -> list[str]:
+        """Names of the VMs with an operation beside which nothing is trimmed."""
+        return [vm.name for vm in self._host.vms.values() if vm.intent.phase not in AT_REST]
+
     def _keep(self) -> float:
         """How much is to be free now; the manager hears of it by the next report."""
         host, stored = self._host, self._host.journal.steady
@@ -144,7 +157,10 @@ class Steady:
             self._learner.rests()
             return
         await host.sample()
-        self._learner.observe(_now(), host.free().memory_mib, kept)
+        if self._busy():
+            self._learner.waits(_now())
+        else:
+            self._learner.observe(_now(), host.free().memory_mib, kept)
         before = self._trimmer.filling
         filling = self._trimmer.is_filling(host.free().memory_mib, kept)
         self._tell(before, filling, kept)
@@ -185,11 +201,15 @@ class Steady:
             if not host.modes.does(HostEvent.TRIM):
                 return
             # In one turn of the loop with the plan: no other operation counts on this room.
-            # One that is paused until there is room may be so for days, and what is trimmed is what it waits for.
-            at_rest = (Phase.SETTLED, Phase.STOPPED, Phase.ADMITTING)
-            quiet = all(vm.intent.phase in at_rest for vm in host.vms.values())
+            quiet = not self._busy()
             rows = [_row(vm, vm in claim.vms, quiet) for vm in host.resizable()]
-            steps = self._trimmer.steps(_now(), rows, host.free().memory_mib, host.reserve_mib)
+            spoken_for = host.reclaims > 0 or _now() - host.reclaimed_at < SPOKEN_FOR_S
+            # What a VM under pressure waits for is its own: the reserve lacks it all the same.
+            room_mib = 0.0 if spoken_for else past_pressure(host, (), host.free())[0].memory_mib
+            # Harvest VMs get back no more than their budget leaves: a reclaim has revoked it, and counts on that room.
+            budget = host.journal.budget.room.less(harvested([vm.allocation() for vm in host.vms.values()]))
+            free_mib = host.free().memory_mib
+            steps = self._trimmer.steps(_now(), rows, free_mib, host.reserve_mib, room_mib, budget.memory_mib)
             request_id = f"{STEADY}{uuid.uuid4().hex[:12]}"
             body = {"request_id": request_id, "deadline_s": STEP_LIMIT_S, "gently": True}
             targets = {

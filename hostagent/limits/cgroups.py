@@ -28,6 +28,10 @@ _MARKS = {"memory": "memory.current", "cpu": "cpu.max"}
 NO_MEMORY_GROUPS = "no control group of this kernel limits memory"
 NO_RECLAIM = "this kernel cannot reclaim from a control group (memory.reclaim, Linux 5.19)"
 
+#: Why a kernel is in no position to limit the CPU time of VMs.
+NO_CPU_GROUPS = "no control group of this kernel limits CPU time"
+NO_BANDWIDTH = "this kernel gives control groups no CPU quotas (CONFIG_CFS_BANDWIDTH)"
+
 
 class CgroupError(Exception):
     """A group or a file of it is missing, or may not be written; the text says which."""
@@ -49,6 +53,12 @@ class VcpuTimes(NamedTuple):
     throttled: int
 
 
+def own_mountinfo() -> str:
+    """The text of /proc/self/mountinfo."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
 def mounts(mountinfo: str) -> list[Mount]:
     """The hierarchies in the text of /proc/PID/mountinfo."""
     found = []
@@ -58,9 +68,9 @@ def mounts(mountinfo: str) -> list[Mount]:
         if len(words) < 5 or len(kinds) < 3:
             continue
         if kinds[0] == "cgroup2":
-            found.append(Mount(2, (), words[3], _unescaped(words[4])))
+            found.append(Mount(2, (), _unescaped(words[3]), _unescaped(words[4])))
         elif kinds[0] == "cgroup":
-            found.append(Mount(1, tuple(kinds[2].split(",")), words[3], _unescaped(words[4])))
+            found.append(Mount(1, tuple(kinds[2].split(",")), _unescaped(words[3]), _unescaped(words[4])))
     return found
 
 
@@ -398,12 +408,20 @@ def vcpu_groups(pid: int, proc: str = "/proc") -> dict[int, VcpuGroup]:
     tasks = os.path.join(proc, str(pid), "task")
     try:
         for thread in os.listdir(tasks):
-            match = _VCPU_THREAD.match(read(os.path.join(tasks, thread, "comm")))
+            match = _VCPU_THREAD.match(_comm(os.path.join(tasks, thread)))
             if match:
                 found[int(match.group(1))] = VcpuGroup(pid, int(thread), proc)
     except OSError as error:
         raise CgroupError(f"the threads of process {pid} cannot be read: {error}") from error
     return found
+
+
+def _comm(thread: str) -> str:
+    """The name of a thread; empty where it has ended since it was listed: QEMU's pool threads come and go."""
+    try:
+        return read(os.path.join(thread, "comm"))
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def kernel_lacks_limits(mountinfo: str) -> str:
@@ -421,6 +439,21 @@ def kernel_lacks_limits(mountinfo: str) -> str:
             some = glob.glob(os.path.join(groups, _MARKS["memory"]))  # none: it is not known
             return NO_RECLAIM if some and not glob.glob(os.path.join(groups, "memory.reclaim")) else ""
     return NO_MEMORY_GROUPS
+
+
+def kernel_lacks_quotas(mountinfo: str) -> str:
+    """Why the CPU time of no VM can be limited on this host; empty where it can. Reads a few directories.
+
+    :param mountinfo: the text of /proc/self/mountinfo.
+    """
+    for mount in mounts(mountinfo):
+        if mount.version == 1 and "cpu" in mount.controllers:
+            return "" if os.path.exists(os.path.join(mount.point, "cpu.cfs_quota_us")) else NO_BANDWIDTH
+        if mount.version == 2 and "cpu" in _controllers(mount):
+            groups = os.path.join(glob.escape(mount.point), "*")
+            some = glob.glob(os.path.join(groups, "cpu.weight"))  # none: it is not known
+            return NO_BANDWIDTH if some and not glob.glob(os.path.join(groups, _MARKS["cpu"])) else ""
+    return NO_CPU_GROUPS
 
 
 def _controllers(mount: Mount) -> list[str]:

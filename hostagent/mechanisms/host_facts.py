@@ -13,7 +13,7 @@ import psutil
 
 from ebbtide.deflation.cascade.mechanisms import Finding
 from hostagent.limits import burst
-from hostagent.limits.cgroups import cgroup_layout, kernel_lacks_limits
+from hostagent.limits.cgroups import cgroup_layout, kernel_lacks_limits, kernel_lacks_quotas, own_mountinfo
 from hostagent.mechanisms import acpi_probe
 from hostagent.mechanisms.layers import HostFacts, examine
 from hostagent.state.files import ACPI_VERDICT
@@ -46,7 +46,7 @@ def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT, *, cold_first: 
 
     :param cold_first: as the host agent is told.
     """
-    swap = psutil.swap_memory()
+    swap, mountinfo = psutil.swap_memory(), own_mountinfo()
     return HostFacts(
         swap_total_mib=swap.total / 2**20,
         swap_free_mib=swap.free / 2**20,
@@ -55,8 +55,18 @@ def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT, *, cold_first: 
         acpi_unplug=acpi_probe.why_not(verdict, versions.key("kvm")),
         qemu_version=versions.qemu,
         no_burst=burst.kernel_lacks_it(),
-        no_limit=kernel_lacks_limits(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")),
+        no_quota=kernel_lacks_quotas(mountinfo),
+        no_limit=kernel_lacks_limits(mountinfo),
+        huge_pool=has_huge_pool(),
         cold_first=cold_first,
+    )
+
+
+def has_huge_pool(pools: Path = Path("/sys/kernel/mm/hugepages")) -> bool:
+    """Whether huge pages are set aside; surplus ones (``nr_overcommit_hugepages``) become free memory again."""
+    return any(
+        int((pool / "nr_hugepages").read_text()) > int((pool / "surplus_hugepages").read_text())
+        for pool in pools.glob("hugepages-*")
     )
 
 

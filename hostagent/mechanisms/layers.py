@@ -61,8 +61,12 @@ class HostFacts:
     qemu_version: int = 0
     #: Why vCPUs under a quota have no bursts; empty where they have.
     no_burst: str = ""
+    #: Why the kernel limits the CPU time of no VM; empty where it does.
+    no_quota: str = ""
     #: Why the kernel limits the memory of no VM as it must be; empty where it does.
     no_limit: str = ""
+    #: Whether it has a pool of huge pages: what comes back to that does not become free memory.
+    huge_pool: bool = False
     #: Whether its VMs' cold pages become free first.
     cold_first: bool = False
 
@@ -137,7 +141,7 @@ class _Domain:
         if not obstacles:
             return Finding(mechanism, True, words, self._hint(mechanism), step)
         texts = dict.fromkeys(obstacle.fix for obstacle in obstacles if obstacle.fix)
-        gives = mechanism in (Mechanism.VIRTIO_MEM, Mechanism.DIMM) and obstacles == self.agent
+        gives = mechanism in (Mechanism.VIRTIO_MEM, Mechanism.DIMM) and {*obstacles} <= {*self.agent, *self._pool()}
         return Finding(mechanism, False, "; ".join(o.why for o in obstacles), "\n\n".join(texts), step, gives)
 
     # --- what the domain is ----------------------------------------------------------------------------------------
@@ -219,8 +223,14 @@ class _Domain:
             found.append(_Obstacle(self.facts.acpi_unplug, fixes.acpi_probe()))
         return found
 
+    def _pool(self) -> list[_Obstacle]:
+        if not (self._hugepages() and self.facts.huge_pool):
+            return []
+        why = "huge pages that are given back go to the host's pool of them, which is no free memory"
+        return [_Obstacle(why, fixes.no_hugepages(self.names))]
+
     def _virtio_mem(self) -> list[_Obstacle]:
-        found = self._encrypted()
+        found = self._pool() + self._encrypted()
         if not self._devices("virtio-mem"):
             found.append(_Obstacle("the domain has no virtio-mem device", fixes.virtio_mem(self.names)))
         if self.root.find("./memoryBacking/locked") is not None:
@@ -242,7 +252,7 @@ class _Domain:
         return max((_mib(device.find("target/block")) for device in self._devices("virtio-mem")), default=0.0)
 
     def _dimm(self) -> list[_Obstacle]:
-        found = self._encrypted()
+        found = self._pool() + self._encrypted()
         if not self._dimms() and self._devices("dimm"):
             found.append(_Obstacle("the domain's DIMMs are not in its definition, so they could not be given back"))
         elif not self._dimms():
@@ -261,7 +271,7 @@ class _Domain:
 
     def _quota(self) -> list[_Obstacle]:
         if self.facts.cgroups != "none":
-            return []
+            return [_Obstacle(self.facts.no_quota)] if self.facts.no_quota else []
         return [_Obstacle("no cgroup file system is mounted on the host", fixes.cgroups())]
 
     def _balloon(self) -> list[_Obstacle]:

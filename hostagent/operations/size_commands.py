@@ -159,7 +159,8 @@ class SizeCommands:
         def gives_nothing(vm: ManagedVM) -> bool:
             return vm.is_fixed or vm.name in command.exclude
 
-        async with self._host.claimed(command.deadline_s * WAIT_SHARE, gives_nothing) as claim:
+        wait_s = command.deadline_s * WAIT_SHARE
+        async with self._host.reclaiming(), self._host.claimed(wait_s, gives_nothing) as claim:
             split = split_need([vm.row() for vm in claim.vms], need)
             self._host.note(
                 None, DecisionKind.DEFLATE, split_told(command.request_id, need, split), {"need": sizes(need)}

@@ -122,6 +122,12 @@ class GuestPressure:
         """The VM was deflated further."""
         self._watch.deflated()
 
+    def boots(self) -> None:
+        """The guest boots anew, or is off: what it said is of the boot before."""
+        self.said = None
+        self._watch.boots(_now())
+        self.judge()
+
     def judge(self) -> None:
         """Judge again: pressure ends by the passing of time."""
         before, self._verdict = self._verdict, self._watch.verdict(_now(), self._allocation())

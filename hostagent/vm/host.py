@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
@@ -134,6 +135,9 @@ class Host:
     reserve_mib: float = 0.0
     steady_taken_mib: float = 0.0
     steady_given_mib: float = 0.0
+    #: Reclaims that are under way, and when the last one ended (monotonic seconds): what they free is spoken for.
+    reclaims: int = 0
+    reclaimed_at: float = -math.inf
     #: What an operator has the host do.
     modes: Modes = field(init=False)
 
@@ -207,6 +211,10 @@ class Host:
         """VMs whose size may be changed now, those included whose last resize is still to be tried again."""
         return [vm for vm in self.vms.values() if vm.resizable]
 
+    def under_pressure(self) -> list[ManagedVM]:
+        """VMs whose guests are: one that is off wants nothing, also where it goes on later where it was saved."""
+        return [vm for vm in self.vms.values() if vm.pressure.sentence and vm.intent.phase is not Phase.STOPPED]
+
     def check_resizable(self, vm: ManagedVM) -> None:
         """:raises RequestRefused: the VM's size cannot be changed now (409)."""
         if not self.holds(vm) or vm not in self.resizable():
@@ -250,6 +258,16 @@ class Host:
             yield claim
         finally:
             claim.keep([])
+
+    @contextlib.asynccontextmanager
+    async def reclaiming(self) -> AsyncIterator[None]:
+        """Free room for somebody who will be charged with it only after this."""
+        self.reclaims += 1
+        try:
+            yield
+        finally:
+            self.reclaims -= 1
+            self.reclaimed_at = now()
 
     @contextlib.asynccontextmanager
     async def locked_until(self, vm: ManagedVM, until: float) -> AsyncIterator[None]:

@@ -173,6 +173,7 @@ class ManagedVM:
     def guest_boots(self, why: Silence = Silence.BOOTING) -> None:
         """Its guest begins to boot: until its agent says hello, no memory can be taken from it."""
         self.link.hang_up()
+        self.pressure.boots()
         if not self.link.has_channel:
             self.link.online = None  # nobody will say when they are off line again
         self.link.has_channel = True

@@ -23,6 +23,18 @@ def test_the_cgroup_layout_is_told_from_the_mounts(mounts: str, layout: str) -> 
     assert cgroup_layout(mounts) == layout
 
 
+def test_a_kernel_without_cpu_quotas_is_found_although_control_groups_are_mounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "cgroup_layout", lambda text: "v2")
+    monkeypatch.setattr(doctor, "own_mountinfo", lambda: "")
+    found = doctor._cgroups({}, needed=True)
+    assert (found.ok, found.detail) == (
+        False,
+        "no control group of this kernel limits CPU time, so no CPU can be throttled",
+    )
+
+
 def test_a_missing_part_that_is_not_needed_does_not_fail_the_machine() -> None:
     swap = Finding(name="swap", ok=False, needed=False, detail="none")
     qemu = Finding(name="qemu", ok=False, needed=True, detail="none", fix="apt-get install qemu-system-x86")

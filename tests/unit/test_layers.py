@@ -12,6 +12,7 @@ from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, M
 from ebbtide.deflation.ledger import Layer
 from hostagent.limits import cgroups
 from hostagent.mechanisms import acpi_probe
+from hostagent.mechanisms.host_facts import has_huge_pool
 from hostagent.mechanisms.layers import HostFacts, examine
 from tests.unit.layer_domains import (
     BALLOON,
@@ -44,6 +45,9 @@ NO_SWAP = dataclasses.replace(FACTS, swap_total_mib=0, swap_free_mib=0)
 FULL_SWAP = dataclasses.replace(FACTS, swap_free_mib=3)
 OLD_KERNEL = dataclasses.replace(FACTS, no_limit=cgroups.NO_RECLAIM)
 NO_MEMORY_GROUPS = dataclasses.replace(FACTS, no_limit=cgroups.NO_MEMORY_GROUPS)
+NO_CPU_GROUPS = dataclasses.replace(FACTS, no_quota=cgroups.NO_CPU_GROUPS)
+NO_BANDWIDTH = dataclasses.replace(FACTS, no_quota=cgroups.NO_BANDWIDTH)
+POOL = dataclasses.replace(FACTS, huge_pool=True)
 NO_CGROUPS = dataclasses.replace(FACTS, cgroups="none")
 UNTRIED = dataclasses.replace(FACTS, acpi_unplug=acpi_probe.UNTRIED)
 OLD_QEMU = dataclasses.replace(FACTS, qemu_version=6_000_000)
@@ -139,6 +143,7 @@ Give the domain a balloon with statistics and free page reporting:
     libvirt.memballoon_enabled = true
     libvirt.memballoon_model = 'virtio'
     # no option for statistics and reporting: run the virt-xml line after `vagrant halt`"""
+FROM_POOL = "huge pages that are given back go to the host's pool of them, which is no free memory"
 NO_HUGE_PAGES = """\
 Take the huge pages away:
   XML:
@@ -254,9 +259,12 @@ CASES = [
         "virtio-mem beside a passed-through device (hostdev) needs QEMU 6.1",
         NO_PASSTHROUGH,
     ),
+    *((mechanism, HUGE, POOL, FROM_POOL, NO_HUGE_PAGES) for mechanism in (M.VIRTIO_MEM, M.DIMM)),
     (M.DIMM, without(DIMM), FACTS, "the domain has no DIMM; virtio-mem gives the same in smaller steps", ""),
     (M.DIMM, without(DIMM).replace(VIRTIO_MEM, ""), FACTS, "the domain has no DIMM", ""),
     (M.QUOTA, HEALTHY, NO_CGROUPS, "no cgroup file system is mounted on the host", MOUNT_CGROUPS),
+    (M.QUOTA, HEALTHY, NO_CPU_GROUPS, "no control group of this kernel limits CPU time", ""),
+    (M.QUOTA, HEALTHY, NO_BANDWIDTH, "this kernel gives control groups no CPU quotas (CONFIG_CFS_BANDWIDTH)", ""),
     (M.BALLOON, without(BALLOON), FACTS, "the domain has no balloon", ADD_BALLOON),
     (
         M.BALLOON,
@@ -349,6 +357,25 @@ def test_there_is_one_finding_for_each_mechanism_in_their_order() -> None:
 @pytest.mark.parametrize("xml", [HUGE, VFIO])
 def test_virtio_mem_still_works_with_huge_pages_and_with_passed_through_devices(xml: str) -> None:
     assert finding(M.VIRTIO_MEM, xml).available
+
+
+def test_of_a_pool_of_huge_pages_nothing_is_taken_and_what_a_vm_lacks_is_given() -> None:
+    findings = examine(HUGE, POOL)
+    assert not any(map(Mechanisms.of(findings).has, (M.VIRTIO_MEM, M.DIMM)))
+    assert all(map(Mechanisms.to_give(findings).has, (M.VIRTIO_MEM, M.DIMM)))
+    assert finding(M.VIRTIO_MEM, HEALTHY, POOL).available, "its pages are small"
+
+
+def test_huge_pages_are_a_pool_where_they_do_not_all_go_with_the_vms(tmp_path: Path) -> None:
+    assert not has_huge_pool(tmp_path)
+    small, large = tmp_path / "hugepages-2048kB", tmp_path / "hugepages-1048576kB"
+    for pool, pages, surplus in ((small, 512, 512), (large, 0, 0)):
+        pool.mkdir()
+        (pool / "nr_hugepages").write_text(f"{pages}\n")
+        (pool / "surplus_hugepages").write_text(f"{surplus}\n")
+    assert not has_huge_pool(tmp_path)
+    (large / "nr_hugepages").write_text("4\n")
+    assert has_huge_pool(tmp_path)
 
 
 def test_a_usb_device_that_is_passed_through_pins_no_memory() -> None:

@@ -191,20 +191,25 @@ class PressureWatch:
             self._pressed, self._calm_since = False, None
         rates = self._signs.rates if self._signs is not None else _Rates()
         if self._baseline is None or self._baseline[1].boot_id != reading.boot_id:
-            # No rate from one reading, and none across a reboot; a new boot starts without the old one's troubles. But
-            # a reboot is the guest's word, too: what it claimed before stays booked, and coming back is coming back.
-            if self._pressed:
-                self._pass(now)
-                self._end_calm(-1.0)
-                self._ended_at = now
+            # No rate from one reading, and none across a reboot.
+            self.boots(now)
             self._baseline, rates = (now, reading), _Rates()
-            self._pressed, self._wanted, self._earlier_faults_per_s = False, ZERO, 0.0
-            self._calm_since = None
         elif (window_s := now - self._baseline[0]) >= WINDOW_S:
             rates = self._rates(self._baseline[1], reading, window_s) if window_s <= LONGEST_WINDOW_S else _Rates()
             self._baseline = (now, reading)
         self._seen_at, self._signs = now, _Signs(reading, rates)
         self._judge(now, self._signs)
+
+    def boots(self, now: float) -> None:
+        """The guest boots anew, or is off: what it said before says nothing of now."""
+        # A new boot starts without the old one's troubles. But a reboot is the guest's word, too: what it claimed
+        # before stays booked, and coming back is coming back.
+        if self._pressed:
+            self._pass(now)
+            self._end_calm(-1.0)
+            self._ended_at = now
+        self._baseline = self._seen_at = self._calm_since = None
+        self._pressed, self._wanted, self._earlier_faults_per_s = False, ZERO, 0.0
 
     def request(self, now: float, asked: ResourceVector, allocation: Allocation, reason: str) -> str:
         """Take in the guest's own request for ``asked`` beyond what the VM has.

@@ -39,6 +39,7 @@ class ReserveLearner:
     arrivals: list[tuple[float, float]] = field(default_factory=list)
     #: Since when the reserve is not full; None: it is, or nothing is known.
     _short_since: float | None = None
+    _looked_at: float = 0.0
 
     def arrived(self, at: float, memory_mib: float) -> None:
         """Take in an arrival. Where the clock went back, those before come right before it.
@@ -55,12 +56,19 @@ class ReserveLearner:
 
     def observe(self, now: float, free_mib: float, reserve_mib: float) -> None:
         """Take in how full the reserve is, to learn how long it takes to be full again."""
+        self._looked_at = now
         if free_mib < reserve_mib:
             self._short_since = now if self._short_since is None else self._short_since
         elif self._short_since is not None:
             took_s = min(max(now - self._short_since, LEAST_REFILL_S), MOST_REFILL_S)
             self.refill_s += _NEW_SHARE * (took_s - self.refill_s)
             self._short_since = None
+
+    def waits(self, now: float) -> None:
+        """Take in that nobody could fill the reserve since the last look: that time does not count."""
+        if self._short_since is not None:
+            self._short_since += now - self._looked_at
+        self._looked_at = now
 
     def rests(self) -> None:
         """Take in that nobody fills the reserve for now: how long it is short meanwhile says nothing."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ebbtide.deflation.cascade.pressure import UNSEEN_S
-from ebbtide.deflation.cascade.reconcile import RepairPace
+from ebbtide.deflation.cascade.reconcile import FIRST_PAUSE_S, RepairPace
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
@@ -102,6 +102,29 @@ async def test_one_that_has_nothing_to_spare_is_asked_last_and_the_others_bring_
     await looks.look()
     assert host.overcommitted().is_zero()
     assert able.bound_mib > able_before - 100
+
+
+async def test_an_overcommitted_host_is_deflated_at_once_where_more_is_to_be_taken_or_more_can_be(
+    two_vms: list[Domain], host: Host
+) -> None:
+    looks, all_of_it = Overcommitment(host), host.slice.capacity.less(host.free())
+    for vm in host.vms.values():
+        vm.resizer.mark_terminating("it is being removed")
+    host.slice = replace(host.slice, capacity=all_of_it.less(ResourceVector(memory_mib=100)))
+    for _ in range(3):
+        await looks.look()
+    assert [domain.bound_mib for domain in two_vms] == [1024, 1024]
+    assert looks._pace.pause_s == 2 * FIRST_PAUSE_S, "by the pace it was tried once"
+    host.vms["low-1"].resizer.terminating = ""
+    await looks.look()
+    assert [domain.bound_mib for domain in two_vms] == [924, 1024]
+    host.slice = replace(host.slice, capacity=all_of_it.less(ResourceVector(memory_mib=800)))
+    await looks.look()
+    assert [domain.bound_mib for domain in two_vms] == [320, 1024]
+    host.slice = replace(host.slice, capacity=all_of_it.less(ResourceVector(memory_mib=850)))
+    host.vms["low-2"].resizer.terminating = ""
+    await looks.look()
+    assert host.overcommitted().is_zero()
 
 
 async def test_a_hypervisor_that_does_not_answer_is_a_state_of_the_host_within_one_survey(

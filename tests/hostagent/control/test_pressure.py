@@ -324,3 +324,45 @@ async def test_a_draining_host_shares_no_room_past_the_vm_under_pressure(
         async with asyncio.timeout(20):
             await given.wait()
         assert [domain.bound_mib for domain in full_host] == [524 if busy else 574, 524]
+
+
+async def test_a_vm_that_is_off_wants_nothing_and_one_that_is_started_again_begins_without_pressure(
+    command: Command, two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing_to_spare(*of_whom: Any) -> None:
+        pass
+
+    monkeypatch.setattr(reconciler, "respond_to_pressure_of", nothing_to_spare)
+    await reclaim(command, memory_mib=800.0)
+    pressed = host.vms["low-1"]
+    press(two_vms[0])
+    await until(lambda: pressed.pressure.wants.memory_mib == 400.0)
+    host.memory_available_mib = lambda: host.slice.reserve_mib + 400.0
+    assert (await command("POST", "/v1/vms/low-1/stop", {"request_id": "s", "limit_s": 2.0})).state == "done"
+    assert (await command("POST", "/v1/reinflations", {"request_id": "r"})).state == "done"
+    assert host.vms["low-2"].allocation().current.memory_mib == 1024
+    host.memory_available_mib, world.guests_answer = lambda: 1e6, False
+    assert (await command("POST", "/v1/vms/low-1/start", {"request_id": "up"})).state == "done"
+    assert pressed.pressure.sentence == ""
+
+
+async def test_a_vm_that_is_saved_wants_nothing_until_it_goes_on(two_vms: list[Domain], host: Host) -> None:
+    vm = host.vms["low-1"]
+    press(two_vms[0])
+    await until(lambda: host.under_pressure() == [vm])
+    runs = vm.intent
+    vm.record.intent = runs.changed(phase=Phase.STOPPED, saved_mib=512.0)
+    assert host.under_pressure() == []
+    vm.record.intent = runs
+    assert host.under_pressure() == [vm]
+
+
+async def test_a_guest_that_is_reset_from_outside_begins_without_pressure(
+    two_vms: list[Domain], host: Host, world: World
+) -> None:
+    vm = host.vms["low-1"]
+    press(two_vms[0])
+    await until(lambda: vm.pressure.sentence != "")
+    world.guests_answer = False
+    vm.guest_boots()
+    assert (vm.pressure.sentence, vm.pressure.said) == ("", None)

@@ -21,6 +21,7 @@ from hostagent.vm.host import Host, plan_all
 from hostagent.vm.managed_vm import ManagedVM
 from tests.hostagent.agent_process import OVERHEAD_MIB
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent
+from tests.hostagent.control.test_pressure import press
 from tests.hostagent.doing import host_idle, reclaim
 from tests.hostagent.world import Domain, World
 from tests.waiting import until
@@ -307,3 +308,82 @@ async def test_a_step_that_has_not_begun_to_take_gives_way_to_an_operation_that_
 async def test_two_settings_at_once_are_both_kept(client: Client, host: Host) -> None:
     await asyncio.gather(setting(client, enabled=True), setting(client, reserve_mib=64.0))
     assert (host.journal.steady.enabled, host.journal.steady.reserve_mib) == (True, 64.0)
+
+
+async def test_what_a_reclaim_frees_is_given_to_nobody_until_whoever_it_is_for_can_be_charged(
+    client: Client, host: Host, idle_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, slow = idle_vms
+    slow.application = "hang"
+    await setting(client, enabled=True, reserve_mib=0.0)
+    body = {"request_id": "r", "need": {"memory_mib": 800.0}, "deadline_s": 3.0}
+    assert (await client.post("/v1/reclaims", json=body)).status == 202
+    await until(lambda: first.bound_mib < 1024 and host.vms["low-1"].intent.phase is Phase.SETTLED)
+    freed, first.used_mib = first.bound_mib, first.bound_mib - 60.0  # missed, and no pressure yet
+    await until(lambda: not host.reclaims)
+    assert first.bound_mib == freed
+    await asyncio.sleep(0.5)
+    assert first.bound_mib == freed
+    monkeypatch.setattr(steady, "SPOKEN_FOR_S", 0.0)
+    await until(lambda: first.bound_mib > freed)
+
+
+async def test_a_harvest_vm_whose_budget_was_revoked_is_given_nothing_back(
+    client: Client, command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steady, "SPOKEN_FOR_S", 0.0)
+    sizes = {"minimum": {"memory_mib": 512.0}, "ceiling": {"cpu_cores": 3.0, "memory_mib": 1024.0}}
+    vm = low_vm("spare", priority="harvest", **sizes)
+    assert (await command("POST", "/v1/vms", {"request_id": "c", "vm": vm})).state == "done"
+    await until(lambda: host.vms["spare"].link.connected)
+    domain = world.domains["ebb-host-a.spare"]
+    domain.cache_mib, domain.major_faults, domain.stalled_us = 0.0, 0, 0
+    assert (await reclaim(command, memory_mib=400.0)).state == "done"
+    await setting(client, enabled=True, reserve_mib=0.0)
+    freed, domain.used_mib = domain.bound_mib, domain.bound_mib - 60.0
+    await asyncio.sleep(0.8)
+    assert domain.bound_mib == freed
+    assert host.vms["spare"].pressure.sentence == ""
+
+
+async def test_what_a_vm_under_pressure_wants_is_not_given_to_another_one_that_misses_memory(
+    client: Client, command: Command, host: Host, idle_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def later(*of_whom: Any) -> None:
+        """The response waits for those that are to give first."""
+
+    monkeypatch.setattr(steady, "SPOKEN_FOR_S", 0.0)
+    monkeypatch.setattr(reconciler, "respond_to_pressure_of", later)
+    assert (await reclaim(command, memory_mib=800.0)).state == "done"
+    host.memory_available_mib = lambda: host.slice.reserve_mib + 300.0
+    misses, pressed = idle_vms
+    press(pressed)
+    await until(lambda: host.vms["low-2"].pressure.wants.memory_mib == 400.0)
+    await setting(client, enabled=True, reserve_mib=0.0)
+    freed, misses.used_mib = misses.bound_mib, misses.bound_mib - 60.0
+    await asyncio.sleep(0.8)
+    assert misses.bound_mib == freed
+
+
+async def test_while_an_operation_keeps_trimming_waiting_it_is_named_and_its_time_says_nothing_of_a_refill(
+    client: Client, host: Host, idle_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, moves, watching = 0.0, host.vms["low-1"], Steady(host)
+    monkeypatch.setattr(steady, "_now", lambda: clock)
+    monkeypatch.setattr(trimming.Trimmer, "is_filling", lambda self, free_mib, reserve_mib: False)
+    await setting(client, enabled=True, reserve_mib=200.0)
+
+    async def round_with(free_mib: float, phase: Phase) -> None:
+        host.memory_available_mib = lambda: host.slice.reserve_mib + free_mib
+        moves.record.intent = moves.intent.changed(phase=phase)
+        await watching._round()
+
+    await round_with(100.0, Phase.SETTLED)
+    assert "low-1" not in watching.status().sentence
+    await round_with(100.0, Phase.LEAVING)
+    assert watching.status().sentence.endswith("trimming waits until the operation on low-1 has ended")
+    clock += 86_400.0
+    await round_with(100.0, Phase.LEAVING)
+    clock += 100.0
+    await round_with(1000.0, Phase.SETTLED)
+    assert watching.status().refill_s == REFILL_S - 50.0

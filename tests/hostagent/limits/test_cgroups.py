@@ -112,6 +112,12 @@ def test_escaped_mount_points_and_strange_lines_are_read() -> None:
     assert cgroups.mounts(text) == [Mount(1, ("rw", "memory"), "/", "/a b")]
 
 
+def test_a_subtree_whose_name_holds_a_backslash_as_units_of_systemd_do_is_found(host: Host) -> None:
+    host.process("0::/a\\x2db.scope/vm\n", "26 23 0:23 /a\\134x2db.scope {root} rw - cgroup2 cgroup2 rw\n")
+    host.group("vm", cpu__max="max 100000\n")
+    assert group_directory("cpu", str(PID), str(host.proc)) == (2, str(host.root / "vm"))
+
+
 def test_a_process_in_no_group_and_a_controller_that_is_not_there_are_errors(host: Host) -> None:
     with pytest.raises(CgroupError, match="4711"):
         host.memory()
@@ -156,6 +162,13 @@ def test_quota_and_throttling_are_read_by_vcpu(v1: Host) -> None:
     assert groups[1].times() == VcpuTimes(10, 4)
 
 
+def test_a_thread_that_ends_while_the_vcpus_are_looked_for_is_passed_over(v1: Host) -> None:
+    v1.thread(100, "CPU 0/KVM\n", "4:cpu,cpuacct:/machine/qemu-1-x/vcpu0\n")
+    v1.group("cpu,cpuacct/machine/qemu-1-x/vcpu0", cpu__cfs_quota_us="-1\n")
+    (v1.proc / str(PID) / "task" / "91").mkdir()  # its files are gone
+    assert list(vcpu_groups(PID, str(v1.proc))) == [0]
+
+
 def test_version_2_has_its_quota_in_one_file(host: Host) -> None:
     host.process("0::/vm/vcpu0\n", V2_MOUNT)
     host.thread(7, "CPU 0/TCG", "0::/vm/vcpu0\n")
@@ -163,6 +176,21 @@ def test_version_2_has_its_quota_in_one_file(host: Host) -> None:
     group = VcpuGroup(PID, 7, str(host.proc))
     assert group.quota() == 0.25
     assert group.times() == VcpuTimes(3, 0)
+
+
+def test_a_kernel_that_cannot_limit_the_cpu_time_of_vms_is_found_without_one(host: Host) -> None:
+    v1, v2 = (text.format(root=host.root) for text in (V1_MOUNTS, V2_MOUNT))
+    assert cgroups.kernel_lacks_quotas(v1) == cgroups.NO_BANDWIDTH
+    host.file(host.root / "cpu,cpuacct" / "cpu.cfs_quota_us", "-1\n")
+    assert cgroups.kernel_lacks_quotas(v1) == ""
+    host.file(host.root / "cgroup.controllers", "io memory\n")
+    assert cgroups.kernel_lacks_quotas(v2) == cgroups.kernel_lacks_quotas("") == cgroups.NO_CPU_GROUPS
+    host.file(host.root / "cgroup.controllers", "cpu io memory\n")
+    assert cgroups.kernel_lacks_quotas(v2) == "", "no group tells"
+    host.group("system.slice", cpu__weight="100\n")
+    assert cgroups.kernel_lacks_quotas(v2) == cgroups.NO_BANDWIDTH
+    host.group("machine.slice", cpu__weight="100\n", cpu__max="max 100000\n")
+    assert cgroups.kernel_lacks_quotas(v2) == ""
 
 
 def test_a_kernel_that_cannot_limit_the_memory_of_vms_is_found_without_one(host: Host) -> None:

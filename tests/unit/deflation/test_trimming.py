@@ -123,6 +123,23 @@ def test_memory_that_is_missed_is_given_back_at_once_half_of_it_first() -> None:
         assert trimmer.steps(10.0, [TrimRow(vm(current=3096.0))], 4000.0, 0.0)["a"].memory_mib == 3596.0
 
 
+def test_no_more_is_given_back_than_is_not_spoken_for_and_to_harvest_vms_than_their_budget() -> None:
+    rows = [TrimRow(vm("low", 2096.0)), TrimRow(vm("spare", 2096.0, priority=Priority.HARVEST))]
+
+    def given(**room_and_budget: float) -> dict[str, float]:
+        trimmer = Trimmer()
+        for row in rows:
+            heard(Guest(replace(IDLE, available_mib=70.0)), trimmer, row.allocation.name)
+        steps = trimmer.steps(0.0, rows, 4000.0, 0.0, **room_and_budget)
+        return {name: step.memory_mib - 2096.0 for name, step in steps.items()}
+
+    assert given() == {"low": 1000.0, "spare": 1000.0}
+    assert given(room_mib=1500.0) == {"low": 1000.0, "spare": 500.0}
+    assert given(budget_mib=300.0) == {"low": 1000.0, "spare": 300.0}
+    assert given(budget_mib=0.0) == {"low": 1000.0}
+    assert given(room_mib=0.0) == {}
+
+
 def test_a_vm_that_missed_its_memory_is_left_alone_for_longer_each_time() -> None:
     trimmer, guest = Trimmer(), Guest()
     heard(guest, trimmer)

@@ -158,6 +158,16 @@ def test_a_reboot_ends_the_pressure() -> None:
     assert not story.watch.verdict(story.now + 1, LACKING).under_pressure
 
 
+def test_a_guest_that_boots_begins_without_a_reading_and_what_it_claimed_stays_booked() -> None:
+    story = Story()
+    assert story.go_on(4, faults_per_s=200, some=50)
+    story.watch.request(story.now, ResourceVector(1.0), LACKING, "")
+    story.watch.boots(story.now)
+    verdict = story.watch.verdict(story.now, LACKING)
+    assert (verdict.under_pressure, verdict.known, verdict.wants) == (False, False, ZERO)
+    assert story.watch.budget_s <= BUDGET_S - CALM_S
+
+
 def test_what_the_totals_say_counts_before_the_averages_follow() -> None:
     watch = PressureWatch()
     watch.observe(0, CALM)
