@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import subprocess
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 import ebbtide
 from ebbtide import deflation, matcher, simulator
@@ -41,11 +40,11 @@ _OUR_OWN: Final = (
 
 @functools.cache
 def code_fingerprint() -> str:
-    """One word for all source of the simulator and of the policies that it calls, and for NumPy's version.
+    """One word for all source of the simulator and of the policies that it calls, and for `libraries`.
 
     A change anywhere there makes all runs again: which of them it touches cannot be told for sure.
     """
-    digest = hashlib.sha256(np.__version__.encode())
+    digest = hashlib.sha256(json.dumps(libraries()).encode())
     for place, path in _sources():
         digest.update(place.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:32]
@@ -81,6 +80,11 @@ def beside(modules: set[str]) -> list[str]:
     rooms = [Path(str(room.__file__)).parent for room in (deflation, matcher, simulator)]
     others = {name for name in modules if (path := file_of(name)) and not any(map(path.is_relative_to, rooms))}
     return sorted(closure(others, ours=False))
+
+
+def libraries() -> dict[str, str]:
+    """The versions of packages that decide what is drawn and what is learned, by name."""
+    return {name: _installed(name) for name in ("numpy", "scipy", "scikit-learn")}
 
 
 def version() -> str:

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -109,3 +110,17 @@ def test_old_code_of_a_module_that_has_changed_since_its_import_makes_no_run(tmp
         sweep()
     again(sys.modules["own_model"])
     assert sweep() == [10.0, 20.0]
+
+
+@pytest.mark.parametrize("library", ["numpy", "scipy", "scikit-learn"])
+def test_runs_are_made_again_by_another_version_of_a_library_that_decides_them(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = code.code_fingerprint()
+    versions = metadata.version
+    code.code_fingerprint.cache_clear()
+    try:
+        monkeypatch.setattr(metadata, "version", lambda name: "0.1" if name == library else versions(name))
+        assert code.code_fingerprint() != before
+    finally:
+        code.code_fingerprint.cache_clear()
