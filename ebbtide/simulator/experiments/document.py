@@ -86,6 +86,11 @@ def parsed(
         raise own.wrong("metrics", "has a metric twice")
     policies = tuple(_policies(own))
     _apart(settings, axes, policies)
+    for key, places in set_by_hand.items():
+        if policies and all(_states(policy.settings, places) for policy in policies):
+            raise InvalidParameter(
+                key, "would count nowhere: each of experiment.policies states it, and goes before it"
+            )
     for axis in axes:
         _replaced(settings, axis.name)
     experiment = Experiment(
@@ -158,6 +163,16 @@ def _overridden(
         if table in ("settings", "sweep"):
             places[key] = *between, last
     return found, places
+
+
+def _states(settings: Mapping[str, Any], places: Sequence[str]) -> bool:
+    """Whether settings have a value there; a table is merged with another."""
+    found: Any = settings
+    for step in places:
+        if not isinstance(found, Mapping) or step not in found:
+            return False
+        found = found[step]
+    return not isinstance(found, Mapping)
 
 
 def _has(sweep: Any, key: str) -> bool:
