@@ -28,6 +28,7 @@ def closure(modules: Collection[str], *, ours: bool) -> dict[str, Path]:
     Of what is imported only, not of what will be.
 
     :param ours: and of what they import of Ebbtide.
+    :raises ExperimentError: the file of one has gone since it was imported, or is no Python any more.
     """
     roots = {file.parent if (top := _top(name)) is None else top for name in modules if (file := file_of(name))}
     roots |= {_EBBTIDE} if ours else set()
@@ -46,7 +47,11 @@ def closure(modules: Collection[str], *, ours: bool) -> dict[str, Path]:
                 continue
         found[name] = path
         package = str(getattr(sys.modules[name], "__package__", "") or "")
-        todo += _imported(name, package, path, path.stat().st_mtime_ns)
+        try:
+            todo += _imported(name, package, path, path.stat().st_mtime_ns)
+        except (FileNotFoundError, SyntaxError) as error:
+            # When it was imported it was there, and could be read.
+            raise _old(path) from error
     return found
 
 
@@ -65,9 +70,13 @@ def hashes(modules: Iterable[str]) -> list[str]:
         if known is None or before is not spec:
             _SEEN[name] = spec, word
         elif known != word:
-            raise ExperimentError("model", f"is old code here: {path} has changed since it was imported; start anew")
+            raise _old(path or name)
         found.append(word)
     return found
+
+
+def _old(what: Path | str) -> ExperimentError:
+    return ExperimentError("model", f"is old code here: {what} has changed since it was imported; start anew")
 
 
 def file_of(name: str) -> Path | None:

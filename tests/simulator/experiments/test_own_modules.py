@@ -105,9 +105,10 @@ def test_old_code_of_a_module_that_has_changed_since_its_import_makes_no_run(tmp
         return values
 
     assert sweep() == [1.0, 2.0]
-    write(tmp_path / "own_model.py", OWN.replace("float(seed)", "10.0 * seed"))
-    with pytest.raises(ExperimentError, match=r"^model is old code here: .*own_model.py has changed since it was impo"):
-        sweep()
+    for text in (OWN + "  (", OWN.replace("float(seed)", "10.0 * seed")):
+        write(tmp_path / "own_model.py", text)
+        with pytest.raises(ExperimentError, match=r"^model is old code here: .*own_model.py has changed since it was"):
+            sweep()
     again(sys.modules["own_model"])
     assert sweep() == [10.0, 20.0]
 
