@@ -2,12 +2,12 @@
 
 A policy's function is interpreted where a daemon calls it and compiled where a loop of the simulator does: one function
 object, no copy. Machine code is kept between runs, in a directory named by a digest of the sources that it was made
-from, which are the modules of its functions and all that they import: numba itself looks at the file of a loop only.
+from, which are the modules of its functions and all that they import from their own packages, from beside themselves
+and from Ebbtide: numba itself looks at the file of a loop only.
 """
 
 from __future__ import annotations
 
-import ast
 import fcntl
 import functools
 import hashlib
@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar, cast
 
 from ebbtide.simulator.errors import MissingExtra
 from ebbtide.simulator.extras import Later
+from ebbtide.simulator.modules import closure
 from ebbtide.simulator.references import teach
 
 numba: Any = Later("numba", "numba.extending")
@@ -237,12 +238,10 @@ def _module_of(function: Callable[..., Any]) -> str:
 
 @functools.cache
 def _directory(modules: frozenset[str]) -> Path:
-    """The directory for machine code that is made from these modules and from what they import of our packages."""
+    """The directory for machine code that is made from these modules and from what they import."""
     digest = hashlib.blake2b(digest_size=8)
-    for name in sorted(_closure(modules)):
-        digest.update(name.encode() + b"\0")
-        if file := _file(name):
-            digest.update(file.read_bytes())
+    for name, file in sorted(closure(modules, ours=True).items()):
+        digest.update(name.encode() + b"\0" + file.read_bytes())
     home = _home()
     directory = home / digest.hexdigest()
     try:
@@ -259,39 +258,6 @@ def _home() -> Path:
     if given := os.environ.get("EBB_CACHE_DIR"):
         return Path(given).absolute() / "compiled"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ebbtide" / "compiled"
-
-
-def _closure(modules: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    waiting = list(modules)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting.extend(_imports(name))
-    return found
-
-
-@functools.cache
-def _imports(name: str) -> frozenset[str]:
-    """The modules of our packages, and of its own, that a module imports."""
-    file = _file(name)
-    if file is None:
-        return frozenset()
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    roots = {__name__.partition(".")[0], name.partition(".")[0]}
-    return frozenset(each for each in found if each in sys.modules and each.partition(".")[0] in roots)
-
-
-def _file(name: str) -> Path | None:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return Path(file) if file else None
 
 
 def _tidy(home: Path) -> None:

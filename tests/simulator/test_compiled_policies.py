@@ -20,6 +20,7 @@ from ebbtide.simulator import compiling
 from ebbtide.simulator.coaster import loop as coaster_loop
 from ebbtide.simulator.compiling import announced, compiled, plain, shared
 from ebbtide.simulator.jobs import loop as job_loop
+from ebbtide.simulator.modules import closure
 
 #: Arrays where it is compiled, lists where it is interpreted.
 Numbers: TypeAlias = Any
@@ -189,7 +190,7 @@ def _every_decision(rows: Any) -> list[int]:
 
 def test_machine_code_belongs_to_the_sources_that_it_is_made_from() -> None:
     """A change elsewhere lets it be."""
-    sources = compiling._closure([coaster_loop.__name__])
+    sources = set(closure([coaster_loop.__name__], ours=True))
     assert {
         coaster_loop.__name__,
         "ebbtide.matcher.policies.cloudcoaster",

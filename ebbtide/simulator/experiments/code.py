@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
-import importlib.util
+import json
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 import ebbtide
 from ebbtide import deflation, matcher, simulator
+from ebbtide.simulator.modules import closure, file_of, hashes
 
-#: Where packages are installed: those of others are no part of a model.
-_INSTALLED: Final = ("site-packages", "dist-packages")
 #: Modules of this room that decide no outcome: how runs are made, kept and shown.
 _OUR_OWN: Final = (
     "__init__",
@@ -44,11 +40,11 @@ _OUR_OWN: Final = (
 
 @functools.cache
 def code_fingerprint() -> str:
-    """One word for all source of the simulator and of the policies that it calls, and for NumPy's version.
+    """One word for all source of the simulator and of the policies that it calls, and for `libraries`.
 
     A change anywhere there makes all runs again: which of them it touches cannot be told for sure.
     """
-    digest = hashlib.sha256(np.__version__.encode())
+    digest = hashlib.sha256(json.dumps(libraries()).encode())
     for place, path in _sources():
         digest.update(place.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:32]
@@ -58,67 +54,47 @@ def model_fingerprint(model: object, name: str) -> str:
     """`code_fingerprint`, with the version that the model states, and its own source where that is elsewhere.
 
     :param name: as the experiment says it.
+    :raises ExperimentError: that has changed since this process looked at it first.
     """
-    words = [code_fingerprint(), str(getattr(model, "version", ""))]
-    own = {type(model).__module__, name.partition(":")[0]}
-    words += [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(_with_helpers(own))]
-    return " ".join(words)
+    return " ".join(fingerprints(model, own_modules(model, name)))
 
 
-def _with_helpers(modules: set[str]) -> set[Path]:
-    """Files of these modules, and of what they import from where they are themselves; none of those hashed already."""
-    ebbtides = Path(str(ebbtide.__file__)).parent
-    roots = {file.parent if (top := _top(name)) is None else top for name in modules if (file := _file(name))}
-    found: dict[str, Path] = {}
-    todo = list(modules)
-    while todo:
-        name = todo.pop()
-        path = _file(name)
-        if path is None or name in found:
-            continue
-        if name not in modules:
-            mine = [path.relative_to(root.parent) for root in roots if path.is_relative_to(root)]
-            if not any(set(_INSTALLED).isdisjoint(place.parts) for place in mine) or path.is_relative_to(ebbtides):
-                continue
-        found[name] = path
-        todo += _imported(name, path)
-    hashed = [Path(str(room.__file__)).parent for room in (deflation, matcher, simulator)]
-    return {path for path in found.values() if not any(path.is_relative_to(room) for room in hashed)}
+def fingerprints(model: object, modules: Iterable[str]) -> list[str]:
+    """What makes a model's outcomes in this process: our code, the version that it states, source of its modules.
+
+    :raises ExperimentError: a module has changed since this process looked at it first.
+    """
+    return [code_fingerprint(), str(getattr(model, "version", "")), *hashes(modules)]
 
 
-def _file(name: str) -> Path | None:
-    source = getattr(sys.modules.get(name), "__file__", None)
-    return None if source is None else Path(source)
+def own_modules(model: object, name: str) -> list[str]:
+    """The modules of a model that are not in `code_fingerprint`, and what they import from where they are themselves.
+
+    :param name: as the experiment says it.
+    """
+    return beside({type(model).__module__, name.partition(":")[0]})
 
 
-def _top(name: str) -> Path | None:
-    """Where the package is that a module belongs to; None: it belongs to none."""
-    places = getattr(sys.modules.get(name.partition(".")[0]), "__path__", None)
-    return Path(next(iter(places))) if places else None
+def beside(modules: set[str]) -> list[str]:
+    """These modules, and what they import from where they are themselves; none of those in `code_fingerprint`."""
+    rooms = [Path(str(room.__file__)).parent for room in (deflation, matcher, simulator)]
+    others = {name for name in modules if (path := file_of(name)) and not any(map(path.is_relative_to, rooms))}
+    return sorted(closure(others, ours=False))
 
 
-def _imported(name: str, path: Path) -> Iterator[str]:
-    """What a module imports, and the packages that it is in. Names of what is no module are among them."""
-    parents = name.split(".")[:-1]
-    yield from (".".join(parents[:end]) for end in range(1, len(parents) + 1))
-    if path.suffix != ".py":
-        return
-    package = str(getattr(sys.modules[name], "__package__", "") or "")
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+def libraries() -> dict[str, str]:
+    """The versions of packages that decide what is drawn and what is learned, by name."""
+    return {name: _installed(name) for name in ("numpy", "scipy", "scikit-learn")}
 
 
 def version() -> str:
     """The version of the package; "unknown" where it is not installed."""
-    # Imported here: no run asks for it.
-    from importlib import metadata
+    return _installed("ebbtide")
 
+
+def _installed(name: str) -> str:
     try:
-        return metadata.version("ebbtide")
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "unknown"
 

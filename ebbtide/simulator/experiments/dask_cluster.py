@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ebbtide.simulator.errors import ExperimentError
-from ebbtide.simulator.experiments.code import code_fingerprint
+from ebbtide.simulator.experiments import code
 from ebbtide.simulator.experiments.experiment import Run
 from ebbtide.simulator.experiments.finished import Finished, execute, failed
 from ebbtide.simulator.experiments.model import model_named
@@ -17,8 +17,6 @@ from ebbtide.simulator.experiments.processes import Event
 from ebbtide.simulator.experiments.shared import packed
 
 _CONNECT_S = 10.0
-#: What a worker's code is compared with.
-OUR_CODE = code_fingerprint
 #: Prepared data in this process, by its key: one is kept, so that a worker unpacks it once a sweep.
 _PREPARED: Final[dict[str, tuple[Any]]] = {}
 
@@ -41,7 +39,7 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
             client.wait_for_workers(1, timeout=_CONNECT_S)
         except TimeoutError as error:
             raise ExperimentError("dask", f"{address} has no workers") from error
-        _same_code(client)
+        _same_code(client, model)
         content = packed(prepared, whole=True)
         token = hashlib.sha256(content).hexdigest()
         data = client.scatter(content, broadcast=True, hash=False)
@@ -73,12 +71,26 @@ def remote(model: str, token: str, content: bytes, given: Mapping[str, Any], see
     return execute(model_named(model), given, seed, found[0], lambda share: None)
 
 
-def _same_code(client: Any) -> None:
+def code_of(model: str, modules: Sequence[str]) -> list[str]:
+    """What makes a model's outcomes in this process (`code.fingerprints`). Raises what that and `model_named` raise."""
+    found = model_named(model)
+    for module in modules:
+        # What elsewhere is imported by now may here not be yet.
+        importlib.import_module(module)
+    return code.fingerprints(found, modules)
+
+
+#: What a worker's code is compared with.
+OUR_CODE = code_of
+
+
+def _same_code(client: Any, model: str) -> None:
     """Results of other code would stand beside ours under our name."""
+    modules = code.own_modules(model_named(model), model)
     try:
-        theirs = client.run(code_fingerprint)
+        theirs = client.run(code_of, model, modules)
     except Exception as error:
-        raise ExperimentError("dask", f"workers cannot run Ebbtide: {error}") from error
+        raise ExperimentError("dask", f"workers cannot run {model}: {error}") from error
     for worker, found in theirs.items():
-        if found != OUR_CODE():
+        if found != OUR_CODE(model, modules):
             raise ExperimentError("dask", f"worker {worker} has other code than this machine")

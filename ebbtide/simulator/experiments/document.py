@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +13,8 @@ from ebbtide.simulator.errors import ExperimentError, InvalidParameter
 from ebbtide.simulator.experiments import plotting
 from ebbtide.simulator.experiments.experiment import BOUND, RESERVED, Axis, Experiment, Policy, Value
 from ebbtide.simulator.experiments.fields import Given
-from ebbtide.simulator.experiments.model import INPUTS, MADE, MODELS, POLICY, WITH_JOBS, Input
-from ebbtide.simulator.inputs.recognise import is_another
+from ebbtide.simulator.experiments.model import INPUTS, MADE, MODELS, OF_FORMAT, POLICY, WITH_JOBS, Input
+from ebbtide.simulator.inputs.recognise import another
 
 TABLES: Final = ("experiment", INPUTS, "settings", "sweep", "plots")
 #: The setting that ``--rows`` sets.
@@ -63,8 +63,10 @@ def parsed(
     :param directory: what paths are relative to.
     :raises InvalidParameter: names the key, and what is allowed.
     """
-    document, left_out = _without_made(document, inputs or {})
-    document = _overridden(document, overrides or {})
+    written, left_out = _without_made(document, inputs or {})
+    document, set_by_hand = _overridden(written, overrides or {})
+    by_hand = {places[-1] for places in set_by_hand.values()}
+    document, of_format = _in_another_format(document, written, inputs or {}, by_hand)
     whole = Given(document)
     own = Given(whole.table("experiment"), "experiment.")
     name = own.text("name")
@@ -84,6 +86,11 @@ def parsed(
         raise own.wrong("metrics", "has a metric twice")
     policies = tuple(_policies(own))
     _apart(settings, axes, policies)
+    for key, places in set_by_hand.items():
+        if policies and all(_states(policy.settings, places) for policy in policies):
+            raise InvalidParameter(
+                key, "would count nowhere: each of experiment.policies states it, and goes before it"
+            )
     for axis in axes:
         _replaced(settings, axis.name)
     experiment = Experiment(
@@ -97,7 +104,7 @@ def parsed(
         seeds=_seeds(own),
         metrics=metrics,
         plots=(),
-        notes=left_out,
+        notes=left_out + of_format,
     )
     given_plots = whole.value("plots", [])
     own.end()
@@ -118,8 +125,15 @@ def value_of(word: str) -> Any:
         return word
 
 
-def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _overridden(
+    document: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
+    """The document with what is set by hand.
+
+    :returns: of what is in settings or axes by that, the names of its tables and its own, too, by its key.
+    """
     found = {name: dict(part) if isinstance(part, Mapping) else part for name, part in document.items()}
+    places: dict[str, tuple[str, ...]] = {}
     for key, value in overrides.items():
         table, _, rest = key.partition(".")
         if table not in TABLES or not rest:
@@ -146,7 +160,19 @@ def _overridden(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
             place[step] = dict(below or {})
             place = place[step]
         place[last] = value
-    return found
+        if table in ("settings", "sweep"):
+            places[key] = *between, last
+    return found, places
+
+
+def _states(settings: Mapping[str, Any], places: Sequence[str]) -> bool:
+    """Whether settings have a value there; a table is merged with another."""
+    found: Any = settings
+    for step in places:
+        if not isinstance(found, Mapping) or step not in found:
+            return False
+        found = found[step]
+    return not isinstance(found, Mapping)
 
 
 def _has(sweep: Any, key: str) -> bool:
@@ -182,23 +208,74 @@ def _without_made(
     notes = []
     for name in [one for one in others if one in made and isinstance(stated, Mapping) and one not in stated]:
         found[INPUTS] = {**found.get(INPUTS, {}), name: {}}
-        gone = []
-        for table in ("settings", "sweep"):
-            given = found.get(table)
-            if isinstance(given, Mapping):
-                gone += [key for key in made[name] if key in given]
-                found[table] = {key: value for key, value in given.items() if key not in made[name]}
-        if isinstance(found["experiment"].get("policies"), list):
-            policies, without = _policies_without(found["experiment"]["policies"], made[name])
-            found["experiment"] = {**found["experiment"], "policies": policies}
-            gone += [key for key in made[name] if key in without and key not in gone]
+        found, gone = _without(found, made[name])
         if isinstance(found.get("plots"), list):
-            found["plots"] = [_plot_without(plot, made[name]) for plot in found["plots"]]
-            if not found.get("sweep") and not found["experiment"].get("policies"):
-                del found["plots"]
+            # What analysis says is of what is made.
+            found["plots"] = [
+                {key: value for key, value in plot.items() if key not in ("bounds", "marks")}
+                if isinstance(plot, Mapping)
+                else plot
+                for plot in found["plots"]
+            ]
         if gone:
             notes.append(f"the input {name} stands in place of what the file makes: without {', '.join(gone)}")
     return found, tuple(notes)
+
+
+def _in_another_format(
+    document: Mapping[str, Any], written: Mapping[str, Any], others: Mapping[str, str | Path], by_hand: Collection[str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The document for inputs in another format than it states: that is of the trace that it was written for.
+
+    :param written: the document as it was before settings, and maybe formats, were set by hand.
+    :param by_hand: which settings were.
+    :returns: which settings of that trace were left out, too, in sentences.
+    """
+    found, notes = dict(document), []
+    for name in others:
+        before, entry = (_entry(one, name) for one in (written, document))
+        path, form = Path(others[name]), entry.get("format")
+        if entry.get("path") or not isinstance(form, str) or not form or not path.is_file():
+            continue
+        if (other := another(path, form)) is not None:
+            # The content tells.
+            rest = {key: value for key, value in entry.items() if key not in ("format", "options")}
+            found[INPUTS] = {**found[INPUTS], name: rest}
+        kept = {*OF_FORMAT.get(other or form, ()), *by_hand}
+        found, gone = _without(found, [key for key in OF_FORMAT.get(str(before.get("format")), ()) if key not in kept])
+        if gone:
+            said = f"the input {name} is in the format {other or form}, not {before['format']}"
+            notes.append(f"{said}: without {', '.join(gone)}")
+    return found, tuple(notes)
+
+
+def _entry(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What a document says of an input; empty where that is no table."""
+    inputs = document.get(INPUTS)
+    entry = inputs.get(name) if isinstance(inputs, Mapping) else None
+    return entry if isinstance(entry, Mapping) else {}
+
+
+def _without(document: Mapping[str, Any], keys: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The document without these settings and axes, and which of them it has."""
+    found = dict(document)
+    gone: list[str] = []
+    for table in ("settings", "sweep"):
+        given = found.get(table)
+        if isinstance(given, Mapping):
+            gone += [key for key in keys if key in given]
+            found[table] = {key: value for key, value in given.items() if key not in keys}
+    own = found.get("experiment")
+    policies = own.get("policies") if isinstance(own, Mapping) else None
+    if isinstance(own, Mapping) and isinstance(policies, list):
+        policies, without = _policies_without(policies, keys)
+        found["experiment"] = {**own, "policies": policies}
+        gone += [key for key in keys if key in without and key not in gone]
+    if gone and isinstance(found.get("plots"), list):
+        found["plots"] = [_plot_without(plot, keys) for plot in found["plots"]]
+        if not found.get("sweep") and not policies:
+            del found["plots"]
+    return found, gone
 
 
 def _policies_without(policies: Sequence[Any], keys: Sequence[str]) -> tuple[list[Any], set[str]]:
@@ -218,10 +295,10 @@ def _policies_without(policies: Sequence[Any], keys: Sequence[str]) -> tuple[lis
 
 
 def _plot_without(plot: Any, axes: Sequence[str]) -> Any:
-    """A plot without these axes, and without what analysis says of what is made."""
+    """A plot without these axes."""
     if not isinstance(plot, Mapping):
         return plot
-    kept = {key: value for key, value in plot.items() if key not in ("bounds", "marks")}
+    kept = dict(plot)
     places = [kept.get(key, []) for key in ("x", "lines", "panels")]
     if any(one in axes for place in places for one in ([place] if isinstance(place, str) else place)):
         # What is left finds places of its own.
@@ -395,9 +472,6 @@ def _inputs(given: Mapping[str, Any], directory: Path, others: Mapping[str, str 
         fields.end()
         if not path.is_file():
             raise InvalidParameter(place, f"is {path}, which is no file; --input {name}=PATH states another")
-        if form and not stated and is_another(path, form):
-            # What the file says of the format is of the trace that it was written for; the content tells.
-            form, options = "", {}
         found[name] = Input(path, form or None, dict(options), order or None)
     for name in others:
         if name not in given:

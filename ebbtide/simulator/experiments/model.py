@@ -72,12 +72,18 @@ MADE: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "jobs": ("load", "days", *_DURATIONS),
         "capacity": (
             *("machines", "cpu_cores", "memory_mib", "capacity", "capacity_interval_s"),
-            *("capacity_step", "capacity_least", "capacity_most", "capacity_start"),
+            *("capacity_step", "capacity_least", "capacity_most", "capacity_start", "capacity_stays"),
         ),
     },
     "waiting": {"jobs": ("load", "days", "sized_for", *_DURATIONS)},
     "intervals": {"jobs": ("load", *_DURATIONS)},
     "coaster": {"jobs": ("load", "hours", "long_share", "long_mean_s")},
+}
+
+#: Settings that say of a trace what is so in one format only: they count for nothing beside a trace in another.
+OF_FORMAT: Final[dict[str, tuple[str, ...]]] = {
+    "azure-derived": ("followed_until_s", "grid_s"),
+    "azure-vmtable": ("grid_s",),
 }
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ebbtide.simulator.errors import ExperimentError
 from ebbtide.simulator.experiments.experiment import BOUND, ERROR, RUN_S, SEED, Run, Value
 from ebbtide.simulator.experiments.finished import Finished, write_whole
-from ebbtide.simulator.experiments.statistics import Interval, interval
+from ebbtide.simulator.experiments.statistics import Interval, by_seed, interval
 from ebbtide.simulator.extras import Later
 
 RESULTS: Final = "results.parquet"
@@ -86,7 +86,7 @@ class Results:
         return [dict(zip(names, row, strict=True)) for row in dict.fromkeys(rows)]
 
     def mean(self, metric: str, case: Mapping[str, Value] | None = None) -> Interval:
-        """Mean over seeds (and over what ``case`` leaves open), with its confidence interval.
+        """Mean over seeds, with its confidence interval; what ``case`` leaves open is averaged seed by seed before.
 
         :raises ExperimentError: no such metric or axis.
         """
@@ -98,7 +98,8 @@ class Results:
             if metric not in self.columns or metric in self.axes:
                 raise ExperimentError(metric, f"is no metric; there are {', '.join(self.metrics)}")
         chosen = self._chosen(case or {})
-        return {metric: interval(self.columns[metric][chosen]) for metric in metrics}
+        seeds = self.columns[SEED][chosen]
+        return {metric: interval(by_seed(self.columns[metric][chosen], seeds)) for metric in metrics}
 
     def table(self, name: str) -> dict[str, Column]:
         """A table of all runs: axes, seed, and its own columns.

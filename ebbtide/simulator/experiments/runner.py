@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import psutil
 
 from ebbtide.simulator.errors import ExperimentError, Interrupted, InvalidParameter
@@ -380,5 +379,5 @@ def host_facts() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_mib": round(psutil.virtual_memory().total / 2**20),
         "python": sys.version.split()[0],
-        "numpy": np.__version__,
+        **code.libraries(),
     }

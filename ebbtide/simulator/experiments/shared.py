@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ebbtide.simulator.errors import ExperimentError
 from ebbtide.simulator.experiments import code
+from ebbtide.simulator.modules import hashes
 
 CACHE_VARIABLE: Final = "EBB_CACHE_DIR"
 #: Seconds that arrays are kept which are not asked for.
@@ -73,12 +74,17 @@ def shared_arrays(
 ) -> SharedArrays:
     """Arrays that are made once for each ``what`` and each code, and kept in the cache.
 
-    :param what: all that the arrays depend on but our code, as JSON: the model's name, a version of its own,
-        fingerprints of inputs (`fingerprint`), their formats and options, settings.
-    :param make: makes them, of numbers, flags or texts; names are file names.
-    :raises ExperimentError: the cache cannot be written.
+    :param what: all that the arrays depend on but code, as JSON: the model's name, a version of its own, fingerprints
+        of inputs (`fingerprint`), their formats and options, settings.
+    :param make: makes them, of numbers, flags or texts; names are file names. Its module, and what that imports from
+        where it is itself, are code that the arrays depend on.
+    :raises ExperimentError: the cache cannot be written, or that code has changed since this process imported it.
     """
-    key = hashlib.sha256(json.dumps([code.code_fingerprint(), what], sort_keys=True).encode()).hexdigest()[:32]
+    maker: Any = make
+    while isinstance(maker, functools.partial):
+        maker = maker.func
+    own = hashes(code.beside({str(getattr(maker, "__module__", ""))}))
+    key = hashlib.sha256(json.dumps([code.code_fingerprint(), what, *own], sort_keys=True).encode()).hexdigest()[:32]
     place = (cache_dir() if directory is None else directory) / key
     if place.is_dir():
         with suppress(OSError):

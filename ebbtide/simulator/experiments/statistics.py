@@ -1,4 +1,4 @@
-"""Means over seeds and what they leave open: intervals by Student's t."""
+"""Means over seeds: intervals by Student's t."""
 
 from __future__ import annotations
 
@@ -44,3 +44,16 @@ def interval(values: NDArray[Any], confidence: float = CONFIDENCE) -> Interval:
         return Interval(float(values[0]), float(values[0]), float(values[0]), count)
     half = float(special.stdtrit(count - 1, (1 + confidence) / 2)) * float(values.std(ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
+
+
+def by_seed(values: NDArray[Any], seeds: NDArray[Any]) -> NDArray[np.float64]:
+    """The mean of what is not NaN of each seed: what cases of one seed have in common is chance once, not in each.
+
+    :param values: shape (n,), as ``seeds``.
+    """
+    values = np.asarray(values, np.float64)
+    _, seed = np.unique(seeds, return_inverse=True)
+    some = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = np.bincount(seed, np.where(some, values, 0.0)) / np.bincount(seed, some)
+    return means

@@ -64,19 +64,21 @@ def recognise(path: Path) -> AnyFormat:
     raise TraceError(str(path), f"{problem}; there are {', '.join(ALL)}", line=1, field="format")
 
 
-def is_another(path: Path, name: str) -> bool:
-    """Whether a file is in another format than this one, which reads less than half of its first lines.
+def another(path: Path, name: str) -> str | None:
+    """The format of a file that is in another than this one, which reads less than half of its first lines; else None.
 
     :raises InvalidParameter: there is no such format.
     """
     form = named(name)
     try:
-        if isinstance(form, Format) and sources.magic(path) != parquet.MAGIC:
-            return _share(form, sources.head(path, _TRIED)) < _LEAST and recognise(path) is not form
-        return recognise(path) is not form
+        text = form if isinstance(form, Format) and sources.magic(path) != parquet.MAGIC else None
+        if text is not None and _share(text, sources.head(path, _TRIED)) >= _LEAST:
+            return None
+        found = recognise(path)
     except TraceError:
         # Whoever reads it says what is wrong.
-        return False
+        return None
+    return None if found is form else found.name
 
 
 def _share(form: Format, lines: Sequence[bytes]) -> float:

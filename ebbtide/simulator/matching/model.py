@@ -250,10 +250,21 @@ class MatchingModel:
             metrics |= of_machines(calibrate(found, SCHEMES[settings.scheme].predicting))
         if others and not SCHEMES[settings.scheme].known:
             metrics |= foresight(found, others, SCHEMES[settings.scheme].predicting)
-        return Outcome(metrics, tables, (*done.not_done, *found.beyond(), *settings.workload.warnings(done.span_s)))
+        warnings = (*done.not_done, *found.beyond(), *settings.workload.warnings(done.span_s))
+        return Outcome(metrics, tables, (*warnings, *_of_pools(settings.pools, seed)))
 
 
 MODEL: Final = MatchingModel()
+
+
+def _of_pools(pools: int, seed: int) -> tuple[str, ...]:
+    """Where a seed has another's pool again, which no interval over seeds knows of."""
+    if 1 <= seed <= pools:
+        return ()
+    return (
+        f"seeds other than 1 to {pools} have the pools of those again, and intervals take them as independent: "
+        "pools says how many pools there are, and must be no less than the seeds",
+    )
 
 
 def _acquisition(g: Given) -> Acquisition | None:

@@ -29,6 +29,17 @@ bounds = ["line"]
 marks = [{{ bound = "load", at = 1.25, label = "half full" }}]
 """
 
+#: A module with a model of one's own.
+OWN = """
+from ebbtide.simulator.experiments.model import Outcome
+class Own:
+    name = "own"
+    def settings(self, given): return dict(given)
+    def prepare(self, settings, progress): return None
+    def run(self, settings, seed, prepared, progress): return Outcome({"m": float(seed)})
+MODEL = Own()
+"""
+
 
 def put(directory: Path, text: str = SWEEP, name: str = "lines.toml") -> Path:
     """The text as a file."""

@@ -18,7 +18,7 @@ import pytest
 
 from ebbtide.simulator.errors import ExperimentError
 from ebbtide.simulator.experiments import dask_cluster, run
-from tests.simulator.experiments.places import SWEEP, put
+from tests.simulator.experiments.places import OWN, SWEEP, put
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 90.0
@@ -29,7 +29,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a scheduler with one worker that has a process of its own and no cache of ours."""
     directory = tmp_path_factory.mktemp("dask")
     file = directory / "scheduler.json"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "EBB_CACHE_DIR": str(directory / "none")}
+    (directory / "own_alike.py").write_text(OWN)
+    (directory / "own_other.py").write_text(OWN)
+    environment = os.environ | {"PYTHONPATH": f"{directory}:{ROOT}", "EBB_CACHE_DIR": str(directory / "none")}
     local = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(file)]
     with ExitStack() as stack:
         for words in (
@@ -96,9 +98,22 @@ def test_a_sweep_on_a_cluster_gives_what_one_here_gives(tmp_path: Path, address:
 
 
 def test_a_worker_with_other_code_is_refused(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_cluster, "OUR_CODE", lambda: "other")
+    monkeypatch.setattr(dask_cluster, "OUR_CODE", lambda *_: ["other"])
     with pytest.raises(ExperimentError, match="has other code than this machine"):
         run(put(tmp_path), output=tmp_path / "out", dask=address)
+
+
+def test_a_worker_with_other_source_of_a_model_of_ones_own_is_refused(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_alike.py").write_text(OWN)
+    (tmp_path / "own_other.py").write_text(OWN.replace("float(seed)", "2.0 * seed"))
+    monkeypatch.syspath_prepend(tmp_path)
+    text = '[experiment]\nname="a"\nmodel="{}:MODEL"\nseeds=2\n'
+    found = run(put(tmp_path, text.format("own_alike")), output=tmp_path / "out", dask=address)
+    assert found.columns["m"].tolist() == [1.0, 2.0]
+    with pytest.raises(ExperimentError, match="has other code than this machine"):
+        run(put(tmp_path, text.format("own_other")), output=tmp_path / "out", dask=address)
 
 
 def test_an_address_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

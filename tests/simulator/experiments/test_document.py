@@ -264,3 +264,19 @@ def test_a_setting_in_no_table_is_refused_where_it_is_set() -> None:
         read("[experiment]\nname='a'\nmodel='jobs'\n[settings]\na=1\n", overrides={"a.b": 2})
     with pytest.raises(InvalidParameter, match="plots stand in the file"):
         read(SWEEP, overrides={"plots.x": 2})
+
+
+def test_what_every_policy_states_cannot_be_set_by_hand() -> None:
+    """It would count nowhere, and nobody would know."""
+    head = "[experiment]\nname='a'\nmodel='jobs'\npolicies=[{}]\n[settings]\nmachines=1\nt={{a=1}}\n"
+    both = head.format("{name='p', machines=2, t={a=2}}, {name='q', machines=3, t={a=3}}")
+    for key in ("machines", "settings.machines", "t.a"):
+        with pytest.raises(InvalidParameter, match=f"^{key} would count nowhere: each of experiment.policies states"):
+            read(both, overrides={key: 9})
+    one = head.format("{name='p', machines=2}, 'q'")
+    assert [case.given["machines"] for case in read(one, overrides={"machines": 9}).cases()] == [2, 9]
+    # Of a table the rest counts.
+    assert [case.given["t"] for case in read(both, overrides={"settings.t": {"a": 9, "b": 9}}).cases()] == [
+        {"a": 2, "b": 9},
+        {"a": 3, "b": 9},
+    ]

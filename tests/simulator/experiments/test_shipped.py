@@ -6,6 +6,7 @@ That each model then runs on it: test_manners.py, and tests of the models.
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from ebbtide.simulator.experiments.document import read
 from ebbtide.simulator.experiments.model import model_named
 from ebbtide.simulator.inputs.traces import Trace
+from tests.simulator.samples import VMTABLE
 
 ROOT = Path(__file__).parents[3]
 #: The project's own formats.
@@ -77,6 +79,11 @@ def test_a_shipped_experiment_takes_a_trace_of_ones_own(name: str, tmp_path: Pat
     short = dict(SHORT[model_of(name)])
     if "capacity" in wanted:
         del short["machines"]
+    policies = tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())["experiment"].get("policies", [])
+    # What all policies state is not set by hand.
+    short = {
+        key: value for key, value in short.items() if not all(isinstance(one, dict) and key in one for one in policies)
+    }
     if "window_h" in (ROOT / "experiments" / f"{name}.toml").read_text():
         del short["jobs"]
         short["window_h"] = 6
@@ -96,6 +103,40 @@ def test_a_format_that_the_file_states_holds_for_files_in_it(tmp_path: Path) -> 
     path.write_text("0 1 5 5\n10 2 7.5 5 10\n")
     experiment = read(ROOT / "experiments" / "eagle.toml", inputs={"jobs": path})
     assert experiment.cases()[0].given["inputs"]["jobs"].format == "hawk-tr"
+
+
+def test_what_a_file_says_of_its_own_trace_does_not_hold_for_one_in_another_format(tmp_path: Path) -> None:
+    """VMs that this one shows staying would leave at drawn times, and its seconds would be moved on a grid."""
+    file, own, vmtable = ROOT / "experiments" / "fig8c.toml", traces(tmp_path)["vms"], tmp_path / "vmtable.csv"
+    vmtable.write_bytes(VMTABLE)
+
+    def kept(path: Path, **overrides: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+        experiment = read(file, overrides=overrides, inputs={"vms": path})
+        assert experiment.plots[0].marks
+        return {key: experiment.settings.get(key) for key in ("followed_until_s", "grid_s")}, experiment.notes
+
+    said = "the input vms is in the format {}, not azure-derived: without {}"
+    neither = {"followed_until_s": None, "grid_s": None}
+    assert kept(own) == (neither, (said.format("vms", "followed_until_s, grid_s"),))
+    stated = {"inputs.vms.format": "vms"}
+    assert kept(own, **stated) == kept(own)
+    assert kept(own, followed_until_s=60) == (neither | {"followed_until_s": 60}, (said.format("vms", "grid_s"),))
+    # Azure's own table stands on the same grid.
+    assert kept(vmtable) == (neither | {"grid_s": 300}, (said.format("azure-vmtable", "followed_until_s"),))
+    same = ROOT / "tests" / "simulator" / "data" / "azure_derived.csv.gz"
+    assert kept(same) == ({"followed_until_s": 300_000, "grid_s": 300}, ())
+
+
+def test_how_capacity_walks_says_nothing_beside_a_trace_of_capacity(tmp_path: Path) -> None:
+    walk = {"capacity_stays": False}
+    inputs = {"capacity": traces(tmp_path)["capacity"]}
+    text = (ROOT / "experiments" / "jobs-walk.toml").read_text()
+    path = tmp_path / "walk.toml"
+    path.write_text(text.replace('capacity = "walk"', 'capacity = "walk"\ncapacity_stays = false'))
+    assert read(path).settings.items() >= walk.items()
+    experiment = read(path, inputs=inputs)
+    assert model_named("jobs").settings(experiment.cases()[0].given)
+    assert "capacity_stays" in experiment.notes[0]
 
 
 def test_mixes_of_made_jobs_are_one_beside_a_trace(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from ebbtide.simulator.experiments.results import Results
 from ebbtide.simulator.experiments.statistics import interval
 
 
@@ -43,3 +44,18 @@ def test_intervals_cover_the_true_mean_as_often_as_they_say() -> None:
     found = [interval(rng.normal(5, 2, 6)) for _ in range(4000)]
     share = np.mean([one.low <= 5 <= one.high for one in found])
     assert 0.94 < share < 0.96
+
+
+def test_an_interval_over_what_is_left_open_is_one_over_seeds() -> None:
+    """A hundred cases of two seeds tell of chance no more than two numbers."""
+    cases, chance = np.arange(100.0), {1: -5.0, 2: 5.0}
+    seed = np.tile([1, 2], 100)
+    y = np.repeat(cases, 2) + np.array([chance[one] for one in seed.tolist()])
+    y[:2] = np.nan
+    meta = {"name": "a", "axes": ["x"], "metrics": ["y"], "seeds": [1, 2]}
+    found = Results({"x": np.repeat(cases, 2), "seed": seed, "y": y}, meta)
+    over_all = found.mean("y")
+    assert (over_all.mean, over_all.count) == (50.0, 2)
+    assert over_all.high - over_all.mean == pytest.approx(12.7062 * 5, abs=1e-3)
+    assert found.mean("y", {"x": 3.0}) == interval(np.array([-2.0, 8.0]))
+    assert found.mean("y", {"x": 0.0}).count == 0

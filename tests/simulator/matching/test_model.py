@@ -92,6 +92,18 @@ def test_a_pool_that_goes_on_after_the_last_arrival_is_warned_of_and_one_that_be
         MODEL.prepare([MODEL.settings(given(vms, from_s=4 * DAY_S, until_s=6 * DAY_S))], lambda share: None)
 
 
+def test_a_seed_that_has_anothers_pool_again_is_warned_of(
+    vms: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Intervals over such seeds would be too narrow."""
+    monkeypatch.setenv("EBB_CACHE_DIR", str(tmp_path / "cache"))
+    case = MODEL.settings(given(vms, pools=2))
+    prepared = MODEL.prepare([case], lambda share: None)
+    found = {seed: MODEL.run(case, seed, prepared, lambda share: None) for seed in (0, 1, 2, 3)}
+    again = {seed: any("have the pools of those again" in one for one in found[seed].warnings) for seed in found}
+    assert again == {0: True, 1: False, 2: False, 3: True}
+
+
 def test_an_acquirer_has_all_servers_to_choose_from(
     vms: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
