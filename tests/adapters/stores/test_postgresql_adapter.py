@@ -48,12 +48,17 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def hook(
-    tmp_path: Path, cluster: Cluster, role: str = OWNER, client: type[Psql] = Psql, **settings: Any
+    tmp_path: Path,
+    cluster: Cluster,
+    role: str = OWNER,
+    client: type[Psql] = Psql,
+    state: str = "state.json",
+    **settings: Any,
 ) -> Iterator[Rest]:
     token = tmp_path / "token"
     token.write_text("t")
     psql = client(str(cluster.directory), user=role, run_as=OWNER if as_owner() else "")
-    adapter = PostgresqlAdapter(psql, str(tmp_path / "state.json"), **settings)
+    adapter = PostgresqlAdapter(psql, str(tmp_path / state), **settings)
     server = HookServer(adapter, port=0, token_file=str(token)).start()
     try:
         yield Rest(server.address, "t")
@@ -217,6 +222,35 @@ def test_ten_cycles_do_not_creep(cluster: Cluster, tmp_path: Path, record_proper
     record_property("sizes_mib", sizes_mib)
     print("after each deflation", [round(size, 1) for size in sizes_mib], f"p99 {load.p99_ms():.2f} ms")
     assert max(sizes_mib[1:]) <= sizes_mib[0] + 8
+
+
+def test_two_clusters_at_one_port_each_get_their_own_settings_back(cluster: Cluster, tmp_path: Path) -> None:
+    own = {"state": "postgresql-5432-{system}.json", "maximum_mib": 1000.0}
+    other = Cluster("work_mem = 8MB")
+    try:
+        with hook(tmp_path, cluster, state="postgresql-5432.json", maximum_mib=1000.0) as rest:  # an earlier version
+            done(rest, "down", "deflate", memory_mib=10)
+        with hook(tmp_path, other, **own) as rest:
+            done(rest, "down", "deflate", memory_mib=10)
+        for one, work_mem in ((cluster, "16MB"), (other, "8MB")):
+            assert one.setting("work_mem") == "1MB"
+            with hook(tmp_path, one, **own) as rest:
+                done(rest, "up", "reinflate", memory_mib=1000)
+            assert (one.setting("work_mem"), one.auto_conf()) == (work_mem, [])
+        assert list(tmp_path.glob("*.json")) == []
+    finally:
+        other.stop()
+
+
+def test_what_another_cluster_is_to_have_back_is_not_written_over(cluster: Cluster, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"system": "1", "changed": ["work_mem"]}))
+    before = state.read_text()
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        rest.target("down", "deflate", 10)
+        ended = result(rest, "down")
+        assert (ended["state"], "another cluster" in ended["reason"]) == ("failed", True), ended
+        assert (state.read_text(), cluster.auto_conf()) == (before, [])
 
 
 def test_a_role_that_may_not_is_a_clear_refusal(cluster: Cluster, tmp_path: Path) -> None:
