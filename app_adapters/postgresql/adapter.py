@@ -28,6 +28,7 @@ from app_adapters.postgresql.plan import (
     in_kib,
     lowered,
     memory_settings,
+    ours,
     raised,
     restoring,
     server_wide,
@@ -35,6 +36,7 @@ from app_adapters.postgresql.plan import (
     share_of,
     statements,
     written,
+    wrote,
 )
 from app_adapters.processes.process import children, started
 from app_adapters.processes.state_file import StateFile
@@ -128,10 +130,12 @@ class PostgresqlAdapter(Adapter):
             return Refusal(look.obstacle, floor={"memory_mib": round(_size_mib(look), 3)})
         state = self._first_state(look)
         known = self._known(look)
-        if known is not None:  # of what is as it was before, the values of now count: an operator may have changed them
-            for name in known["changed"]:
+        if known is not None:  # of what is not ours, the values of now count: an operator may have changed them
+            own = ours(known, state["earlier"])
+            for name in own:
                 state["earlier"][name], state["originals"][name] = known["earlier"].get(name), known["originals"][name]
-            state.update(changed=known["changed"], maximum_mib=known["maximum_mib"])
+            state["written"] = {name: texts for name, texts in known["written"].items() if name in own}
+            state.update(changed=own, maximum_mib=known["maximum_mib"])
         promised: dict[str, float] = {}
         wanted: dict[str, int] = {}
         ends: list[int] = []
@@ -179,13 +183,21 @@ class PostgresqlAdapter(Adapter):
                 wanted.update(core_settings(state["originals"], target["cpu_cores"]))
         # Others are not ours: an operator may have changed them since.
         back = [name for name in back if name in state["changed"]]
-        ours = {name: value for name, value in wanted.items() if name in state["changed"]}
-        changes = server_wide(raised(look.settings, ours), look.sources)
+        wanted = {name: value for name, value in wanted.items() if name in state["changed"]}
+        changes = server_wide(raised(look.settings, wanted), look.sources)
         known, file = state, self._file(look.system)
 
         def grow() -> Release:
-            note = self._change(changes, {name: known["earlier"].get(name) for name in back}, deadline)
-            known["changed"] = sorted(set(known["changed"]) - set(back))
+            stands = self._earlier()
+            own = ours(known, stands)
+            restored = {name: known["earlier"].get(name) for name in back if name in own}
+            more = {name: value for name, value in changes.items() if name in own}
+            if more:
+                known["written"] = wrote(known["written"], more, stands)
+                file.save(known)
+            note = self._change(more, restored, deadline)
+            note += [f"{name} is left as it was set meanwhile" for name in known["changed"] if name not in own]
+            known["changed"] = sorted(set(own).difference(restored))
             if known["changed"]:
                 file.save(known)
             else:
@@ -193,10 +205,10 @@ class PostgresqlAdapter(Adapter):
             now = self._last[1] if self._last is not None else look
             note += [
                 f"{name} was {known['originals'][name]} and is {now.settings[name]}, by {now.sources[name]}"
-                for name in back
+                for name in restored
                 if now.settings[name] != known["originals"][name]
             ]
-            reason = "; ".join([f"{len(back)} settings as before, {len(changes)} raised", *note])
+            reason = "; ".join([f"{len(restored)} settings as before, {len(more)} raised", *note])
             return Release(dict.fromkeys(target, 0.0), "pg_settings", reason)
 
         return Promise({}, 1.0, grow, f"{len(back)} settings as before, {len(changes)} raised")
@@ -265,7 +277,8 @@ class PostgresqlAdapter(Adapter):
         state = file.load()
         if state is None or state.get("system") != look.system:
             return None
-        kinds = {"earlier": dict, "originals": dict, "changed": list, "maximum_mib": float}
+        state.setdefault("written", {})  # an earlier version has none
+        kinds = {"earlier": dict, "originals": dict, "changed": list, "written": dict, "maximum_mib": float}
         for name, kind in kinds.items():
             if not isinstance(state.get(name), kind):
                 raise ApplicationError(f"the state file {file.path} is damaged: {name} is no {kind.__name__}")
@@ -278,6 +291,7 @@ class PostgresqlAdapter(Adapter):
             "earlier": {name: earlier.get(name) for name in NAMES},
             "originals": {name: look.settings[name] for name in NAMES},
             "changed": [],
+            "written": {},
             "maximum_mib": 0.0,
         }
 
@@ -316,7 +330,8 @@ class PostgresqlAdapter(Adapter):
                     f"{file.path} has what another cluster is to have back: name another --state-file, or remove it "
                     "where that cluster is gone"
                 )
-            file.save({**state, "changed": sorted({*state["changed"], *changes})})
+            written_now = wrote(state["written"], changes, self._earlier())
+            file.save({**state, "changed": sorted({*state["changed"], *changes}), "written": written_now})
             try:
                 notes = [*notes, *self._change(changes, {}, deadline)]
             except NoAnswer:
@@ -324,7 +339,9 @@ class PostgresqlAdapter(Adapter):
             except ApplicationError:
                 self._take_back(file, known, changes)
                 raise
-        if ends and self._terminate_idle_s is not None:
+        if ends and deadline.passed:
+            notes.append("idle sessions stay: it was called off, or is too late")
+        elif ends and self._terminate_idle_s is not None:
             pids = ", ".join(str(pid) for pid in ends)
             ended = self._psql.query(END.format(pids, self._terminate_idle_s))
             while any(_lives(pid) for pid in ended) and not deadline.wait(0.05):

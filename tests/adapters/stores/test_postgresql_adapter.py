@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from app_adapters.adapter import Deadline, Promise
 from app_adapters.errors import ApplicationError
 from app_adapters.postgresql import adapter
 from app_adapters.postgresql.adapter import PostgresqlAdapter
@@ -161,6 +162,40 @@ def workers(cluster: Cluster) -> tuple[str, str]:
     return cluster.setting("max_parallel_workers"), cluster.setting("max_parallel_workers_per_gather")
 
 
+def test_what_its_owner_sets_while_it_is_deflated_stays_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "down", "deflate", memory_mib=10)
+        cluster.ask("ALTER SYSTEM SET work_mem = '3MB'")
+        cluster.ask("SELECT pg_reload_conf()")
+        ended = done(rest, "part", "reinflate", memory_mib=500)
+        assert "work_mem is left as it was set meanwhile" in ended["reason"]
+        cluster.ask("ALTER SYSTEM SET maintenance_work_mem = '40MB'")
+        cluster.ask("SELECT pg_reload_conf()")
+        done(rest, "down-2", "deflate", memory_mib=10)
+        assert (cluster.setting("work_mem"), cluster.setting("maintenance_work_mem")) == ("1MB", "16MB")
+        done(rest, "up", "reinflate", memory_mib=1000)
+        assert cluster.auto_conf() == ["maintenance_work_mem = '40MB'", "work_mem = '3MB'"]
+        done(rest, "down-3", "deflate", memory_mib=10)
+        cluster.ask("ALTER SYSTEM SET work_mem = '5MB'")
+        ended = done(rest, "up-2", "reinflate", memory_mib=1000)
+        assert "work_mem is left as it was set meanwhile" in ended["reason"]
+        assert cluster.auto_conf() == ["maintenance_work_mem = '40MB'", "work_mem = '5MB'"]
+    assert not (tmp_path / "state.json").exists()
+
+
+def test_a_deflation_that_was_called_off_ends_no_session(cluster: Cluster, tmp_path: Path) -> None:
+    psql = Psql(str(cluster.directory), user=OWNER, run_as=OWNER if as_owner() else "")
+    fat = cluster.fat_session(30)
+    wait_until_idle(cluster, [fat], 0.2)
+    deadline = Deadline(60)
+    answer = PostgresqlAdapter(psql, str(tmp_path / "state"), 0.0, 0.2).deflate({"memory_mib": 10}, "ask", deadline)
+    assert isinstance(answer, Promise)
+    assert "1 idle sessions to end" in answer.reason
+    deadline.cancel()
+    assert "idle sessions stay" in answer.work().reason
+    assert fat.ask("SELECT 7;") == "7"
+
+
 def test_cores_are_parallel_workers(cluster: Cluster, tmp_path: Path) -> None:
     with hook(tmp_path, cluster) as rest:
         cores = rest.capabilities()["resources"]["cpu_cores"]
@@ -196,7 +231,7 @@ def test_a_reload_that_the_server_does_not_take_gives_nothing_back_yet(cluster: 
             assert rest.target("up", "reinflate", 1000)[0] == 202
             ended = result(rest, "up")
             assert ended["state"] == "failed", ended
-            assert "has not taken the reload" in ended["reason"]
+            assert "would take no reload" in ended["reason"]
             assert state.read_text() == low
             assert cluster.setting("work_mem") == "1MB"
             # Nor can be seen then what ALTER SYSTEM had written before.
