@@ -260,7 +260,7 @@ def test_ten_cycles_do_not_creep(cluster: Cluster, tmp_path: Path, record_proper
 
 
 def test_two_clusters_at_one_port_each_get_their_own_settings_back(cluster: Cluster, tmp_path: Path) -> None:
-    own = {"state": "postgresql-5432-{system}.json", "maximum_mib": 1000.0}
+    own: dict[str, Any] = {"state": "postgresql-5432-{system}.json", "maximum_mib": 1000.0}
     other = Cluster("work_mem = 8MB")
     try:
         with hook(tmp_path, cluster, state="postgresql-5432.json", maximum_mib=1000.0) as rest:  # an earlier version
