@@ -182,12 +182,13 @@ class GunicornAdapter(PoolAdapter):
         if workers < self._serving:
             self._taken = max(self._taken or 0, self._serving)
         problem = self._have(master, workers, deadline)
-        if workers >= (self._taken or 0) and not problem:
+        given_back = workers >= (self._taken or 0) and not problem
+        if given_back:
             self._taken = 0
         if forgetful and not self._note:
             self._note = forgetful
-        if only_seen and workers >= nominal and not problem:
-            self._originals.forget(master, start)
+        if only_seen and given_back:
+            self._originals.replace(master, start, FULL, "")
         return problem
 
     def _have(self, master: int, workers: int, deadline: Deadline) -> str:

@@ -270,6 +270,28 @@ def test_a_full_size_that_only_the_configuration_file_tells_outlives_the_adapter
         gunicorn.stop()
 
 
+def test_a_full_size_is_forgotten_once_there_are_as_many_workers_as_before(tmp_path: Path) -> None:
+    gunicorn = Gunicorn(tmp_path / "gunicorn", ("--no-control-socket",), mib=1, in_file=True)
+    state = tmp_path / "state"
+    try:
+        gunicorn.ready()
+        adapter = adapter_of(gunicorn, state_dir=str(state))
+        assert adapter.capabilities().resources["cpu_cores"].current == 4
+        os.kill(gunicorn.pid, signal.SIGTTOU)  # its owner
+        gunicorn.wait_for_workers(3)
+        down = adapter.deflate({"cpu_cores": 1.0}, "ask", Deadline(60))
+        assert isinstance(down, Promise)
+        assert down.work().complete
+        assert list(state.iterdir()) != []
+        up = adapter.reinflate({"cpu_cores": 4.0}, Deadline(60))
+        assert isinstance(up, Promise)
+        assert up.work().complete
+        assert len(gunicorn.workers()) == 3
+        assert list(state.iterdir()) == []
+    finally:
+        gunicorn.stop()
+
+
 def test_an_adapter_that_cannot_write_down_the_full_size_gives_workers_all_the_same(tmp_path: Path) -> None:
     gunicorn = Gunicorn(tmp_path / "gunicorn", ("--no-control-socket",), mib=1, in_file=True)
     try:
