@@ -15,7 +15,7 @@ from urllib.parse import quote
 from app_adapters.adapter import Adapter
 from app_adapters.aio import AsyncHook
 from app_adapters.async_adapter import AsyncAdapter
-from app_adapters.hook import BODY_BYTES, SEVERAL, TOKEN_FILE, Reply, foreign
+from app_adapters.hook import BODY_BYTES, SEVERAL, TOKEN_FILE, Reply, foreign, within
 from app_adapters.logs import say
 from app_adapters.server import private
 
@@ -81,9 +81,9 @@ class HookApplication:
                 return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": f"body: longer than {BODY_BYTES} bytes"}
         if self._hook is None:  # here: an AsyncAdapter runs on the loop that serves
             self._hook = AsyncHook(*self._made)
-        raw = scope.get("raw_path")  # as the client sent it; servers need not tell
+        raw = scope.get("raw_path")  # as the client sent it, behind `uvicorn --root-path`; servers need not tell
         path = raw.decode("latin-1") if raw else quote(scope["path"], safe="/")
-        return await self._hook.reply(scope["method"], path, headers.get("authorization", ""), body)
+        return await self._hook.reply(scope["method"], within(path), headers.get("authorization", ""), body)
 
     def _claim(self, scope: Scope) -> str:
         """Why this process may not answer at this address, empty where no other does. ASGI does not tell of several,

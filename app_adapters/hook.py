@@ -80,6 +80,12 @@ def foreign(peer: str, headers: Iterable[str]) -> str:
     return ""
 
 
+def within(path: str) -> str:
+    """A path without what a server puts before it: where the service is to be found behind a proxy."""
+    before, mark, rest = path.partition("/deflation/v1/")
+    return mark + rest if mark else before
+
+
 def require_place(path: str, host: str, port: int | None) -> None:
     """Raises: ValueError unless there is one place to listen: a Unix socket, or by choice a port on loopback."""
     if bool(path) == (port is not None):

@@ -11,20 +11,22 @@ import threading
 from dataclasses import asdict
 from typing import Sequence
 
-from app_adapters import __version__, conformance
-from app_adapters.adapter import Adapter
-from app_adapters.checks import capabilities
-from app_adapters.errors import AdapterError
+from app_adapters import __version__, checks, conformance
+from app_adapters.adapter import Adapter, Deadline, Refusal
+from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.hook import TOKEN_FILE, default_port
 from app_adapters.registry import MODULES, application_name, others, place, ready
 from app_adapters.server import HookServer
 
 #: Where root's adapters listen.
 SOCKETS = "/run/ebbtide/hooks"
+#: For what --give-back does, seconds.
+GIVE_BACK_S = 120.0
 EXAMPLES = """\
 examples:
   ebb-adapter memcached --memcached 127.0.0.1:11211
   ebb-adapter memcached --check           # can it be asked? what could it give?
+  ebb-adapter memcached --give-back       # before you take it away: all as it was before the first deflation
   ebb-adapter memcached --print-drop-in > /etc/ebbtide/adapters.d/memcached.json
   ebb-adapter command --run '/usr/local/sbin/shrink-cache' --listen /run/ebbtide/hooks/cache.sock
   ebb-adapter memcached --name sessions --memcached 127.0.0.1:11212   # a second one: its own socket and drop-in
@@ -57,6 +59,11 @@ def build_parser(chosen: str = "") -> argparse.ArgumentParser:
         "--check",
         action="store_true",
         help="print as JSON what it could give, and end: 0, or 1 where it cannot be asked",
+    )
+    common.add_argument(
+        "--give-back",
+        action="store_true",
+        help="have the application grow to its maximum, without a host or a token, and end: 0, or 1 and why not",
     )
     common.add_argument("--print-drop-in", action="store_true", help="print the drop-in file for it, and end")
     parser = argparse.ArgumentParser(
@@ -118,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         adapter = ready(options.adapter).build(options)
         if options.check:
             return check(options.name, adapter)
+        if options.give_back:
+            return give_back(options.name, adapter)
         server = HookServer(adapter, path, options.token_file, say, host=host, port=port)
         adapter.begin()
     except AdapterError as error:
@@ -139,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def check(name: str, adapter: Adapter) -> int:
     """Ask once, as the guest agent would: prints JSON and returns 0, or says why not and returns 1."""
     try:
-        offer = capabilities(adapter.capabilities())
+        offer = checks.capabilities(adapter.capabilities())
     except AdapterError as error:
         say(f"{name}: cannot be asked: {error}")
         return 1
@@ -147,6 +156,23 @@ def check(name: str, adapter: Adapter) -> int:
     if not any(range_.current > range_.minimum for range_ in offer.resources.values()):
         say(f"{name}: can be asked, but has nothing above its minimum now")
     return 0
+
+
+def give_back(name: str, adapter: Adapter) -> int:
+    """What a reinflation to its maximum does: returns 0, or says why not and returns 1."""
+    try:
+        offer = checks.capabilities(adapter.capabilities())
+        target = {component: range_.maximum for component, range_ in offer.resources.items()}
+        answer = checks.answer(adapter.reinflate(target, Deadline(GIVE_BACK_S)), "reinflate")
+        if isinstance(answer, Refusal):
+            raise ApplicationError(answer.reason)
+        done = checks.release(answer.work())
+    except AdapterError as error:
+        say(f"{name}: has not its full size: {error}")
+        return 1
+    reason = "; ".join(filter(None, [answer.reason, done.reason]))
+    say(f"{name}: {'has its full size' if done.complete else 'has not its full size'}: {reason}")
+    return 0 if done.complete else 1
 
 
 def say(sentence: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterable
 from urllib.parse import quote
 
 from app_adapters.adapter import Adapter
-from app_adapters.hook import BODY_BYTES, SEVERAL, TOKEN_FILE, Hook, Reply, foreign
+from app_adapters.hook import BODY_BYTES, SEVERAL, TOKEN_FILE, Hook, Reply, foreign, within
 from app_adapters.logs import say
 
 Environ = Dict[str, Any]
@@ -47,7 +47,7 @@ class HookApplication:
         body = environ["wsgi.input"].read(int(length)) if int(length) else b""
         # Where it is mounted stands in SCRIPT_NAME; both parts come decoded, as bytes in Latin-1.
         path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
-        path = quote(path.encode("latin-1", "replace"), safe="/")
+        path = within(quote(path.encode("latin-1", "replace"), safe="/"))
         return self._hook.reply(environ["REQUEST_METHOD"], path, environ.get("HTTP_AUTHORIZATION", ""), body)
 
 

@@ -111,6 +111,8 @@ class Applications:
         self._closed = threading.Event()
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._hooks: dict[str, Hook] = {}
+        #: Applications whose drop-in file could be read before, and now cannot: what is owed to them stays owed.
+        self._left_out: set[str] = set()
         self._problems: set[str] = set()
         self._sizes: dict[str, tuple[float, float]] = {}
         #: Counts what the host has asked for. By component: the number of the last request that named it, and its size.
@@ -341,7 +343,7 @@ class Applications:
             {name: partial(hooks[name].progress, id_) for name, id_ in requests.items() if name in hooks},
             PROGRESS_LIMIT_S,
         )
-        states: dict[str, str] = {}
+        states = dict.fromkeys(self._left_out.intersection(requests), "failed")
         for name, answer in answers.items():
             if isinstance(answer, HookError):
                 states[name] = "running" if isinstance(answer, HookTimeout) else "failed"
@@ -366,15 +368,19 @@ class Applications:
         """
         began = time.monotonic()
         hooks = self._load()
+        missed = set(self._left_out)
+        unread = [f"{name}: its drop-in file is left out" for name in sorted(missed)]
         if not hooks:
-            return DeflateResult(request_id, "none", {}, 0.0, "no adapter is registered", None), {}, set()
+            reason = _words(unread) or "no adapter is registered"
+            missed = missed if owed is None else missed.intersection(owed.names)
+            return DeflateResult(request_id, "none", {}, 0.0, reason, None), {}, missed
         # Nobody waits for what is told again.
         waits_s = params.deadline_s if owed is None else math.inf
         limit_s = min(_limit_s(CAPABILITIES_LIMITS_S, params.deadline_s), OVER_BY[0] * waits_s)
         offers, reasons = self._capabilities(hooks, limit_s)
         targets = self._targets(offers, params, guest_mib)
-        reasons += [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
-        missed = set(hooks) - set(offers)
+        reasons += unread + [f"{name}: gives nothing of what is asked" for name in offers if name not in targets]
+        missed |= set(hooks) - set(offers)
         calls: dict[str, Callable[[], Told]] = {}
         for name, target in targets.items():
             if owed is not None and (name not in owed.names or not set(target).intersection(owed.components)):
@@ -471,6 +477,7 @@ class Applications:
                 else Hook(drop_in, self._token)
                 for drop_in in drop_ins
             }
+            self._left_out = (self._left_out.union(known) if problems else set()).difference(self._hooks)
             return dict(self._hooks)
 
 

@@ -110,8 +110,10 @@ def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], lis
     try:
         info = os.stat(directory)
         names = sorted(name for name in os.listdir(directory) if name.endswith(".json"))
-    except OSError:
+    except FileNotFoundError:
         return [], []
+    except OSError as error:
+        return [], [f"{directory}: {error.strerror}"]
     if info.st_uid != owner_uid or info.st_mode & 0o022:
         return [], [f"{directory}: must belong to root and be writable by no other user"]
     for name in names:

@@ -1,7 +1,8 @@
 """A JVM's remote management port, spoken by a JVM in this process through JPype (the extra `jmx`; needs a JRE).
 
-Run as a program `jmx.py HOST:PORT`. Each line in is `{"command": [NAME, ARGUMENT ...]}` or `{"set": [FLAG, VALUE]}`,
-each line out `{"text": ...}` or `{"error": ...}`. Two beans alone are used: HotSpotDiagnostic and DiagnosticCommand.
+Run as a program `jmx.py HOST:PORT`. Each line in is `{"pid": PID, "command": [NAME, ARGUMENT ...]}` or `{"pid": PID,
+"set": [FLAG, VALUE]}`, each line out `{"text": ...}` or `{"error": ...}`: this also where another JVM listens there.
+Three beans alone are used: HotSpotDiagnostic, DiagnosticCommand, and of Runtime the name, which begins with the pid.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ OPERATIONS = {
 }
 
 
-def connect(address: str) -> Callable[[dict[str, Any]], str]:
-    """What carries out a request. Raises: whatever JPype or Java raise."""
+def connect(address: str) -> tuple[int, Callable[[dict[str, Any]], str]]:
+    """The pid of the JVM in its own namespace, and what carries out a request. Raises: whatever JPype or Java raise."""
     # By name: this room imports the standard library alone, and only this program needs the extra.
     jpype = importlib.import_module("jpype")
     jpype.startJVM("-Xmx32m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", convertStrings=True)
@@ -47,7 +48,7 @@ def connect(address: str) -> Callable[[dict[str, Any]], str]:
             return invoke("DiagnosticCommand", OPERATIONS[name], [strings(arguments)], ["[Ljava.lang.String;"])
         return invoke("DiagnosticCommand", OPERATIONS[name], [], [])
 
-    return carry_out
+    return int(str(server.getAttribute(object_name("java.lang:type=Runtime"), "Name")).partition("@")[0]), carry_out
 
 
 def main() -> int:
@@ -55,12 +56,16 @@ def main() -> int:
     # What Java prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
-    carry_out: Callable[[dict[str, Any]], str] | None = None
+    found: tuple[int, Callable[[dict[str, Any]], str]] | None = None
     for line in sys.stdin:
         try:
-            if carry_out is None:
-                carry_out = connect(sys.argv[1])
-            answer = {"text": carry_out(json.loads(line))}
+            if found is None:
+                found = connect(sys.argv[1])
+            (pid, carry_out), request = found, json.loads(line)
+            if pid != request["pid"]:
+                answer = {"error": f"process {pid} listens there, not {request['pid']}"}
+            else:
+                answer = {"text": carry_out(request)}
         except ImportError:
             answer = {"error": "JPype is not installed (pip install 'ebbtide[jmx]')"}
         except BaseException as error:  # Java's exceptions are none of Python's

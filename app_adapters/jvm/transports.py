@@ -159,12 +159,16 @@ class JMX(Transport):
         self._child: subprocess.Popen[bytes] | None = None
 
     def command(self, pid: int, text: str, limit_s: float) -> str:
-        return self._ask({"command": text.split()}, limit_s)
+        return self._ask(pid, {"command": text.split()}, limit_s)
 
     def set_flag(self, pid: int, name: str, value: str, limit_s: float) -> None:
-        self._ask({"set": [name, value]}, limit_s)
+        self._ask(pid, {"set": [name, value]}, limit_s)
 
-    def _ask(self, request: dict[str, Any], limit_s: float) -> str:
+    def _ask(self, pid: int, request: dict[str, Any], limit_s: float) -> str:
+        try:
+            request["pid"] = identity(pid)[2]
+        except AttachError as error:
+            raise ApplicationError(str(error)) from None
         with self._lock:
             child = self._child
             if child is None or child.poll() is not None:

@@ -57,6 +57,7 @@ class MemcachedAdapter(Adapter):
         self._minimum_mib = minimum_mib
         self._seconds_per_mib = 0.01  # replaced by what the last deflation took
         self._largest_limits: dict[int, int] = {}  # by pid
+        self._taken_mib = 0  # its limit before the first deflation that was not undone, 0: nothing is taken
 
     def capabilities(self) -> Capabilities:
         """Resident sizes; the maximum is that of the limit which memcached was started with."""
@@ -106,7 +107,7 @@ class MemcachedAdapter(Adapter):
         )
 
     def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
-        """Raise the limit, at most to what memcached was started with. It holds at once; memory comes on demand."""
+        """Raise the limit, at most to that of before the first deflation. It holds at once; memory comes on demand."""
         client = self._client()
         try:
             stats, slabs = client.stats(), client.slabs()
@@ -114,9 +115,12 @@ class MemcachedAdapter(Adapter):
             client.close()
         now_mib = _limit_mib(stats)
         wanted_mib = math.floor(target["memory_mib"] - _overhead_mib(self._rss_mib(stats), slabs))
-        largest_mib = self._largest_limit_mib(stats)
-        full = wanted_mib >= FULL_SHARE * largest_mib
-        limit_mib = max(largest_mib if full else wanted_mib, now_mib)
+        self._largest_limit_mib(stats)
+        before_mib = self._taken_mib
+        if not before_mib:
+            return Promise({}, 0.0, _nothing, "nothing had been taken")
+        full = wanted_mib >= FULL_SHARE * before_mib
+        limit_mib = max(before_mib if full else wanted_mib, now_mib)
 
         def raise_limit() -> Release:
             client = self._client()
@@ -127,6 +131,8 @@ class MemcachedAdapter(Adapter):
                 client.close()
             if measured != limit_mib:
                 raise ApplicationError(f"limit_maxbytes is {measured} MiB after cache_memlimit {limit_mib}")
+            if limit_mib >= before_mib:
+                self._taken_mib = 0
             return Release({"memory_mib": 0.0}, "limit_maxbytes", f"limit raised from {now_mib} to {measured} MiB")
 
         return Promise({}, 0.1, raise_limit, f"limit {now_mib} to {limit_mib} MiB")
@@ -156,6 +162,8 @@ class MemcachedAdapter(Adapter):
         known = self._largest_limits.get(pid)
         if known is None:
             known = _started_limit_mib(arguments(pid))
+            # Another adapter may have taken what is missing.
+            self._taken_mib = known if _limit_mib(stats) < known else 0
         self._largest_limits = {pid: max(known, _limit_mib(stats))}
         return self._largest_limits[pid]
 
@@ -196,6 +204,8 @@ class MemcachedAdapter(Adapter):
             problem = ""
             try:
                 now_mib = _limit_mib(client.stats())
+                if limit_mib < now_mib:
+                    self._taken_mib = max(self._taken_mib, now_mib)
                 for i, step_mib in enumerate(_steps(now_mib, limit_mib, client.slabs())):
                     client.set_limit(step_mib)
                     if i == 0 and can_dump:
@@ -229,6 +239,10 @@ class MemcachedAdapter(Adapter):
         complete = not problem or released_mib > 0
         measured_by = "VmRSS of the process, limit_maxbytes and total_malloced of its stats"
         return Release({"memory_mib": round(released_mib, 3)}, measured_by, "; ".join(parts + notes), complete)
+
+
+def _nothing() -> Release:
+    return Release({"memory_mib": 0.0}, "nothing", "nothing was to be done")
 
 
 def _kept_by_allocator(rss_mib: float, slabs: Slabs, environment: dict[bytes, bytes] | None) -> str:

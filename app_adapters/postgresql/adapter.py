@@ -28,6 +28,7 @@ from app_adapters.postgresql.plan import (
     in_kib,
     lowered,
     memory_settings,
+    ours,
     raised,
     restoring,
     server_wide,
@@ -35,6 +36,7 @@ from app_adapters.postgresql.plan import (
     share_of,
     statements,
     written,
+    wrote,
 )
 from app_adapters.processes.process import children, started
 from app_adapters.processes.state_file import StateFile
@@ -92,7 +94,8 @@ class _Look:
 class PostgresqlAdapter(Adapter):
     """A PostgreSQL on this machine. `maximum_mib` is its size with all settings used (0: reckoned from them).
 
-    `terminate_idle_s`: sessions that are idle for longer may be ended; None: never.
+    `{system}` in `state_file` stands for the cluster's system identifier. `terminate_idle_s`: sessions that are idle
+    for longer may be ended; None: never.
     """
 
     components = ("memory_mib", "cpu_cores")
@@ -101,7 +104,7 @@ class PostgresqlAdapter(Adapter):
         self, psql: Psql, state_file: str, maximum_mib: float = 0.0, terminate_idle_s: float | None = None
     ) -> None:
         self._psql = psql
-        self._state = StateFile(state_file)
+        self._state_path = state_file
         self._maximum_mib = maximum_mib
         self._terminate_idle_s = terminate_idle_s
         self._last: tuple[float, _Look] | None = None
@@ -127,10 +130,12 @@ class PostgresqlAdapter(Adapter):
             return Refusal(look.obstacle, floor={"memory_mib": round(_size_mib(look), 3)})
         state = self._first_state(look)
         known = self._known(look)
-        if known is not None:  # of what is as it was before, the values of now count: an operator may have changed them
-            for name in known["changed"]:
+        if known is not None:  # of what is not ours, the values of now count: an operator may have changed them
+            own = ours(known, state["earlier"])
+            for name in own:
                 state["earlier"][name], state["originals"][name] = known["earlier"].get(name), known["originals"][name]
-            state.update(changed=known["changed"], maximum_mib=known["maximum_mib"])
+            state["written"] = {name: texts for name, texts in known["written"].items() if name in own}
+            state.update(changed=own, maximum_mib=known["maximum_mib"])
         promised: dict[str, float] = {}
         wanted: dict[str, int] = {}
         ends: list[int] = []
@@ -178,24 +183,32 @@ class PostgresqlAdapter(Adapter):
                 wanted.update(core_settings(state["originals"], target["cpu_cores"]))
         # Others are not ours: an operator may have changed them since.
         back = [name for name in back if name in state["changed"]]
-        ours = {name: value for name, value in wanted.items() if name in state["changed"]}
-        changes = server_wide(raised(look.settings, ours), look.sources)
-        known = state
+        wanted = {name: value for name, value in wanted.items() if name in state["changed"]}
+        changes = server_wide(raised(look.settings, wanted), look.sources)
+        known, file = state, self._file(look.system)
 
         def grow() -> Release:
-            note = self._change(changes, {name: known["earlier"].get(name) for name in back}, deadline)
-            known["changed"] = sorted(set(known["changed"]) - set(back))
+            stands = self._earlier()
+            own = ours(known, stands)
+            restored = {name: known["earlier"].get(name) for name in back if name in own}
+            more = {name: value for name, value in changes.items() if name in own}
+            if more:
+                known["written"] = wrote(known["written"], more, stands)
+                file.save(known)
+            note = self._change(more, restored, deadline)
+            note += [f"{name} is left as it was set meanwhile" for name in known["changed"] if name not in own]
+            known["changed"] = sorted(set(own).difference(restored))
             if known["changed"]:
-                self._state.save(known)
+                file.save(known)
             else:
-                self._state.remove()
+                file.remove()
             now = self._last[1] if self._last is not None else look
             note += [
                 f"{name} was {known['originals'][name]} and is {now.settings[name]}, by {now.sources[name]}"
-                for name in back
+                for name in restored
                 if now.settings[name] != known["originals"][name]
             ]
-            reason = "; ".join([f"{len(back)} settings as before, {len(changes)} raised", *note])
+            reason = "; ".join([f"{len(restored)} settings as before, {len(more)} raised", *note])
             return Release(dict.fromkeys(target, 0.0), "pg_settings", reason)
 
         return Promise({}, 1.0, grow, f"{len(back)} settings as before, {len(changes)} raised")
@@ -221,7 +234,7 @@ class PostgresqlAdapter(Adapter):
             sources,
             answer["sessions"],
             answer["workers"],
-            answer["system"],
+            str(int(answer["system"])),  # it becomes a part of a file's name
             postmaster,
             started(postmaster),
             obstacle,
@@ -251,15 +264,24 @@ class PostgresqlAdapter(Adapter):
             self._first_maximum_mib = min(_shared_mib(look) + private_mib, room_mib)
         return max(self._first_maximum_mib, current_mib)
 
+    def _file(self, system: str) -> StateFile:
+        """Of this cluster alone: another one may be found at the same port, and have something to be put back."""
+        earlier = StateFile(self._state_path.replace("-{system}", ""))  # as an earlier version named it
+        if (earlier.load() or {}).get("system") == system:
+            return earlier
+        return StateFile(self._state_path.replace("{system}", system))
+
     def _known(self, look: _Look) -> dict[str, Any] | None:
         """What was noted before the first change of this very cluster."""
-        state = self._state.load()
+        file = self._file(look.system)
+        state = file.load()
         if state is None or state.get("system") != look.system:
             return None
-        kinds = {"earlier": dict, "originals": dict, "changed": list, "maximum_mib": float}
+        state.setdefault("written", {})  # an earlier version has none
+        kinds = {"earlier": dict, "originals": dict, "changed": list, "written": dict, "maximum_mib": float}
         for name, kind in kinds.items():
             if not isinstance(state.get(name), kind):
-                raise ApplicationError(f"the state file {self._state.path} is damaged: {name} is no {kind.__name__}")
+                raise ApplicationError(f"the state file {file.path} is damaged: {name} is no {kind.__name__}")
         return state
 
     def _first_state(self, look: _Look) -> dict[str, Any]:
@@ -269,6 +291,7 @@ class PostgresqlAdapter(Adapter):
             "earlier": {name: earlier.get(name) for name in NAMES},
             "originals": {name: look.settings[name] for name in NAMES},
             "changed": [],
+            "written": {},
             "maximum_mib": 0.0,
         }
 
@@ -300,16 +323,25 @@ class PostgresqlAdapter(Adapter):
         before_shared_mib, before_mib = _parts_mib(look)
         if changes:
             # First: what is changed must have an owner whatever happens.
-            known = self._state.load()
-            self._state.save({**state, "changed": sorted({*state["changed"], *changes})})
+            file = self._file(look.system)
+            known = file.load()
+            if known is not None and known.get("system") != look.system and known.get("changed"):
+                raise ApplicationError(
+                    f"{file.path} has what another cluster is to have back: name another --state-file, or remove it "
+                    "where that cluster is gone"
+                )
+            written_now = wrote(state["written"], changes, self._earlier())
+            file.save({**state, "changed": sorted({*state["changed"], *changes}), "written": written_now})
             try:
                 notes = [*notes, *self._change(changes, {}, deadline)]
             except NoAnswer:
                 raise
             except ApplicationError:
-                self._take_back(known, changes)
+                self._take_back(file, known, changes)
                 raise
-        if ends and self._terminate_idle_s is not None:
+        if ends and deadline.passed:
+            notes.append("idle sessions stay: it was called off, or is too late")
+        elif ends and self._terminate_idle_s is not None:
             pids = ", ".join(str(pid) for pid in ends)
             ended = self._psql.query(END.format(pids, self._terminate_idle_s))
             while any(_lives(pid) for pid in ended) and not deadline.wait(0.05):
@@ -328,15 +360,15 @@ class PostgresqlAdapter(Adapter):
         measured_by = "RssAnon of all its processes, pg_settings and the running parallel workers"
         return Release({name: released[name] for name in asked}, measured_by, "; ".join([sizes, *notes]))
 
-    def _take_back(self, known: dict[str, Any] | None, changes: dict[str, int]) -> None:
+    def _take_back(self, file: StateFile, known: dict[str, Any] | None, changes: dict[str, int]) -> None:
         """The state of before a change that failed, if nothing was changed: nobody has to put that back."""
         with contextlib.suppress(ApplicationError):  # what cannot be seen keeps its owner
             now = self._earlier()
             if all(now.get(name) != written(name, value) for name, value in changes.items()):
                 if known is None:
-                    self._state.remove()
+                    file.remove()
                 else:
-                    self._state.save(known)
+                    file.save(known)
 
     def _change(self, values: dict[str, int], earlier: dict[str, str | None], deadline: Deadline) -> list[str]:
         """Change settings and reload; returns what is to be said of those that did not take effect.
@@ -450,7 +482,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
         "--state-file",
         default="",
         metavar="FILE",
-        help=f"what is put back at full size (default: {STATE_DIRECTORY}/postgresql-PORT.json)",
+        help=f"what is put back at full size; {{system}} in it is the cluster's system identifier "
+        f"(default: {STATE_DIRECTORY}/postgresql-PORT-{{system}}.json)",
     )
 
 
@@ -458,7 +491,7 @@ def _build(options: argparse.Namespace) -> Adapter:
     if not 0 < options.port < 65536:
         raise AdapterError("--port: must be 1 to 65535")
     psql = Psql(options.host, options.port, options.user, options.database, options.password_file, options.run_as)
-    path = options.state_file or f"{STATE_DIRECTORY}/postgresql-{options.port}.json"
+    path = options.state_file or f"{STATE_DIRECTORY}/postgresql-{options.port}-{{system}}.json"
     return PostgresqlAdapter(psql, path, options.maximum_mib, options.terminate_idle_s)
 
 

@@ -5,7 +5,7 @@ What is set is what a reload takes over (PostgreSQL 15: 20.4 Resource Consumptio
 
 from __future__ import annotations
 
-from typing import Mapping
+from typing import Any, Mapping
 
 from app_adapters.adapter import FULL_SHARE
 
@@ -102,6 +102,29 @@ def statements(values: Mapping[str, int]) -> list[str]:
 def written(name: str, value: int) -> str:
     """As it then stands in postgresql.auto.conf."""
     return f"{int(value)}kB" if name in MEMORY_SETTINGS else str(int(value))
+
+
+def wrote(
+    before: Mapping[str, list[str]], values: Mapping[str, int], stands: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """By name, what may stand in postgresql.auto.conf by us once these are being written: each, or what stands there.
+
+    :param before: the same, of earlier writing.
+    """
+    return {**before, **{name: [*_one(stands.get(name)), written(name, value)] for name, value in values.items()}}
+
+
+def _one(text: str | None) -> list[str]:
+    return [] if text is None else [text]
+
+
+def ours(state: Mapping[str, Any], stands: Mapping[str, str | None]) -> list[str]:
+    """Of the settings that were changed, those that hold what we wrote, or still what was there before: another value
+    is an operator's. One without a note of what was written counts as ours."""
+    earlier, texts = state["earlier"], state["written"]
+    return [
+        name for name in state["changed"] if name not in texts or stands.get(name) in (earlier.get(name), *texts[name])
+    ]
 
 
 def restoring(earlier: Mapping[str, str | None]) -> list[str]:

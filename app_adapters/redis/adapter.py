@@ -1,14 +1,16 @@
 """Redis and Valkey: evict down to a lower `maxmemory` until the kernel has the memory back.
 
 The limit is lowered in steps, the server evicts in its event loop, its allocator gives pages back by decay, and
-`MEMORY PURGE` comes last because it stops the server for some 100 ms. Only CONFIG SET, never CONFIG REWRITE: a
-restart of the server brings back what its file says.
+`MEMORY PURGE` comes last because it stops the server for some 100 ms. Only CONFIG SET: a restart of the server brings
+back what its file says. Where another's CONFIG REWRITE (Sentinel's, an operator's) has put a limit of ours into that
+file, a CONFIG REWRITE at full size takes it out again.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from typing import Any
 
@@ -37,6 +39,7 @@ from app_adapters.redis.plan import (
     figures,
     forks,
     limit_for,
+    limit_in,
     maximum_for,
     number,
     obstacle,
@@ -47,7 +50,11 @@ from app_adapters.registry import Ready, address, amount
 MINIMUM_MIB = 64.0
 FORK_SHARE = 0.1
 DECAY_S = 5.0
-STATE_DIRECTORY = "/run/ebbtide"
+# Not in /run: a limit that a CONFIG REWRITE has put into the server's file outlives a restart of the machine.
+STATE_DIRECTORY = "/var/lib/ebbtide"
+EARLIER_STATE_DIRECTORY = "/run/ebbtide"
+FILE_BYTES = 1 << 20
+LIMITS_KEPT = 20
 
 
 class RedisAdapter(Adapter):
@@ -140,13 +147,19 @@ class RedisAdapter(Adapter):
         known = state
 
         def grow() -> Release:
+            note = ""
             with self._client() as client:
-                self._restore(client, known) if full else _raise_limit(client, limit_mib)
+                if full:
+                    note = self._restore(client, known, info.get("config_file", ""))
+                else:
+                    _raise_limit(client, limit_mib)
                 now = client.info()
+            if not full:
+                self._note_limit(known, now)
             limit = f"{number(now, 'maxmemory') / MIB:.0f} MiB" if number(now, "maxmemory") else "unlimited"
             if full and number(now, "maxmemory") != known["maxmemory"]:
                 raise ApplicationError(f"maxmemory is {limit} after it was set to {original_mib:.0f} MiB")
-            reason = f"maxmemory {limit}, policy {now.get('maxmemory_policy')}"
+            reason = "; ".join(filter(None, [f"maxmemory {limit}, policy {now.get('maxmemory_policy')}", note]))
             return Release({"memory_mib": 0.0}, "maxmemory of INFO", reason)
 
         return Promise({}, 0.1, grow, "everything as before" if full else f"limit up to {limit_mib:.0f} MiB")
@@ -194,11 +207,18 @@ class RedisAdapter(Adapter):
         return round(0.5 + wait_s + max(amount_mib, 0.0) * self._seconds_per_mib, 1)
 
     def _known(self, info: dict[str, str]) -> dict[str, Any] | None:
-        """What was noted before the first deflation; a server that was started again has its own settings back."""
+        """What was noted before the first deflation; a server that was started again has its own settings back, but for
+        a limit of ours that came into its file.
+        """
         state = self._state.load()
-        if state is None or state.get("run_id") != info.get("run_id"):
+        if state is None:
             return None
-        kinds = {"maxmemory": int, "maximum_mib": float, "settings": dict}
+        limits = state.setdefault("limits", [])  # an earlier version has none
+        if state.get("run_id") != info.get("run_id"):
+            if not isinstance(limits, list) or number(info, "maxmemory") not in limits:
+                return None
+            state["run_id"] = info.get("run_id")
+        kinds = {"maxmemory": int, "maximum_mib": float, "settings": dict, "limits": list}
         for name, kind in kinds.items():
             if not isinstance(state.get(name), kind):
                 raise ApplicationError(f"the state file {self._state.path} is damaged: {name} is no {kind.__name__}")
@@ -242,6 +262,8 @@ class RedisAdapter(Adapter):
             except ApplicationError as error:
                 problem = str(error)
             info, after = self._look(client)
+        with contextlib.suppress(ApplicationError):  # what was done is told all the same
+            self._note_limit(state, info)
         released_mib = max(before.rss - after.rss, 0.0)
         if released_mib > 16 and not problem:
             self._seconds_per_mib = max(time.monotonic() - began - patience_s, 0.0) / released_mib
@@ -257,13 +279,30 @@ class RedisAdapter(Adapter):
         complete = not problem or released_mib > 0
         return Release({"memory_mib": round(released_mib, 3)}, measured_by, "; ".join(parts + notes), complete)
 
-    def _restore(self, client: RedisClient, state: dict[str, Any]) -> None:
-        """Everything as before the first deflation. The limit first: with it, nothing has to be evicted."""
+    def _note_limit(self, state: dict[str, Any], info: dict[str, str]) -> None:
+        """A limit of ours is known again where another has it written into the server's file."""
+        limit = int(number(info, "maxmemory"))
+        if limit != state["maxmemory"] and limit not in state["limits"]:
+            state["limits"] = [*state["limits"], limit][-LIMITS_KEPT:]
+            self._state.save(state)
+
+    def _restore(self, client: RedisClient, state: dict[str, Any], config_file: str) -> str:
+        """Everything as before the first deflation, also in the server's file; returns what is not so.
+
+        The limit first: with it, nothing has to be evicted.
+        """
         client.config_set("maxmemory", state["maxmemory"])
         for name, value in state["settings"].items():
             if client.config_get(name) != value:
                 client.config_set(name, value)
+        note = ""
+        if _limit_in_file(config_file) in state["limits"]:
+            try:
+                client.call("CONFIG", "REWRITE")
+            except ServerError as error:
+                note = f"{config_file} has the small limit, by another's CONFIG REWRITE, and cannot be written: {error}"
         self._state.remove()
+        return note
 
 
 def _first_state(client: RedisClient, info: dict[str, str], maximum_mib: float) -> dict[str, Any]:
@@ -274,8 +313,16 @@ def _first_state(client: RedisClient, info: dict[str, str], maximum_mib: float) 
         "run_id": info.get("run_id"),
         "maxmemory": int(number(info, "maxmemory")),
         "settings": {**helpful, "maxmemory-policy": info.get("maxmemory_policy", NO_EVICTION)},
+        "limits": [],
         "maximum_mib": float(round(maximum_mib, 3)),
     }
+
+
+def _limit_in_file(path: str) -> int | None:
+    """None also where it cannot be read."""
+    with contextlib.suppress(OSError), os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        return limit_in(file.read(FILE_BYTES).decode("utf-8", "replace"))
+    return None
 
 
 def _nothing() -> Release:
@@ -302,7 +349,9 @@ def _raise_limit(client: RedisClient, limit_mib: float) -> None:
 
 def _state_path(address: tuple[str, int] | str) -> str:
     name = address if isinstance(address, str) else f"{address[0]}-{address[1]}"
-    return f"{STATE_DIRECTORY}/redis-{name.strip('/').replace('/', '-')}.json"
+    base = f"redis-{name.strip('/').replace('/', '-')}.json"
+    earlier = os.path.join(EARLIER_STATE_DIRECTORY, base)
+    return earlier if os.path.exists(earlier) else os.path.join(STATE_DIRECTORY, base)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -61,6 +61,12 @@ class Figures:
         return max(self.predicted - (1 - KEPT_SHARE) * self.evictable, 0.0)
 
 
+def limit_in(text: str) -> int | None:
+    """The last maxmemory of a configuration file as CONFIG REWRITE writes it, bytes; None where it has none."""
+    found = re.findall(r"^maxmemory (\d+)(kb|mb|gb|)\s*$", text, re.MULTILINE)
+    return int(found[-1][0]) * {"": 1, "kb": 1024, "mb": MIB, "gb": 1024 * MIB}[found[-1][1]] if found else None
+
+
 def number(info: Mapping[str, str], name: str) -> float:
     """A numeric field of INFO, 0 where this version does not have it."""
     try:

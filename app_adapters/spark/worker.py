@@ -219,7 +219,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace-s", type=amount, default=GRACE_S, metavar="N", help="for tasks and blocks (default: %(default)g)"
     )
-    parser.add_argument("--state-file", default=STATE_FILE, metavar="FILE", help="default: %(default)s")
+    parser.add_argument(
+        "--state-file", default="", metavar="FILE", help=f"default: {STATE_FILE}, with --name spark-worker-NAME.json"
+    )
     parser.add_argument("--log", default=os.devnull, metavar="FILE", help="the Workers' output (default: %(default)s)")
 
 
@@ -238,8 +240,10 @@ def _build(options: argparse.Namespace) -> SparkWorkerAdapter:
         raise AdapterError(f"--host: {options.host} is no host name")
     relay = Relay(options.service, options.cluster_token_file, options.host)
     nominal = Nominal(int(options.cores), options.memory_mib)
-    earlier = options.state_file == STATE_FILE and os.path.exists(EARLIER_STATE_FILE)
-    state_file = EARLIER_STATE_FILE if earlier else options.state_file
+    own = STATE_FILE if options.name == "spark-worker" else STATE_FILE.replace(".json", f"-{options.name}.json")
+    state_file = options.state_file or own
+    if state_file == STATE_FILE and os.path.exists(EARLIER_STATE_FILE):
+        state_file = EARLIER_STATE_FILE
     return SparkWorkerAdapter(Workers(command, state_file, options.log), relay, nominal, options.grace_s)
 
 

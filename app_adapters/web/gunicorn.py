@@ -73,6 +73,9 @@ class GunicornAdapter(PoolAdapter):
         self._configured = 0
         self._most_seen = 0
         self._set: int | None = None  # what this adapter made of it
+        self._serving = 0
+        # Workers before the first deflation that was not undone, 0: nothing is taken. None: not yet looked.
+        self._taken: int | None = None
         self._note = ""  # for the next answer
         self._lock = threading.Lock()  # sizes are asked for while work runs
         # Those by which gunicorn's own number is less than the workers that live.
@@ -85,8 +88,20 @@ class GunicornAdapter(PoolAdapter):
         serving = _without(pids, self._ending)
         if stats is not None:
             serving = _youngest(pids, stats.target)
+        self._serving = len(serving)
         self._most_seen = max(self._most_seen, len(serving))
-        return Processes(master, pids, serving, self._nominal(), self._reset_note(stats, serving))
+        nominal = self._nominal()
+        if self._taken is None:  # another adapter may have taken those that are missing
+            self._taken = nominal if len(serving) < nominal else 0
+        return Processes(master, pids, serving, nominal, self._reset_note(stats, serving))
+
+    def _most(self, nominal: int) -> int:
+        """As before the first deflation: fewer than it is configured for where others have set that."""
+        return min(self._taken or 0, nominal)
+
+    def _is_right(self, wanted: int) -> bool:
+        """Not before it is noted that all is given back."""
+        return not self._taken or wanted < self._taken
 
     def _check_master(self) -> int:
         master = self._master()
@@ -103,7 +118,7 @@ class GunicornAdapter(PoolAdapter):
                     self._note = (
                         f"gunicorn is process {master} now, {self._identity[0]} had been set to {self._set} workers"
                     )
-                self._identity, self._set = identity, None
+                self._identity, self._set, self._taken = identity, None, None
                 self._ending = _read_ending(state.get(ENDING, ""))
                 self._configured, self._most_seen = _configured_workers(master), _number(state.get(FULL, ""))
                 self._control = None
@@ -164,11 +179,16 @@ class GunicornAdapter(PoolAdapter):
                 self._originals.remember(master, start, {FULL: str(nominal)})
             except ApplicationError as error:
                 forgetful = f"{nominal} workers at full size, which a restart of this adapter forgets: {error}"
+        if workers < self._serving:
+            self._taken = max(self._taken or 0, self._serving)
         problem = self._have(master, workers, deadline)
+        given_back = workers >= (self._taken or 0) and not problem
+        if given_back:
+            self._taken = 0
         if forgetful and not self._note:
             self._note = forgetful
-        if only_seen and workers >= nominal and not problem:
-            self._originals.forget(master, start)
+        if only_seen and given_back:
+            self._originals.replace(master, start, FULL, "")
         return problem
 
     def _have(self, master: int, workers: int, deadline: Deadline) -> str:

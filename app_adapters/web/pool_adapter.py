@@ -52,6 +52,10 @@ class PoolAdapter(Adapter):
         """Whether the server would also begin with so many workers, as far as the adapter has a say in that."""
         return True
 
+    def _most(self, nominal: int) -> int:
+        """The workers that a reinflation may go up to, 0 where nothing had been taken."""
+        return nominal
+
     def _note_told(self) -> None:
         """The note of the last look stands in an answer."""
         return
@@ -103,8 +107,10 @@ class PoolAdapter(Adapter):
         obstacle = self._obstacle()
         if obstacle:
             return Refusal(obstacle, floor=_sizes(pool, pool.workers))
-        wanted = max(workers_for(target, pool), pool.serving)
-        reason = "; ".join(filter(None, [f"{pool.serving} to {wanted} of {pool.nominal} workers", note]))
+        most = self._most(pool.nominal)
+        wanted = max(min(workers_for(target, pool), most), pool.serving)
+        nothing = "" if most else "nothing had been taken"
+        reason = "; ".join(filter(None, [f"{pool.serving} to {wanted} of {pool.nominal} workers", nothing, note]))
         return Promise({}, round(self._seconds, 1), lambda: self._change(wanted, deadline), reason)
 
     def _change(self, wanted: int, deadline: Deadline) -> Release:

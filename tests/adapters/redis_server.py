@@ -55,9 +55,22 @@ class Connection:
 class RedisServer:
     """A server of its own; it neither saves nor has a limit unless `options` say so."""
 
-    def __init__(self, directory: Path, *options: str, program: str = "redis-server", password: str = "") -> None:
+    def __init__(
+        self, directory: Path, *options: str, program: str = "redis-server", password: str = "", config: str = ""
+    ) -> None:
         self.port = free_port()
-        command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
+        command = [
+            program,
+            *([config] if config else []),
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(directory),
+            "--save",
+            "",
+        ]
         more = ["--requirepass", password] if password else []
         self.process = subprocess.Popen([*command, *more, *options], stdout=subprocess.DEVNULL)
         try:

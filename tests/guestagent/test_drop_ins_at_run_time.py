@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from app_adapters.adapter import Adapter
 from app_adapters.server import HookServer
+from guestagent import applications
 from tests.guestagent.elastic import Elastic, Workers
 from tests.guestagent.harness import Bench, Host
+from tests.waiting import until_sync
 
 
 @pytest.fixture
@@ -72,6 +75,44 @@ def test_what_was_promised_by_an_application_whose_drop_in_goes_is_failed(
     status = host.result("application.status", request_id="r")
     assert (status["state"], status["reason"]) == ("failed", "app: its drop-in file is gone")
     app.go.set()
+
+
+@pytest.mark.parametrize("when", ["while the host asks", "while it is owed", "while it works"])
+def test_an_application_whose_drop_in_cannot_be_read_for_a_moment_has_its_reinflation_all_the_same(
+    guest: Bench,
+    host: Host,
+    servers: list[HookServer],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    when: str,
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+    app = Elastic(300, maximum_mib=350)
+    file = guest.adapters_dir / "app.json"
+    guest.register("app", serve(guest, servers, app))
+    ask(host, "down", memory_mib=400)
+    until_sync(lambda: app.size_mib < 300)
+    if when == "while it is owed":
+        servers[0].stop()
+    if when == "while it works":
+        app.go.clear()
+    if when == "while the host asks":
+        file.chmod(0o666)
+        assert host.result("status")["applications"] == []  # so that it is not known even from the question before
+    target = {"memory_mib": 1024}
+    answer = host.result("application.reinflate", request_id="up", deadline_s=1, target=target, bound_mib=1024)
+    if when == "while the host asks":
+        assert answer["reason"] == "app: its drop-in file is left out"
+    file.chmod(0o666)
+    until_sync(lambda: "adapter left out" in capfd.readouterr().err or when == "while the host asks")
+    if when == "while it is owed":
+        servers[0] = HookServer(app, port=servers[0].address[1], token_file=str(guest.run_dir / "token")).start()
+    time.sleep(0.3)  # it is told again a few times
+    assert "all have done" not in capfd.readouterr().err
+    app.go.set()
+    file.chmod(0o644)
+    until_sync(lambda: app.size_mib == 350)
+    until_sync(lambda: "all have done up" in capfd.readouterr().err)
 
 
 def test_a_drop_in_that_turns_bad_is_left_out_and_the_others_stay(

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from app_adapters.adapter import Answer, Deadline, Promise, Release
+from app_adapters.adapter import Answer, Deadline, Promise, Refusal, Release
 from app_adapters.hook import default_port
-from app_adapters.main import main
+from app_adapters.main import give_back, main
+from app_adapters.memcached.adapter import MemcachedAdapter
 from app_adapters.processes.inelastic import InelasticAdapter
 from app_adapters.registry import MODULES, Ready, ready
 from app_adapters.server import HookServer
@@ -168,6 +169,42 @@ def test_what_has_nothing_to_give_is_told(capsys: pytest.CaptureFixture[str]) ->
     out, err = capsys.readouterr()
     assert json.loads(out)["name"] == "inelastic"
     assert "nothing above its minimum" in err
+
+
+@pytest.mark.service
+def test_what_an_adapter_took_is_given_back_without_a_hook(capsys: pytest.CaptureFixture[str]) -> None:
+    cache = Cache(200)
+    command = ["memcached", "--memcached", f"127.0.0.1:{cache.port}", "--give-back"]
+    try:
+        cache.fill(150)
+        answer = MemcachedAdapter(port=cache.port).deflate({"memory_mib": 100.0}, "ask", Deadline(60))
+        assert isinstance(answer, Promise)
+        answer.work()
+        assert cache.limit_mib() < 100
+        assert main(command) == 0
+        assert cache.limit_mib() == 200
+        assert re.match("ebb-adapter: memcached: has its full size: limit", capsys.readouterr().err)
+        assert main(command) == 0
+        assert "nothing had been taken" in capsys.readouterr().err
+    finally:
+        cache.stop()
+    assert main(command) == 1
+    assert "memcached: has not its full size: " in capsys.readouterr().err
+
+
+def test_what_is_given_back_in_part_is_1(capsys: pytest.CaptureFixture[str]) -> None:
+    class Halfway(InelasticAdapter):
+        def __init__(self, answer: Answer) -> None:
+            super().__init__()
+            self.answer = answer
+
+        def reinflate(self, target: dict[str, float], deadline: Deadline) -> Answer:
+            return self.answer
+
+    half = Promise({}, 0.0, lambda: Release({}, "", "2 of 4 workers", complete=False))
+    for answer, reason in ((half, "2 of 4 workers"), (Refusal("it is saving"), "it is saving")):
+        assert give_back("app", Halfway(answer)) == 1
+        assert capsys.readouterr().err == f"ebb-adapter: app: has not its full size: {reason}\n"
 
 
 @pytest.mark.service

@@ -19,6 +19,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from app_adapters import asgi
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
@@ -159,9 +160,15 @@ def _asyncio(adapter: Adapter | AsyncAdapter, token: str) -> tuple[tuple[str, in
     return server.address, stop
 
 
-def _asgi(adapter: Adapter | AsyncAdapter, token: str) -> tuple[tuple[str, int], Callable[[], None]]:
+def _asgi(
+    adapter: Adapter | AsyncAdapter, token: str, root_path: str = ""
+) -> tuple[tuple[str, int], Callable[[], None]]:
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(asgi.hook_application(adapter, token), log_level="warning"))
+    app: Any = asgi.hook_application(adapter, token)
+    if root_path:
+        hook, app = app, FastAPI()
+        app.mount("/deflation", hook)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", root_path=root_path))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="the-loop")
     thread.start()
 
@@ -208,6 +215,19 @@ def test_a_promise_is_worked_off_and_told(form: Form) -> None:
     assert form.rest.target("r1", "deflate", 60) == (202, answer)
     assert form.rest.target("up", "reinflate", 90)[0] == 202
     assert form.rest.finished("up")["released"] == {"memory_mib": 0.0}
+
+
+def test_under_a_root_path_the_hook_is_where_its_drop_in_says(tmp_path: Path) -> None:
+    """A proxy takes the root path away, and the guest agent asks past it."""
+    (tmp_path / "token").write_text(TOKEN)
+    address, stop = _asgi(Scale(), str(tmp_path / "token"), root_path="/api")
+    try:
+        rest = Rest(address, TOKEN)
+        assert rest.capabilities()["name"] == "scale"
+        assert rest.target("r1", "deflate", 60)[0] == 202
+        assert rest.finished("r1")["state"] == "released"
+    finally:
+        stop()
 
 
 def test_a_newer_attempt_calls_the_older_one_off(form: Form) -> None:

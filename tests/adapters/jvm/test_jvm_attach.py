@@ -28,6 +28,7 @@ from tests.adapters.jvm_service import (
     SHENANDOAH,
     Service,
     compiled,
+    flags,
     hooked,
     java_25,
 )
@@ -92,13 +93,17 @@ def test_jattach_is_another_way(start: Start) -> None:
     check(start(SHENANDOAH), Jattach())
 
 
+def managed(port: int) -> tuple[str, ...]:
+    """Options of a JVM with a remote management port."""
+    remote = "-Dcom.sun.management.jmxremote"
+    options = (f"{remote}.port={port}", f"{remote}.rmi.port={port}", f"{remote}.host=127.0.0.1")
+    return (*options, f"{remote}.authenticate=false", f"{remote}.ssl=false", "-Djava.rmi.server.hostname=127.0.0.1")
+
+
 def test_jmx_is_another_way_and_its_helper_ends(start: Start, tmp_path: Path) -> None:
     port = free_port()
-    remote = "-Dcom.sun.management.jmxremote"
-    options: tuple[str, ...] = (f"{remote}.port={port}", f"{remote}.rmi.port={port}", f"{remote}.host=127.0.0.1")
-    options += (f"{remote}.authenticate=false", f"{remote}.ssl=false", "-Djava.rmi.server.hostname=127.0.0.1")
     # This one cannot be reached by the attach socket.
-    service = start((*SHENANDOAH, *options, "-XX:+DisableAttachMechanism"))
+    service = start((*SHENANDOAH, *managed(port), "-XX:+DisableAttachMechanism"))
     for one in (Attach(), Jattach()):
         with pytest.raises(ApplicationError, match=r"runs with -XX:\+DisableAttachMechanism"):
             one.command(service.pid, "VM.version", 1.0)
@@ -122,9 +127,19 @@ def test_jmx_is_another_way_and_its_helper_ends(start: Start, tmp_path: Path) ->
     assert service.process.stdout.read() is None  # no dump of its threads: it was not sent SIGQUIT
 
 
+def test_a_jvm_that_listens_at_the_port_of_another_is_left_alone(start: Start) -> None:
+    port = free_port()
+    service = start((*SHENANDOAH, *managed(port)))
+    before = flags(service, "SoftMaxHeapSize")
+    transport = JMX("127.0.0.1", port)
+    with pytest.raises(ApplicationError, match=f"process {service.pid} listens there, not {os.getpid()}$"):
+        transport.set_flag(os.getpid(), "SoftMaxHeapSize", str(100 * 2**20), LIMIT_S)
+    assert flags(service, "SoftMaxHeapSize") == before
+
+
 def test_jmx_without_a_jvm_behind_it_is_an_error() -> None:
     with pytest.raises(ApplicationError, match="JMX at 127"):
-        JMX("127.0.0.1", free_port()).command(1, "VM.version", LIMIT_S)
+        JMX("127.0.0.1", free_port()).command(os.getpid(), "VM.version", LIMIT_S)
 
 
 def test_root_asks_the_jvm_of_another_user_as_that_user(start: Start) -> None:

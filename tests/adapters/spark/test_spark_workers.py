@@ -130,12 +130,18 @@ def test_by_default_the_state_is_where_a_start_of_the_machine_leaves_it(
     worker.READY.options(parser)
     words = ["--service", "http://127.0.0.1:1", "--host", "localhost", "--worker-command", "w --cores 1"]
     options = parser.parse_args(words)
+    options.name = "spark-worker"
     sizes = {"cpu_cores": 1.0}
     new.write_text(json.dumps({"slots": [], "idle": [], "sizes": sizes}))
     assert built(options)._workers.sizes == sizes
     # Of an earlier version, whose Workers still run.
     earlier.write_text(json.dumps({"slots": [], "idle": [], "sizes": {}}))
     assert built(options)._workers.sizes == {}
+    # Of another cluster's adapter, which is not to take these Workers for its own.
+    options.name = "other"
+    own = tmp_path / "new-other.json"
+    own.write_text(json.dumps({"slots": [], "idle": [], "sizes": {"cpu_cores": 2.0}}))
+    assert built(options)._workers.sizes == {"cpu_cores": 2.0}
 
 
 def built(options: argparse.Namespace) -> SparkWorkerAdapter:

@@ -248,6 +248,28 @@ def test_a_new_adapter_still_knows_the_full_size(tmp_path: Path) -> None:
         assert cache.limit_mib() == 300
 
 
+def test_a_limit_that_its_owner_has_set_stays_where_nothing_was_taken(tmp_path: Path) -> None:
+    with hooked(tmp_path, 300) as (cache, rest):
+        maximum_mib = rest.capabilities()["resources"]["memory_mib"]["maximum"]
+        owner = MemcachedClient("127.0.0.1", cache.port)
+        owner.set_limit(200)
+        assert "nothing had been taken" in rest.target("up", "reinflate", maximum_mib)[1]["reason"]
+        rest.finished("up")
+        assert cache.limit_mib() == 200
+        cache.fill(150)
+        rest.target("down", "deflate", 100)
+        rest.finished("down")
+        assert cache.limit_mib() < 100
+        rest.target("up+2", "reinflate", maximum_mib)
+        rest.finished("up+2")
+        assert cache.limit_mib() == 200
+        owner.set_limit(150)
+        rest.target("up+3", "reinflate", maximum_mib)
+        rest.finished("up+3")
+        assert cache.limit_mib() == 150
+        owner.close()
+
+
 def dumped(client: MemcachedClient) -> list[Item]:
     """All items, as soon as memcached's crawler has time."""
     for _ in range(200):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from app_adapters.adapter import Deadline, Promise
 from app_adapters.errors import ApplicationError
 from app_adapters.postgresql import adapter
 from app_adapters.postgresql.adapter import PostgresqlAdapter
@@ -48,12 +49,17 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def hook(
-    tmp_path: Path, cluster: Cluster, role: str = OWNER, client: type[Psql] = Psql, **settings: Any
+    tmp_path: Path,
+    cluster: Cluster,
+    role: str = OWNER,
+    client: type[Psql] = Psql,
+    state: str = "state.json",
+    **settings: Any,
 ) -> Iterator[Rest]:
     token = tmp_path / "token"
     token.write_text("t")
     psql = client(str(cluster.directory), user=role, run_as=OWNER if as_owner() else "")
-    adapter = PostgresqlAdapter(psql, str(tmp_path / "state.json"), **settings)
+    adapter = PostgresqlAdapter(psql, str(tmp_path / state), **settings)
     server = HookServer(adapter, port=0, token_file=str(token)).start()
     try:
         yield Rest(server.address, "t")
@@ -156,6 +162,40 @@ def workers(cluster: Cluster) -> tuple[str, str]:
     return cluster.setting("max_parallel_workers"), cluster.setting("max_parallel_workers_per_gather")
 
 
+def test_what_its_owner_sets_while_it_is_deflated_stays_and_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        done(rest, "down", "deflate", memory_mib=10)
+        cluster.ask("ALTER SYSTEM SET work_mem = '3MB'")
+        cluster.ask("SELECT pg_reload_conf()")
+        ended = done(rest, "part", "reinflate", memory_mib=500)
+        assert "work_mem is left as it was set meanwhile" in ended["reason"]
+        cluster.ask("ALTER SYSTEM SET maintenance_work_mem = '40MB'")
+        cluster.ask("SELECT pg_reload_conf()")
+        done(rest, "down-2", "deflate", memory_mib=10)
+        assert (cluster.setting("work_mem"), cluster.setting("maintenance_work_mem")) == ("1MB", "16MB")
+        done(rest, "up", "reinflate", memory_mib=1000)
+        assert cluster.auto_conf() == ["maintenance_work_mem = '40MB'", "work_mem = '3MB'"]
+        done(rest, "down-3", "deflate", memory_mib=10)
+        cluster.ask("ALTER SYSTEM SET work_mem = '5MB'")
+        ended = done(rest, "up-2", "reinflate", memory_mib=1000)
+        assert "work_mem is left as it was set meanwhile" in ended["reason"]
+        assert cluster.auto_conf() == ["maintenance_work_mem = '40MB'", "work_mem = '5MB'"]
+    assert not (tmp_path / "state.json").exists()
+
+
+def test_a_deflation_that_was_called_off_ends_no_session(cluster: Cluster, tmp_path: Path) -> None:
+    psql = Psql(str(cluster.directory), user=OWNER, run_as=OWNER if as_owner() else "")
+    fat = cluster.fat_session(30)
+    wait_until_idle(cluster, [fat], 0.2)
+    deadline = Deadline(60)
+    answer = PostgresqlAdapter(psql, str(tmp_path / "state"), 0.0, 0.2).deflate({"memory_mib": 10}, "ask", deadline)
+    assert isinstance(answer, Promise)
+    assert "1 idle sessions to end" in answer.reason
+    deadline.cancel()
+    assert "idle sessions stay" in answer.work().reason
+    assert fat.ask("SELECT 7;") == "7"
+
+
 def test_cores_are_parallel_workers(cluster: Cluster, tmp_path: Path) -> None:
     with hook(tmp_path, cluster) as rest:
         cores = rest.capabilities()["resources"]["cpu_cores"]
@@ -191,7 +231,7 @@ def test_a_reload_that_the_server_does_not_take_gives_nothing_back_yet(cluster: 
             assert rest.target("up", "reinflate", 1000)[0] == 202
             ended = result(rest, "up")
             assert ended["state"] == "failed", ended
-            assert "has not taken the reload" in ended["reason"]
+            assert "would take no reload" in ended["reason"]
             assert state.read_text() == low
             assert cluster.setting("work_mem") == "1MB"
             # Nor can be seen then what ALTER SYSTEM had written before.
@@ -217,6 +257,35 @@ def test_ten_cycles_do_not_creep(cluster: Cluster, tmp_path: Path, record_proper
     record_property("sizes_mib", sizes_mib)
     print("after each deflation", [round(size, 1) for size in sizes_mib], f"p99 {load.p99_ms():.2f} ms")
     assert max(sizes_mib[1:]) <= sizes_mib[0] + 8
+
+
+def test_two_clusters_at_one_port_each_get_their_own_settings_back(cluster: Cluster, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"state": "postgresql-5432-{system}.json", "maximum_mib": 1000.0}
+    other = Cluster("work_mem = 8MB")
+    try:
+        with hook(tmp_path, cluster, state="postgresql-5432.json", maximum_mib=1000.0) as rest:  # an earlier version
+            done(rest, "down", "deflate", memory_mib=10)
+        with hook(tmp_path, other, **own) as rest:
+            done(rest, "down", "deflate", memory_mib=10)
+        for one, work_mem in ((cluster, "16MB"), (other, "8MB")):
+            assert one.setting("work_mem") == "1MB"
+            with hook(tmp_path, one, **own) as rest:
+                done(rest, "up", "reinflate", memory_mib=1000)
+            assert (one.setting("work_mem"), one.auto_conf()) == (work_mem, [])
+        assert list(tmp_path.glob("*.json")) == []
+    finally:
+        other.stop()
+
+
+def test_what_another_cluster_is_to_have_back_is_not_written_over(cluster: Cluster, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"system": "1", "changed": ["work_mem"]}))
+    before = state.read_text()
+    with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
+        rest.target("down", "deflate", 10)
+        ended = result(rest, "down")
+        assert (ended["state"], "another cluster" in ended["reason"]) == ("failed", True), ended
+        assert (state.read_text(), cluster.auto_conf()) == (before, [])
 
 
 def test_a_role_that_may_not_is_a_clear_refusal(cluster: Cluster, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from app_adapters.processes.process import children
 from app_adapters.redis.adapter import RedisAdapter
 from app_adapters.redis.client import RedisClient, ServerError
+from app_adapters.redis.plan import limit_in
 from app_adapters.server import HookServer
 from tests.adapters.redis_server import Connection, Load, RedisServer
 from tests.adapters.rest import Rest
@@ -26,8 +27,8 @@ CACHE = ("--maxmemory", "300mb", "--maxmemory-policy", "allkeys-lru")
 
 
 @contextlib.contextmanager
-def served(tmp_path: Path, *options: str, password: str = "") -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path, *options, password=password)
+def served(tmp_path: Path, *options: str, password: str = "", config: str = "") -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path, *options, password=password, config=config)
     try:
         yield server
     finally:
@@ -290,6 +291,60 @@ def test_a_server_that_was_started_again_has_its_own_settings(tmp_path: Path) ->
         assert rest.capabilities()["resources"]["memory_mib"]["maximum"] < 150
         done(rest, "up", "reinflate", 1000)
         assert server.limit_mib() == 100
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_limit_that_another_has_written_into_the_servers_file_is_taken_out_at_full_size(
+    tmp_path: Path, restarted: bool
+) -> None:
+    """As Redis Sentinel does it at a failover."""
+    file = tmp_path / "redis.conf"
+    file.write_text("maxmemory 300mb\nmaxmemory-policy allkeys-lru\nsave ''\n")
+    with served(tmp_path, config=str(file)) as server:
+        with hook(tmp_path, server.port) as rest:
+            server.fill(100)
+            done(rest, "down", "deflate", 70)
+            server.call("CONFIG", "REWRITE")
+            done(rest, "further", "deflate", 66)
+        if restarted:
+            server.call("CONFIG", "REWRITE")
+        else:
+            with hook(tmp_path, server.port) as rest:
+                done(rest, "up", "reinflate", 1000)
+            assert limit_in(file.read_text()) == 300 * 2**20
+            assert "maxmemory-samples 10" not in file.read_text()
+    if restarted:
+        with served(tmp_path, config=str(file)) as server, hook(tmp_path, server.port) as rest:
+            assert server.limit_mib() < 100
+            done(rest, "up", "reinflate", 1000)
+            assert server.limit_mib() == 300
+        assert limit_in(file.read_text()) == 300 * 2**20
+
+
+def test_a_file_of_the_server_that_has_no_limit_of_ours_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "redis.conf"
+    file.write_text("maxmemory 300mb\nmaxmemory-policy allkeys-lru\n")
+    with served(tmp_path, config=str(file)) as server, hook(tmp_path, server.port) as rest:
+        server.fill(100)
+        done(rest, "down", "deflate", 70)
+        file.write_text("maxmemory 200mb\n")  # for its next start
+        done(rest, "up", "reinflate", 1000)
+    assert file.read_text() == "maxmemory 200mb\n"
+
+
+def test_a_file_that_cannot_be_put_right_is_named_in_the_reason(tmp_path: Path) -> None:
+    file, password = tmp_path / "redis.conf", tmp_path / "password"
+    password.write_text("offen")
+    file.write_text("maxmemory 300mb\nmaxmemory-policy allkeys-lru\n")
+    with served(tmp_path, config=str(file)) as server:
+        server.fill(100)
+        server.call("ACL", "SETUSER", "ops", "on", ">offen", "+info", "+config|get", "+config|set")
+        with hook(tmp_path, server.port, password_file=str(password), user="ops") as rest:
+            done(rest, "down", "deflate", 70)
+            server.call("CONFIG", "REWRITE")
+            ended = done(rest, "up", "reinflate", 1000)
+    assert ended["state"] == "released"
+    assert f"{file} has the small limit" in ended["reason"]
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -188,6 +188,23 @@ def test_a_reload_goes_back_to_the_configured_workers_and_is_told(tmp_path: Path
         rest.finished("up")
 
 
+@pytest.mark.parametrize("way", ["control socket, sync workers", "signals, sync workers"])
+def test_workers_that_its_owner_has_taken_stay_away_where_nothing_was_taken(tmp_path: Path, way: str) -> None:
+    with hooked(tmp_path, WAYS[way], mib=1) as (gunicorn, rest):
+        assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 4
+        os.kill(gunicorn.pid, signal.SIGTTOU)
+        gunicorn.wait_for_workers(3)
+        _, answer = rest.target("up", "reinflate", 0, target={"cpu_cores": 4.0})
+        assert "nothing had been taken" in answer["reason"]
+        rest.finished("up")
+        assert len(gunicorn.workers()) == 3
+        cores(rest, "down", "deflate", 1.0)
+        assert len(gunicorn.workers()) == 1
+        for again in ("up+2", "up+3"):
+            cores(rest, again, "reinflate", 4.0)
+            assert len(gunicorn.workers()) == 3
+
+
 def test_an_upgraded_gunicorn_is_followed_by_its_pid_file(tmp_path: Path) -> None:
     with hooked(tmp_path, mib=1, workers=2) as (gunicorn, rest):
         cores(rest, "down", "deflate", 2.0)
@@ -248,6 +265,28 @@ def test_a_full_size_that_only_the_configuration_file_tells_outlives_the_adapter
         assert isinstance(up, Promise)
         assert up.work().complete
         assert len(gunicorn.workers()) == 4
+        assert list(state.iterdir()) == []
+    finally:
+        gunicorn.stop()
+
+
+def test_a_full_size_is_forgotten_once_there_are_as_many_workers_as_before(tmp_path: Path) -> None:
+    gunicorn = Gunicorn(tmp_path / "gunicorn", ("--no-control-socket",), mib=1, in_file=True)
+    state = tmp_path / "state"
+    try:
+        gunicorn.ready()
+        adapter = adapter_of(gunicorn, state_dir=str(state))
+        assert adapter.capabilities().resources["cpu_cores"].current == 4
+        os.kill(gunicorn.pid, signal.SIGTTOU)  # its owner
+        gunicorn.wait_for_workers(3)
+        down = adapter.deflate({"cpu_cores": 1.0}, "ask", Deadline(60))
+        assert isinstance(down, Promise)
+        assert down.work().complete
+        assert list(state.iterdir()) != []
+        up = adapter.reinflate({"cpu_cores": 4.0}, Deadline(60))
+        assert isinstance(up, Promise)
+        assert up.work().complete
+        assert len(gunicorn.workers()) == 3
         assert list(state.iterdir()) == []
     finally:
         gunicorn.stop()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app_adapters.redis import adapter
 from app_adapters.redis.plan import (
     MIB,
     SMALLEST_LIMIT_MIB,
@@ -20,6 +22,7 @@ from app_adapters.redis.plan import (
     forks,
     in_vain,
     limit_for,
+    limit_in,
     maximum_for,
     next_limit,
     obstacle,
@@ -150,3 +153,26 @@ def test_eviction_that_frees_nothing_is_in_vain() -> None:
     assert in_vain(first, dataclasses.replace(first, used=100))
     assert not in_vain(first, dataclasses.replace(first, used=100, rss=230))
     assert not in_vain(first, dataclasses.replace(first, used=100, purgeable=40))
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("port 1\nmaxmemory 25201640\n", 25201640),
+        ("maxmemory 100mb\nmaxmemory 3gb\n", 3 * 2**30),
+        ("maxmemory 8kb \n", 8192),
+        ("# maxmemory 100mb\nmaxmemory-policy noeviction\n maxmemory some\n", None),
+    ],
+)
+def test_the_limit_of_a_file_is_read_as_config_rewrite_writes_it(text: str, limit: int | None) -> None:
+    assert limit_in(text) == limit
+
+
+def test_what_is_put_back_outlives_a_restart_of_the_machine_and_what_an_earlier_version_left_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert adapter._state_path(("127.0.0.1", 6379)) == "/var/lib/ebbtide/redis-127.0.0.1-6379.json"
+    monkeypatch.setattr(adapter, "EARLIER_STATE_DIRECTORY", str(tmp_path))
+    (tmp_path / "redis-run-redis.sock.json").touch()
+    assert adapter._state_path("/run/redis.sock") == f"{tmp_path}/redis-run-redis.sock.json"
+    assert adapter._state_path("/run/other.sock") == "/var/lib/ebbtide/redis-run-other.sock.json"

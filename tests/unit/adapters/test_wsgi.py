@@ -45,6 +45,11 @@ def ask(tmp_path: Path, **environ: Any) -> tuple[str, dict[str, Any]]:
     return said[0], json.loads(text)
 
 
+@pytest.mark.parametrize(("script", "path"), [("/api", "/deflation/v1/status"), ("/api/deflation", "/v1/status")])
+def test_a_service_that_is_said_to_be_below_a_path_is_answered_for(tmp_path: Path, script: str, path: str) -> None:
+    assert ask(tmp_path, SCRIPT_NAME=script, PATH_INFO=path)[0] == "200 OK"
+
+
 def test_a_foreign_request_is_403_before_the_token_is_looked_at(tmp_path: Path) -> None:
     assert ask(tmp_path)[0] == "200 OK"
     status, body = ask(tmp_path, REMOTE_ADDR="10.0.0.1")
