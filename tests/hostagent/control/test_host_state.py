@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ebbtide.deflation.cascade.contention import WINDOW_S
 from ebbtide.deflation.cascade.pressure import UNSEEN_S
 from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.resources import ResourceVector
@@ -19,7 +20,7 @@ from hostagent.control.usage import usage_of
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import DomainSummary
 from hostagent.state.intents import Phase
-from hostagent.vm import executor, guest_pressure
+from hostagent.vm import drift_repair, executor, guest_pressure
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.control.test_pressure import press
@@ -196,6 +197,29 @@ async def test_a_quota_that_another_program_lifts_again_and_again_is_told_of_wit
     assert status.contention is not None
     assert status.contention.startswith("another program undoes what is put right: 3 times in")
     assert any(status.contention[:40] in decision.sentence for decision in host.history.decisions("low-1"))
+
+
+async def test_contention_is_over_for_a_vm_that_goes_off_and_where_a_paused_host_puts_nothing_right(
+    two_vms: list[Domain], host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await command("POST", "/v1/reclaims", {"request_id": "r", "need": {"cpu_cores": 3.0}, "deadline_s": 20.0})
+    vm = host.vms["low-1"]
+    async with vm.lock:
+        for _ in range(3):
+            two_vms[0].quota = 0.2
+            vm.drift_repair.pace.held()
+            await vm.drift_repair.check()
+        assert vm.status().contention is not None
+        assert vm.status().throttled_share is not None
+        vm.running = False
+        assert (vm.status().contention, vm.status().throttled_share) == (None, None)
+        vm.running = True
+        assert vm.status().contention is not None
+        later = now() + WINDOW_S
+        monkeypatch.setattr(drift_repair, "_now", lambda: later)
+        two_vms[0].quota = 0.2
+        await vm.drift_repair.check("the host is paused")
+        assert vm.status().contention is None
 
 
 async def test_what_is_changed_after_a_resize_that_reached_its_size_is_put_right_at_once(
