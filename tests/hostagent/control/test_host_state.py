@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from ebbtide.deflation.cascade.contention import WINDOW_S
 from ebbtide.deflation.cascade.pressure import UNSEEN_S
@@ -197,6 +198,21 @@ async def test_a_quota_that_another_program_lifts_again_and_again_is_told_of_wit
     assert status.contention is not None
     assert status.contention.startswith("another program undoes what is put right: 3 times in")
     assert any(status.contention[:40] in decision.sentence for decision in host.history.decisions("low-1"))
+
+
+async def test_a_hypervisor_that_is_away_is_logged_once_until_it_answers_again(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "SURVEY_S", 0.02)
+    with capture_logs() as logs:
+        for _ in range(2):
+            world.calls.clear()
+            world.failures["survey"] = "Failed to connect socket: Connection refused"
+            await until(lambda: sum(name == "survey" for name, _ in world.calls) >= 8)
+            world.failures.clear()
+            await until(lambda: not host.unavailable)
+    said = [log["event"] for log in logs if "refused" in log.get("why", "") and log["log_level"] != "debug"]
+    assert said == ["hypervisor", "the VMs could not be surveyed"] * 2, "the decision, and the line"
 
 
 async def test_contention_is_over_for_a_vm_that_goes_off_and_where_a_paused_host_puts_nothing_right(
