@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from cluster_manager.alerts.endings import is_end
 from cluster_manager.alerts.webhooks import Form, Webhook
 from ebbtide.messages.explanations import Event
 
@@ -21,11 +22,13 @@ def body_of(event: Event, form: Form) -> bytes:
         made = {"text": _plain(f"{event.kind}: {event.sentence}")}
     elif form == "alertmanager":
         labels = {"alertname": "EbbtideEvent", "kind": event.kind, "vm": event.vm, "host": event.host}
+        over = {"endsAt": _iso(event.at)} if is_end(event.host, event.sentence) else {}
         made = [
             {
                 "labels": {name: value for name, value in labels.items() if value},
                 "annotations": {"summary": event.sentence},
                 "startsAt": _iso(event.at),
+                **over,
             }
         ]
     else:

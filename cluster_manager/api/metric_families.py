@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster_manager.alerts.outbox import Drop, Outbox, Outcome
+from cluster_manager.plans.preemption import PreemptionReason
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector, is_known
@@ -80,7 +81,9 @@ class _Cluster:
     deflatable: Amounts = amounts("ebbtide_cluster_deflatable", "What could be taken from VMs")
     nominal: Amounts = amounts("ebbtide_cluster_nominal", "What VMs that are not off were sold", ("priority",))
     minimum: Amounts = amounts("ebbtide_cluster_minimum", "The minimums of VMs that are not off", ("priority",))
-    bound: Amounts = amounts("ebbtide_cluster_bound", "What hosts let VMs hold", ("priority",))
+    bound: Amounts = amounts(
+        "ebbtide_cluster_bound", "What hosts let VMs hold, one that moves live on both", ("priority",)
+    )
     pressed: Metric = gauge("cluster_vms_under_pressure", "VMs under pressure.")
     vms: Metric = gauge(
         "cluster_vms",
@@ -168,9 +171,7 @@ def put_term(sheet: Sheet, facts: TermFacts) -> None:
         sheet.put(MANAGER.operations, count, kind)
     for (kind, state), found in facts.durations.items():
         sheet.put_spread(MANAGER.operation, found, kind, state)
-    for reason in ("minimum", "shortfall"):
-        # There from the beginning, so that the first one is an increase.
-        sheet.put(MANAGER.preemptions, facts.preempted[reason], reason)
+    put_preemptions(sheet, facts.preempted)
     sheet.put(MANAGER.rebalancing, facts.moves)
     for outbox in facts.outboxes:
         for came in Outcome:
@@ -218,6 +219,12 @@ class _Sum:
         return ResourceVector(self._cpu, self._memory, self._disk, self._network)
 
 
+def put_preemptions(sheet: Sheet, preempted: Mapping[str, int]) -> None:
+    """There from the beginning, and at a standby, so that the first one is an increase."""
+    for reason in PreemptionReason:
+        sheet.put(MANAGER.preemptions, preempted.get(reason.value, 0), reason.value)
+
+
 def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
     """Write down what the hosts have and hold: thousands of reports, which is not for the event loop's thread."""
     states = Counter(host.state for host in hosts)
@@ -226,7 +233,7 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
     capacity, free, deflatable = _Sum(), _Sum(), _Sum()
     sums = {priority: (_Sum(), _Sum(), _Sum()) for priority in Priority}
     vms: Counter[tuple[str, Priority]] = Counter()
-    pressed = 0
+    pressed, counted = 0, set[str]()
     for host in hosts:
         report = host.report
         sheet.put(CLUSTER.state, 1.0, host.id, host.state)
@@ -237,15 +244,18 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
         free.add(report.free)
         deflatable.add(report.deflatable)
         for vm in report.vms:
+            pressed += vm.pressure is not None
+            nominal, minimum, bound = sums[vm.priority]
+            # What is off holds nothing, which would look like deflation.
+            if vm.state is not VMState.STOPPED:
+                bound.add(vm.current)
+                if vm.name in counted:
+                    continue  # it moves live, and both hosts have it
+                counted.add(vm.name)
+                nominal.add(vm.nominal)
+                minimum.add(vm.minimum)
             # Words of hosts make no labels.
             vms[vm.state.value if is_known(vm.state) else "unknown", vm.priority] += 1
-            pressed += vm.pressure is not None
-            if vm.state is VMState.STOPPED:
-                continue  # it holds nothing, which would look like deflation
-            nominal, minimum, bound = sums[vm.priority]
-            nominal.add(vm.nominal)
-            minimum.add(vm.minimum)
-            bound.add(vm.current)
     own = capacity.vector
     # VMs may have bandwidths of which their hosts declare none.
     sold = sum((nominal.vector for nominal, _, _ in sums.values()), own)

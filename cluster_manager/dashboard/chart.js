@@ -96,7 +96,8 @@ export function stacked(columns, resource) {
     values.some((value) => value === null || value === undefined)
       ? null
       : values.reduce((sum, value) => sum + value, 0);
-  const possible = application.map((value, at) => (guest[at] === null ? null : Math.min(value || 0, guest[at])));
+  const least = (...values) => (values.includes(null) ? null : Math.min(...values));
+  const possible = application.map((value, at) => least(value, guest[at]));
   return [hypervisor.map((value, at) => add(value, guest[at])), guest, possible];
 }
 

@@ -366,8 +366,9 @@ class Operations:
         busy = self._hosts.locks.is_busy(host)
         shares = not busy and not self._owes(host) and now >= self._share_at.get(host, now)
         # Also of a host that is busy: what was shrunk meanwhile is not to grow at once.
-        waiting = self.waiting.specs(host)
-        queue = self._returns.observe(known.report, reserved, waiting, now, partial(self._fits_elsewhere, host))
+        waiting, fits_elsewhere = self.waiting.specs(host), partial(self._fits_elsewhere, host)
+        unsure = self.waiting.unsure(host)
+        queue = self._returns.observe(known.report, reserved, waiting, now, fits_elsewhere, unsure)
         # Who comes back comes before those that only grow.
         kept = queue.kept(now) if queue is not None else ZERO
         growing = sum(isinstance(running.state, ReinflationPlan) for running in self._running.values())
@@ -410,7 +411,8 @@ class Operations:
                 free = row.host == host and not (row.unread or row.owes_removal) and self.changing(name) is None
                 if row.phase is VMPhase.PREEMPTED and free:
                     new_id = plan_id("return", name)
-                    back = partial(start_return_elsewhere, gone_s=self._gone_s) if elsewhere else start_return
+                    here = partial(start_return, perhaps=row.perhaps)
+                    back = partial(start_return_elsewhere, gone_s=self._gone_s) if elsewhere else here
                     await self._record(back(new_id, row.spec, host), new_id)
 
     async def _share(self, host: str, known: Host, due: Due | None) -> None:
@@ -579,12 +581,8 @@ class Operations:
         if plan is None:
             return None
         if not is_repeated(plan.fingerprint, fingerprint):
-            raise RequestError(
-                409,
-                f"request_id: {request_id} was used for another request",
-                "request_id",
-                code=ProblemCode.REQUEST_ID_REUSED,
-            )
+            why = f"request_id: {request_id} was used for another request"
+            raise RequestError(409, why, "request_id", code=ProblemCode.REQUEST_ID_REUSED)
         running = self._running.get(plan.state.id)
         return self.view(running or plan)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from cluster_manager.plans.plans import Finish, Note, Plan, Step, preempted_by
+from cluster_manager.plans.returns import ReturnPlan
 from ebbtide.rest.metrics.totals import OPERATION_S, Distributions
 
 
@@ -24,6 +25,9 @@ class PlanTotals:
         :param seconds: since the plan began.
         """
         reasons = {victim.vm: str(victim.reason) for victim in preempted_by(before.instruction)}
+        if isinstance(before, ReturnPlan) and before.perhaps is not None:
+            # Its answer was lost: it is counted when its host says what came of it.
+            reasons[before.vm] = str(before.perhaps)
         for effect in step.effects:
             if isinstance(effect, Note) and effect.kind == "preempted" and effect.vm in reasons:
                 self.preempted[reasons[effect.vm]] += 1

@@ -48,6 +48,10 @@ class WaitingVMs:
         """What the VMs that wait on a host are sold as, oldest first; not those of which that cannot be read."""
         return [row.spec for row in self._by_host.get(host, ()) if not row.unread]
 
+    def unsure(self, host: str) -> frozenset[str]:
+        """Those of them that may not have been preempted at all."""
+        return frozenset(row.name for row in self._by_host.get(host, ()) if row.perhaps is not None)
+
     def place(self, row: StoredVM, report: HostReport | None, reserved: ResourceVector) -> Preempted:
         """A VM's place in the queue of its host, and what it waits for.
 

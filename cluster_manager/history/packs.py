@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ebbtide.messages.history import HostColumns
 
 #: What is kept of a host, and of each of its VMs where it is not the host's alone.
-COLUMNS: Final = tuple(HostColumns.model_fields)
+COLUMNS: Final = tuple(name for name in HostColumns.model_fields if name != "known_s")
 AT: Final[Mapping[str, int]] = {name: number for number, name in enumerate(COLUMNS)}
 #: Behind the columns: for how many seconds of the step there were figures at all.
 SEEN: Final = len(COLUMNS)

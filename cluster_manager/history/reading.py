@@ -129,7 +129,10 @@ def _series(figures: Pack | None, columns: type[Columns], grid: Grid) -> dict[st
         return dict.fromkeys(columns.model_fields, (None,) * grid.steps)
     rows = figures.values[:, 0].astype(np.float64)
     rows[rows[:, SEEN] <= 0] = math.nan
+    # What was held and stored meanwhile is there twice.
+    rows[:, SEEN] = np.minimum(rows[:, SEEN], grid.step_s)
+    at = {**AT, "known_s": SEEN}
     return {
-        name: tuple(None if value != value else round(value, 3) for value in rows[:, AT[name]].tolist())
+        name: tuple(None if value != value else round(value, 3) for value in rows[:, at[name]].tolist())
         for name in columns.model_fields
     }

@@ -23,6 +23,7 @@ Sample = NDArray[np.float64]
 #: Of the columns, those that a VM has: the others are its host's.
 _OF_VM: Final = AT["capacity_cpu_cores"]
 _HIGHEST: Final = [number for name, number in AT.items() if name.endswith("_percent")]
+_RESIDENT: Final = AT["resident_memory_mib"]
 _SUMS: Final = [number for number in range(_OF_VM) if number not in _HIGHEST]
 
 
@@ -71,8 +72,10 @@ def sample_of(
     if rows:
         sample[1:, :_OF_VM] = rows
         vms = sample[1:]
-        known = np.isfinite(vms[:, _SUMS])
-        sample[0, _SUMS] = np.where(known.any(axis=0), np.where(known, vms[:, _SUMS], 0.0).sum(axis=0), NAN)
+        # Of what is not known of one there is no sum, but for what is resident.
+        sample[0, _SUMS] = vms[:, _SUMS].sum(axis=0)
+        some = vms[np.isfinite(vms[:, _RESIDENT]), _RESIDENT]
+        sample[0, _RESIDENT] = some.sum() if some.size else NAN
         sample[0, _HIGHEST] = np.fmax.reduce(vms[:, _HIGHEST], axis=0)
     else:
         sample[0, _SUMS] = 0.0

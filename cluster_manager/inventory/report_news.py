@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster_manager.alerts.endings import answers_again, within_capacity
 from ebbtide.messages.common import is_known
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
@@ -40,14 +41,12 @@ def _of_host(report: HostReport, known: HostReport | None) -> list[News]:
     """Its hypervisor goes or comes back; its VMs hold more than it has, or no longer."""
     news, host = [], report.id
     if bool(report.unavailable) != (known is not None and bool(known.unavailable)):
-        said = f"does not answer: {report.unavailable}" if report.unavailable else "answers again"
-        news.append(News("hypervisor", None, f"the hypervisor of {host} {said}"))
+        trouble = f"the hypervisor of {host} does not answer: {report.unavailable}"
+        news.append(News("hypervisor", None, trouble if report.unavailable else answers_again(host)))
     beyond = report.overcommitted.vector()
     if beyond.is_zero() is (known is not None and not known.overcommitted.vector().is_zero()):
-        said = "within its capacity again"
-        if not beyond.is_zero():
-            said = f"overcommitted by {beyond}: it gets no VM, and its VMs are deflated towards its capacity"
-        news.append(News("overcommitted", None, f"{host} is {said}"))
+        said = f"{host} is overcommitted by {beyond}: it gets no VM, and its VMs are deflated towards its capacity"
+        news.append(News("overcommitted", None, within_capacity(host) if beyond.is_zero() else said))
     return news
 
 

@@ -5,7 +5,7 @@ On another host it is started by a start that may go anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final, Literal
 
@@ -17,6 +17,7 @@ from cluster_manager.plans.plans import (
     Note,
     ReadHost,
     Reclaim,
+    SetPreempted,
     SetVM,
     Start,
     Step,
@@ -24,6 +25,7 @@ from cluster_manager.plans.plans import (
     finish,
     instruct,
 )
+from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.reclaim_steps import (
     LifecyclePlan,
     joins_others,
@@ -67,6 +69,8 @@ class ReturnPlan(LifecyclePlan):
     spec: VMSpec
     #: The size to start at, once it is known.
     start_size: Vector | None = None
+    #: Why it was to be preempted, as long as nobody has said that it was.
+    perhaps: PreemptionReason | None = None
 
     @property
     def claim(self) -> ClaimVM:
@@ -76,10 +80,11 @@ class ReturnPlan(LifecyclePlan):
         return advance_return(self, event)
 
 
-def start_return(plan_id: str, spec: VMSpec, host: str) -> ReturnPlan:
+def start_return(plan_id: str, spec: VMSpec, host: str, perhaps: PreemptionReason | None = None) -> ReturnPlan:
     """A preempted VM is to run again on its host.
 
     :param spec: what it is sold as, by the manager's record.
+    :param perhaps: why it was to be preempted, where the answer to that was lost.
     """
     return ReturnPlan(
         id=plan_id,
@@ -90,6 +95,7 @@ def start_return(plan_id: str, spec: VMSpec, host: str) -> ReturnPlan:
         bound_to=host,
         deadline_s=RETURN_DEADLINE_S,
         spec=spec,
+        perhaps=perhaps,
     )
 
 
@@ -109,6 +115,12 @@ def advance_return(state: ReturnPlan, event: Event) -> Step:
             said = f"{state.vm} is not on {report.id} any more after its preemption"
             gone = SetVM(state.vm, VMPhase.ENDED, report.id, said)
             return finish(state, OperationState.DONE, said).also(gone, Note("preempted", state.vm, report.id, said))
+        case HostRead(report=report) if state.perhaps is not None and is_off(state.vm, report):
+            said = f"{state.vm} was preempted on {report.id} (reason {state.perhaps}): it is off, as its host now says"
+            known = SetPreempted(state.vm, report.id, state.perhaps, said)
+            waits = SetVM(state.vm, VMPhase.PREEMPTED, report.id, said)
+            noted = Note("preempted", state.vm, report.id, said)
+            return finish(state, OperationState.DONE, said).also(known, waits, noted)
     back = f"{state.vm} is back on {state.home} after its preemption: "
     make_room = partial(_on_reading, state, event.elapsed_s)
     return advance_starting(state, event, VMPhase.PREEMPTED, make_room, back)
@@ -178,6 +190,12 @@ def is_gone(spec: VMSpec, report: HostReport) -> bool:
     return spec.on_preemption is OnPreemption.DELETE and not there
 
 
+def is_off(name: str, report: HostReport) -> bool:
+    """Whether a VM is off, as its host says, if its hypervisor answers."""
+    found = status_in(report, name)
+    return found is not None and found.state is VMState.STOPPED and not report.unavailable
+
+
 def room_to_return(report: HostReport, reserved: ResourceVector) -> ResourceVector:
     """What preempted VMs can come back into: what is free but for other plans, and what others can be deflated by."""
     if closed(report) or refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
@@ -206,12 +224,14 @@ class Returns:
         waiting: Sequence[VMSpec],
         now: float,
         fits_elsewhere: Callable[[VMSpec], bool] = lambda spec: False,
+        unsure: Collection[str] = (),
     ) -> ReturnQueue | None:
         """Take in a report; None: nobody waits there, nor did lately.
 
         :param waiting: the VMs in its queue, oldest first.
         :param now: seconds of one monotonic clock.
         :param fits_elsewhere: whether another host has room for all of a VM.
+        :param unsure: those of which nobody has said yet that they were preempted.
         """
         queue = self._queues.get(report.id)
         if queue is None:
@@ -221,10 +241,10 @@ class Returns:
         found = {vm.name: vm for vm in report.vms}
         rows = []
         for spec in waiting:
-            if is_gone(spec, report):
+            if is_gone(spec, report) or (spec.name in unsure and is_off(spec.name, report)):
                 # No room is needed to write that down.
                 rows.append(Waiting(spec.name, ZERO))
-            if (status := found.get(spec.name)) is not None:
+            elif (status := found.get(spec.name)) is not None:
                 try:
                     # One that runs all the same needs no more than that this is written down.
                     off = status.state in _NOT_UP or not is_known(status.state)

@@ -13,6 +13,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from cluster_manager.plans.plans import Plan, VMPhase
+from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.reading import read_plan, unread_plan
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.errors import InvalidField
@@ -59,6 +60,8 @@ class StoredVM:
     acquired: bool = False
     #: Why what it is sold as cannot be read; empty: it can. The spec is then good for nothing but to be shown.
     unread: str = ""
+    #: Why it was to be preempted, as long as nobody has said that it was.
+    perhaps: PreemptionReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,7 @@ def stored_vm(row: Any) -> StoredVM:
     spec, unread = stored_spec(row)
     if not unread and row.phase not in list(VMPhase):
         tell_unread("VM", row.name, unread := f"phase {row.phase}")
+    known = row.preemption_reason in list(PreemptionReason)  # and no later version's
     return StoredVM(
         row.name,
         row.host,
@@ -159,6 +163,7 @@ def stored_vm(row: Any) -> StoredVM:
         labels_in(row.labels),
         bool(row.acquired),
         unread,
+        PreemptionReason(row.preemption_reason) if row.preemption_unsure and known else None,
     )
 
 

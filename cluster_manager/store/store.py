@@ -141,8 +141,10 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 await connection.execute(row.values(**values))
             case SetPreempted(name, host, reason, sentence, unsure):
                 row = _living(name).where(schema.vms.c.host == host)
-                waits = {"preempted_at": now, "preemption_reason": reason.value, "sentence": sentence}
-                waits["preemption_unsure"] = int(unsure)
+                # What is said of it later does not cost it its place.
+                since = func.coalesce(schema.vms.c.preempted_at, now)
+                said = {"preemption_reason": reason.value, "preemption_unsure": int(unsure), "sentence": sentence}
+                waits: dict[str, Any] = {"preempted_at": since, **said}
                 free = row.where(schema.vms.c.phase.not_in(_CLAIMED))
                 await connection.execute(free.values(phase=VMPhase.PREEMPTED.value, **waits))
                 await connection.execute(row.where(schema.vms.c.phase.in_(_MAY_STAY)).values(**waits))

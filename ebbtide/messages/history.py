@@ -61,6 +61,11 @@ class HistoryMark(Body):
 class Columns(Body):
     """Figures over time, a value for each of `times`: the mean over that step, of a host the sum of its VMs."""
 
+    known_s: Series = Field(
+        (),
+        description="seconds of the step for which there were figures: a mean times this is an amount; empty: the "
+        "manager is of a version that does not say",
+    )
     nominal_cpu_cores: Series = Field(description="what was sold")
     nominal_memory_mib: Series = Field(description="what was sold")
     minimum_cpu_cores: Series = Field(description="never less than this")

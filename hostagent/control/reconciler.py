@@ -109,7 +109,7 @@ class Reconciler:
     async def run(self) -> None:
         """Reconcile until cancelled. A round that fails is logged, and the next one is tried."""
         self._checks[_LIMITS] = asyncio.create_task(self._watch_limits(), name=_LIMITS)
-        loop, next_at = asyncio.get_running_loop(), 0.0
+        loop, next_at, told = asyncio.get_running_loop(), 0.0, set[str]()
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -120,8 +120,12 @@ class Reconciler:
                 self._host.check_requested.clear()
                 try:
                     await self._round()
+                    told.clear()
                 except HypervisorError as error:
-                    log.warning("the VMs could not be surveyed", why=str(error))
+                    # Once for each reason: a hypervisor may be away for days.
+                    tell = log.debug if str(error) in told else log.warning
+                    tell("the VMs could not be surveyed", why=str(error))
+                    told.add(str(error))
                 except Exception:
                     log.exception("a round of the reconciler failed")
         finally:

@@ -49,9 +49,10 @@ class Tally:
         ways = {name: _way(outcome, name) for name in COMPONENTS}
         present: set[Direction] = {way for way in ways.values() if way is not None}
         short = [name for name, missing in outcome.shortfall.vector().as_dict().items() if missing > 0]
-        ended: Ending = "error" if outcome.errors else "short" if short else "done"
+        short_ways = {ways[name] for name in short}
         counts = not gently or bool(outcome.errors)
         for way in present if counts else ():
+            ended: Ending = "error" if outcome.errors else "short" if way in short_ways else "done"
             self.resizes[way, ended] += 1
         worked: dict[tuple[Direction, str], float] = {}
         for row in outcome.ledger:

@@ -132,6 +132,7 @@ class DriftRepair:
             if status is not None and not leave:
                 await resizer.tell()
         elif leave:
+            self.contention.looked(now)  # nobody undoes what is not put right
             self._note(f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}")
         elif self.pace.due(now):
             self.pace.tried(now)

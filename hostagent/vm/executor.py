@@ -467,7 +467,7 @@ async def twice(attempt: Callable[[], Awaitable[T]]) -> T:
     except (DomainGone, HypervisorTimeout):
         raise
     except HypervisorError as error:
-        log.info("a call of the hypervisor failed and is tried once more", why=str(error))
+        log.debug("a call of the hypervisor failed and is tried once more", why=str(error))
     await asyncio.sleep(RETRY_S)
     return await attempt()
 

@@ -29,7 +29,7 @@ from hostagent.clock import now
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused, wrong_state
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.state.history import History
-from hostagent.state.intents import Intent, Phase, Request
+from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.state.journal import Journal
 from hostagent.state.modes import Modes
 from hostagent.state.tallies import Tallies
@@ -465,6 +465,8 @@ class Host:
                     late = (
                         vm.failed("its turn came after the deadline") if waits and left_s == 0.0 < deadline_s else None
                     )
+                    if late is not None:
+                        self._remember(vm.intent.cause, late, left_s, mode)
                     outcome = late or await self.resize_one(vm, left_s, mode)
                     await self._give_up(vm)
                     return outcome
@@ -490,9 +492,12 @@ class Host:
             outcome = await self._unless_halted(vm, outcome)
         else:
             vm.drift_repair.pace.held()  # it was right: what is changed from now on is put right at once
+        self._remember(cause, outcome, deadline_s, mode)
+        return outcome
+
+    def _remember(self, cause: Cause | None, outcome: VMOutcome, deadline_s: float, mode: Mode) -> None:
         self.history.resized(cause, outcome, deadline_s, mode)
         self.tallies.add(outcome, gently=cause is not None and cause.gently)
-        return outcome
 
     async def _give_up(self, vm: ManagedVM) -> None:
         """What is answered as failed is not carried out later, neither by this agent nor by its successor."""

@@ -6,7 +6,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
+from ebbtide.deflation.cascade.contention import WINDOW_S
 from ebbtide.deflation.cascade.pressure import UNSEEN_S
 from ebbtide.deflation.cascade.reconcile import FIRST_PAUSE_S, RepairPace
 from ebbtide.deflation.resources import ResourceVector
@@ -19,7 +21,7 @@ from hostagent.control.usage import usage_of
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import DomainSummary
 from hostagent.state.intents import Phase
-from hostagent.vm import executor, guest_pressure
+from hostagent.vm import drift_repair, executor, guest_pressure
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.control.test_pressure import press
@@ -219,6 +221,44 @@ async def test_a_quota_that_another_program_lifts_again_and_again_is_told_of_wit
     assert status.contention is not None
     assert status.contention.startswith("another program undoes what is put right: 3 times in")
     assert any(status.contention[:40] in decision.sentence for decision in host.history.decisions("low-1"))
+
+
+async def test_a_hypervisor_that_is_away_is_logged_once_until_it_answers_again(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciler, "SURVEY_S", 0.02)
+    with capture_logs() as logs:
+        for _ in range(2):
+            world.calls.clear()
+            world.failures["survey"] = "Failed to connect socket: Connection refused"
+            await until(lambda: sum(name == "survey" for name, _ in world.calls) >= 8)
+            world.failures.clear()
+            await until(lambda: not host.unavailable)
+    said = [log["event"] for log in logs if "refused" in log.get("why", "") and log["log_level"] != "debug"]
+    assert said == ["hypervisor", "the VMs could not be surveyed"] * 2, "the decision, and the line"
+
+
+async def test_contention_is_over_for_a_vm_that_goes_off_and_where_a_paused_host_puts_nothing_right(
+    two_vms: list[Domain], host: Host, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await command("POST", "/v1/reclaims", {"request_id": "r", "need": {"cpu_cores": 3.0}, "deadline_s": 20.0})
+    vm = host.vms["low-1"]
+    async with vm.lock:
+        for _ in range(3):
+            two_vms[0].quota = 0.2
+            vm.drift_repair.pace.held()
+            await vm.drift_repair.check()
+        assert vm.status().contention is not None
+        assert vm.status().throttled_share is not None
+        vm.running = False
+        assert (vm.status().contention, vm.status().throttled_share) == (None, None)
+        vm.running = True
+        assert vm.status().contention is not None
+        later = now() + WINDOW_S
+        monkeypatch.setattr(drift_repair, "_now", lambda: later)
+        two_vms[0].quota = 0.2
+        await vm.drift_repair.check("the host is paused")
+        assert vm.status().contention is None
 
 
 async def test_what_is_changed_after_a_resize_that_reached_its_size_is_put_right_at_once(

@@ -25,7 +25,7 @@ from ebbtide.messages.vms import VMSpec
 from hostagent.control import reconciler
 from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.operations.agent import Agent
-from hostagent.state.intents import Phase, Request
+from hostagent.state.intents import Cause, Phase, Request
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice, plan_all
 from hostagent.vm.managed_vm import ManagedVM
@@ -341,5 +341,29 @@ def test_a_vm_that_waits_for_a_slot_gets_what_is_left_of_the_deadline(
         assert world.now() - began == pytest.approx(60.0, abs=0.1)
         # No shortfall, for which another VM might be preempted: it was not asked.
         assert [outcome.errors for outcome in outcomes] == [(), (), ("its turn came after the deadline",)]
+
+    faked(body)
+
+
+def test_one_whose_turn_came_too_late_leaves_its_decision_and_is_counted(
+    faked: Callable[[Body], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: LocalWorld, agent: Agent, _: Path) -> None:
+        busy, late = vms_of(agent)[:2]
+
+        async def slow(deadline_s: float, mode: Mode = Mode.ASK) -> VMOutcome:
+            await asyncio.sleep(deadline_s)
+            return busy.summary()
+
+        monkeypatch.setattr(busy, "resize", slow)
+        size = late.intent.committed
+        cause = Cause(request_id="r", kind="reclaim", body={}, started_at=0.0, before=size)
+        late.record.plan(size.vector() * 0.5, cause)
+        agent.host.slots = asyncio.Semaphore(1)
+        outcomes = await agent.host.resize([busy, late], 60.0)
+        assert outcomes[1].errors == ("its turn came after the deadline",)
+        said = [decision for decision in agent.host.history.decisions(late.name) if decision.kind == "deflate"]
+        assert "its turn came after the deadline" in said[-1].sentence
+        assert agent.host.tallies.of(late.name).resizes["deflate", "error"] == 1
 
     faked(body)

@@ -57,7 +57,7 @@ def test_down_in_one_component_and_up_in_another_is_one_of_each() -> None:
             shortfall=Vector(memory_mib=24),
         )
     )
-    assert tally.resizes == {("deflate", "short"): 1, ("reinflate", "short"): 1}
+    assert tally.resizes == {("deflate", "done"): 1, ("reinflate", "short"): 1}
     assert tally.verified == {
         ("deflate", "hypervisor", "cpu_cores"): 1.0,
         ("reinflate", "guest", "memory_mib"): 1000.0,

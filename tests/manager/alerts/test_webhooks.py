@@ -11,8 +11,11 @@ import pytest
 from cluster_manager.alerts.bodies import body_of, headers_of, signature
 from cluster_manager.alerts.webhooks import Webhook, read_webhooks
 from cluster_manager.errors import SettingsError
+from cluster_manager.inventory.report_news import news_in
 from ebbtide.lab.state import write_private
+from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import Event
+from tests.manager.plan_events import report_of
 
 ROOT = Path(__file__).resolve().parents[3]
 KEY = bytes(range(32))
@@ -132,3 +135,17 @@ def test_the_forms_of_bodies() -> None:
     }
     (alert,) = json.loads(body_of(EVENT.model_copy(update={"vm": None}), "alertmanager"))
     assert "vm" not in alert["labels"]
+
+
+def test_what_is_over_resolves_the_alert_that_was_about_it_and_no_words_of_a_host_do() -> None:
+    trouble = report_of("host-a").model_copy(update={"unavailable": "the hypervisor of host-a answers again"})
+    full = report_of("host-a").model_copy(update={"overcommitted": Vector(cpu_cores=1.0)})
+    for before, fine in ((trouble, report_of("host-a")), (full, report_of("host-a"))):
+        alerts = []
+        for news in (*news_in(before, fine), *news_in(fine, before)):
+            told = EVENT.model_copy(update={"kind": news.kind, "vm": None, "sentence": news.sentence})
+            alerts += json.loads(body_of(told, "alertmanager"))
+        begun, over = alerts
+        assert begun["labels"] == over["labels"]
+        assert "endsAt" not in begun
+        assert over["endsAt"] == over["startsAt"]

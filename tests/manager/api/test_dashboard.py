@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -125,6 +126,15 @@ def test_every_module_is_one_that_a_browser_can_read(name: str) -> None:
         [node, "--check", "--input-type=module", "-"], input=text_of(name), capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_a_layer_of_which_nothing_is_known_is_drawn_as_a_hole_not_as_nothing() -> None:
+    drawing = re.search(r"function stacked\(.*?\n}\n", text_of("chart.js"), re.DOTALL)
+    assert drawing is not None
+    columns = {"hypervisor_m": [1, 1, None], "guest_m": [2, 2, None], "application_m": [1, None, None]}
+    script = f"{drawing[0]} console.log(JSON.stringify(stacked({json.dumps(columns)}, 'm')))"
+    run = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    assert json.loads(run.stdout) == [[3, 3, None], [2, 2, None], [1, None, None]]
 
 
 def test_every_element_that_a_module_looks_for_is_in_the_page(elements: Elements) -> None:

@@ -92,6 +92,32 @@ def test_vms_that_are_off_are_in_no_sum_so_that_they_do_not_look_deflated() -> N
     assert found["ebbtide_cluster_vms"] == {("stopped", "deflatable"): 3.0, ("running", "deflatable"): 1.0}
 
 
+def test_a_vm_that_moves_live_is_sold_once_and_held_on_both_hosts() -> None:
+    spec = spec_of("web", "deflatable")
+    hosts = []
+    for name in ("host-a", "host-b"):
+        moves = status_of(spec, name, state=VMState.MIGRATING)
+        hosts.append(OneHost(name, "ready", 1.0, host(name).report().model_copy(update={"vms": (moves,)})))
+    sheet = Sheet(declared())
+    put_hosts(sheet, hosts)
+    found = sheet.values()
+    for name, memory_mib in (("nominal", 800), ("minimum", 300), ("bound", 1600)):
+        assert found[f"ebbtide_cluster_{name}_memory_bytes"]["deflatable",] == memory_mib * MIB, name
+    assert found["ebbtide_cluster_vms"] == {("migrating", "deflatable"): 1.0}
+
+
+async def test_a_standbys_preemptions_stand_at_0_so_that_its_first_one_is_an_increase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster_of(tmp_path) as cluster:
+        assert cluster.manager is not None
+        monkeypatch.setattr(cluster.manager.leadership, "leads", lambda: False)
+        found = await values_of(cluster)
+        assert found["ebbtide_manager_leader"] == 0.0
+        for reason in ("minimum", "shortfall"):
+            assert found[f'ebbtide_manager_preemptions_total{{reason="{reason}"}}'] == 0.0
+
+
 def test_bandwidth_of_the_cluster_is_told_at_zero_where_hosts_declare_it() -> None:
     full = host("host-a").report()
     full = full.model_copy(update={"capacity": full.capacity.model_copy(update={"disk_mib_s": 100.0})})

@@ -427,3 +427,37 @@ async def test_a_host_that_was_lost_during_a_preemption_says_that_the_vm_runs(tm
         assert agent.running == {"low-1", "low-2"}
         status, _ = await send(cluster, "low-1", "stop")
         assert status == 202
+
+
+async def test_a_preemption_whose_answer_was_lost_is_told_and_counted_once_its_host_says_that_the_vm_is_off(
+    tmp_path: Path,
+) -> None:
+    agent = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    async with cluster_of(tmp_path, agent, silent_after_s=SILENT_S) as cluster:
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name))
+        # The reclaim goes through; the victim's stop is carried out, and its answer lost.
+        agent.trouble.hangs_at = len(agent.arrived) + 2
+        body = {"request_id": "high", "vm": vm("high-1", "fixed", 5.3, 800.0), "deadline_s": 3.0}
+        assert (await cluster.call("POST", "/v1/vms", json=body))[0] == 202
+        async with asyncio.timeout(10):
+            await agent.hanging.wait()
+        agent.trouble.mute = True
+        assert (await cluster.ended("high")).state is OperationState.FAILED
+        assert not await cluster.events("preempted")
+        name = waiting(cluster)
+        # It would not fit, and is written down all the same.
+        agent.capacity = ResourceVector(cpu_cores=0.6, memory_mib=2400.0)
+        agent.trouble.mute, agent.trouble.hangs_at = False, None
+
+        async def told() -> bool:
+            return bool(await cluster.events("preempted"))
+
+        await until(told)
+        first = await seen(cluster, name)
+        assert (first["state"], first["preempted"]["position"]) == ("preempted", 1)
+        agent.capacity = ResourceVector(cpu_cores=6.0, memory_mib=2400.0)
+        await is_back(cluster, name)
+        assert [event["vm"] for event in await cluster.events("preempted")] == [name]
+        assert cluster.manager is not None
+        assert sum(cluster.manager.operations.totals.preempted.values()) == 1

@@ -230,6 +230,15 @@ async def test_a_vm_that_is_off_and_a_host_that_is_silent_leave_holes(term: Term
     assert host.columns.bound_cpu_cores == (3.0, 0.0, None)
 
 
+async def test_the_mean_of_a_step_times_the_seconds_that_are_known_is_what_a_vm_had(term: Term) -> None:
+    await term.passes(360, report("host-a", 4.0, sized(3.0)))
+    await term.passes(3240, report("host-a", 8.0, sized(3.0, state=VMState.STOPPED, current=Vector())))
+    found = await term.vm(begin=BEGIN, end=BEGIN + 3600, points=2)
+    assert (found["bound_cpu_cores"], found["known_s"]) == ([3.0, None], [360.0, None])
+    host = await term.histories.of_host("host-a", BEGIN, BEGIN + 3600, 2)
+    assert host.columns.known_s == (1800.0, 1800.0)
+
+
 async def test_steps_grow_coarser_with_age_and_all_of_a_month_is_there(term: Term, time: list[float]) -> None:
     """Samples once a minute: what they say does not change, so that there is something to compare with."""
     sizes = [2.0, 4.0, 1.0, 3.0]

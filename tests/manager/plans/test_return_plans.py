@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster_manager.execution.plan_totals import PlanTotals
 from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.migrations import start_migration
 from cluster_manager.plans.plans import (
@@ -75,6 +76,35 @@ def test_one_that_was_to_be_deleted_ends_where_its_host_does_not_have_it_any_mor
         queues = Returns()
         for now in range(0, 40, 2):
             queue = queues.observe(report, ZERO, [waiting], float(now))
+        assert queue is not None
+        assert queue.due(38.0) == due
+
+
+def test_one_whose_preemption_was_not_answered_and_that_is_off_was_preempted_and_that_is_said_once() -> None:
+    full = read("a", off(), status_of(spec_of("high-1", cpu_cores=5.8), "a"))
+    begun = start_return("return-low-1", LOW, "a", PreemptionReason.SHORTFALL)
+    totals = PlanTotals()
+    for event in (full, read("a", off())):
+        step = begun.next_step(event)
+        totals.add(begun, step, 0.0)
+        notes = [effect for effect in step.effects if isinstance(effect, Note)]
+        assert [(note.kind, note.vm, note.host) for note in notes] == [("preempted", "low-1", "a")]
+        (said,) = (effect for effect in step.effects if isinstance(effect, SetPreempted))
+        assert (said.reason, said.unsure) == (PreemptionReason.SHORTFALL, False)
+        assert step.state.finished
+        assert rows(list(step.effects)) == [(VMPhase.PREEMPTED, "a")]
+    assert totals.preempted == {"shortfall": 2}
+    deleted = start_return("r", LOW.model_copy(update={"on_preemption": OnPreemption.DELETE}), "a", begun.perhaps)
+    totals.add(deleted, deleted.next_step(read("a")), 0.0)
+    assert totals.preempted == {"shortfall": 3}, "also one that is not there any more, as its owner wished"
+    for unknown in (read("a", off(VMState.STOPPING)), read("a", status_of(LOW, "a")), read("a")):
+        notes = [effect for effect in begun.next_step(unknown).effects if isinstance(effect, Note)]
+        assert "preempted" not in [note.kind for note in notes]
+    # No room is needed to write that down.
+    for names, due in (((), None), (("low-1",), "low-1")):
+        queues = Returns()
+        for now in range(0, 40, 2):
+            queue = queues.observe(full.report, ZERO, [LOW], float(now), unsure=names)
         assert queue is not None
         assert queue.due(38.0) == due
 
