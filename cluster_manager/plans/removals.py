@@ -203,6 +203,7 @@ def start_target(plan_id: str, vm: str, host: str, wanted: TargetRequest, genera
         step=0,
         vm=vm,
         generation=generation,
+        unnumbered=wanted.generation is None,
         target=wanted.target,
         deadline_s=wanted.deadline_s,
         mode=wanted.mode,

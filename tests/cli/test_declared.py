@@ -30,6 +30,7 @@ from ebbtide.errors import EbbError
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.vms import ClusterVM, OnPreemption, VMSpec
 from tests.manager.with_agent import Lab, lab_of
+from tests.waiting import until
 
 SIZE = {"cpu_cores": 1.0, "memory_mib": 512.0}
 BODY = "name: web\nnominal: {cpu_cores: 1, memory_mib: 512}"
@@ -207,6 +208,32 @@ async def test_shrink_and_grow_go_one_way_only_and_grow_ends_at_nominal(lab: Lab
         assert lab.agent.host.vms["web"].intent.committed.cpu_cores == cores
     down = await ebb(lab, "vm", "grow", "web", "--cpu-cores", "0.5")
     assert "so 0.5 is for `ebb vm shrink web`" in str(down.exception)
+
+
+async def test_of_a_vm_that_is_off_the_manager_says_why_it_is_brought_to_no_size(lab: Lab) -> None:
+    await ebb(lab, "vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+    off = await ebb(lab, "vm", "stop", "web")
+    assert off.exit_code == 0, (off.output, off.exception)
+    refused = await ebb(lab, "vm", "shrink", "web", "--memory-mib", "400")
+    assert "web is stopped, not running" in str(refused.exception)
+
+
+@pytest.mark.parametrize(("word", "kept"), [("target", True), ("shrink", False)])
+async def test_only_a_size_that_is_to_go_one_way_depends_on_the_one_that_was_looked_at(
+    lab: Lab, word: str, kept: bool
+) -> None:
+    await ebb(lab, "vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+    assert lab.cluster.manager is not None
+    record, manager = lab.agent.host.vms["web"].record, lab.cluster.manager
+    assert await manager.hosts.locks.hold("another plan", "host-a")
+    asked = asyncio.create_task(ebb(lab, "vm", word, "web", "--cpu-cores", "0.5"), name="target")
+    await until(lambda: bool(manager.operations.plans_at("host-a")))
+    # As a reclaim that came between leaves it.
+    await record.store(generation=record.intent.generation + 1)
+    manager.hosts.locks.release("another plan")
+    done = await asked
+    assert (done.exit_code == 0) is kept, (done.output, done.exception)
+    assert record.intent.committed.cpu_cores == (0.5 if kept else 1.0)
 
 
 @pytest.mark.parametrize("way", Way)

@@ -184,6 +184,24 @@ async def test_two_targets_without_numbers_are_carried_out_one_after_the_other(l
     assert lab.agent.host.vms["low-1"].intent.committed.cpu_cores == 2.0
 
 
+async def test_a_target_without_a_number_counts_though_its_vm_was_resized_while_it_waited_for_its_host(
+    lab: Lab,
+) -> None:
+    await lab.create("low-1")
+    assert lab.cluster.manager is not None
+    record, locks = lab.agent.host.vms["low-1"].record, lab.cluster.manager.hosts.locks
+    assert await locks.hold("another plan", "host-a")
+    for number, cores in enumerate((1.5, 2.0)):
+        body = {"request_id": f"t{number}", "target": {"cpu_cores": cores, "memory_mib": 800.0}}
+        assert (await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body))[0] == 202
+    # As two reclaims leave it; the manager hears of it by the next report.
+    await record.store(generation=(raised := record.intent.generation + 2))
+    locks.release("another plan")
+    ended = [await lab.cluster.ended(f"t{number}") for number in range(2)]
+    assert [one.state for one in ended] == ["done", "done"], ended
+    assert (record.intent.generation, record.intent.committed.cpu_cores) == (raised + 2, 2.0)
+
+
 async def test_a_clients_order_does_not_fence_the_manager(lab: Lab) -> None:
     await lab.create("low-1")
     body = {"request_id": "m", "mode": "active", "order": 1_000_000}
