@@ -276,6 +276,18 @@ def test_what_fails_without_a_reader_still_fails(manager: StandIn, token: Path) 
     os.close(writer)
 
 
+def test_a_reader_of_the_progress_that_has_gone_breaks_nothing_off(
+    manager: StandIn, token: Path, tmp_path: Path
+) -> None:
+    manager.state = OperationState.DONE
+    reader, writer = os.pipe()
+    os.close(reader)
+    with begin(manager, token, "apply", "-f", two_vms(tmp_path), stderr=writer) as process:
+        out, _ = process.communicate(timeout=60)
+    os.close(writer)
+    assert (process.returncode, manager.begun) == (0, ["a", "b"]), out
+
+
 @pytest.mark.parametrize(
     ("ebb", "url"),
     each(
@@ -392,6 +404,9 @@ def test_a_closed_input_or_output_is_no_fault(manager: StandIn, token: Path) -> 
         )  # fmt: skip
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
         assert said in done.stderr
+    with begin("nonsense", token, "host", "list", preexec_fn=lambda: os.close(2)) as process:
+        # An error does not go among what is printed for programs.
+        assert (process.communicate(timeout=60)[0], process.returncode) == ("", 1)
 
 
 def test_an_output_of_few_letters_shows_others_as_question_marks() -> None:
