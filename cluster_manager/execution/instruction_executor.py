@@ -440,7 +440,7 @@ class InstructionExecutor:
             if isinstance(instruction, Remove | Release) and error.status == 404:
                 gone = OperationEnded(elapsed_s(), was_gone(request_id, instruction))
                 return await self._ended(state, instruction, gone)
-            return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before or perhaps)
+            return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before or perhaps, code=error.reason)
         except AgentFailed as error:
             return HostFailed(elapsed_s(), str(error), uncertain=True)
         except AgentUnreachable as error:

@@ -427,11 +427,15 @@ class EndedTogether(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostFailed(Event):
-    """The host could not be used. ``uncertain``: perhaps it did what it was told. ``reached``: it may have heard."""
+    """The host could not be used. ``uncertain``: perhaps it did what it was told. ``reached``: it may have heard.
+
+    ``code``: why, for what ends by it.
+    """
 
     sentence: str
     uncertain: bool
     reached: bool = True
+    code: ReasonCode = ReasonCode.HOST_UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,20 @@ async def test_a_mode_is_set_through_the_manager_and_followed_to_its_end(lab: La
     refused = await lab.cluster.ended("t2")
     assert refused.state == "failed"
     assert "host-a is off" in refused.sentence
+    assert refused.reason is not None
+    assert refused.reason.code == "failed"
+
+
+async def test_a_target_that_its_host_has_no_room_for_ends_with_that_code(lab: Lab) -> None:
+    await lab.create("low-1")
+    await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", **TARGET})
+    assert (await lab.cluster.ended("t")).state == "done"
+    await lab.create("high-1", priority="fixed", cpu_cores=4.0)
+    body = {"request_id": "t2", "target": {"cpu_cores": 3.0}}
+    assert (await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body))[0] == 202
+    refused = await lab.cluster.ended("t2")
+    assert refused.reason is not None, refused
+    assert (refused.state, refused.reason.code) == ("failed", "no-room"), refused.sentence
 
 
 async def test_what_a_target_leaves_out_keeps_its_size_and_its_number_is_the_next(lab: Lab) -> None:
