@@ -124,11 +124,13 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
         ("ceiling", _size(now.ceiling), ceiling, ceiling),
     )
     for name, has, wanted, asked in sizes:
-        if _differ(has, wanted):
+        differs = _differ(has, wanted)
+        if differs:
             sentences.append(f"{name}: {'-' if has is None else has} -> {'-' if wanted is None else wanted}")
-            # A ceiling goes with the priority that needed it.
-            if asked is not None:
-                fields[name] = PartialVector.model_validate(asked.as_dict())
+        # A minimum that was asked for as a share would follow the nominal size. A ceiling goes with the priority that
+        # needed it.
+        if asked is not None and (differs or (name == "minimum" and "nominal" in fields)):
+            fields[name] = PartialVector.model_validate(asked.as_dict())
     for name in ("priority", "on_preemption", "preemption_notice_s", "steady"):
         before, after = getattr(now, name), getattr(spec, name)
         if before != after:

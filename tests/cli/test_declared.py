@@ -121,7 +121,7 @@ def test_a_vm_that_was_made_of_its_declaration_does_not_differ(spec: VMSpec) -> 
 def test_what_differs_is_said_and_asked_for_and_nothing_else() -> None:
     spec = VMSpec.model_validate({**WEB, "minimum": {"cpu_cores": 0.5, "memory_mib": 300}})
     change = change_to(spec, there(spec, nominal=Vector(cpu_cores=2.0, memory_mib=512.0)))
-    assert (change.action, list(change.fields or ())) == ("resize", ["nominal"])
+    assert (change.action, list(change.fields or ())) == ("resize", ["nominal", "minimum"])
     assert change.sentences == ("nominal: 2 cores, 512 MiB -> 1 cores, 512 MiB",)
     change = change_to(spec, there(spec, on_preemption=OnPreemption.DELETE))
     assert change.fields == {"on_preemption": OnPreemption.STOP}
@@ -171,6 +171,19 @@ async def test_apply_creates_changes_and_then_finds_nothing_to_do(lab: Lab, tmp_
             assert document["vms"][0]["action"] == action
     found = lab.agent.host.vms["web"].intent.spec
     assert (found.nominal, found.minimum) == (Vector(**SIZE), Vector(cpu_cores=0.5, memory_mib=300.0))
+
+
+async def test_a_minimum_that_was_a_share_is_the_declared_one_after_the_nominal_size_has_changed(
+    lab: Lab, tmp_path: Path
+) -> None:
+    minimum = {"cpu_cores": 0.5, "memory_mib": 256.0}
+    larger = {"name": "web", "nominal": {"cpu_cores": 2.0, "memory_mib": 1024.0}, "minimum": minimum}
+    for declared in ({**WEB, "minimum_share": 0.5}, larger):
+        done = await ebb(lab, "apply", "-f", str(put(tmp_path, declared)))
+        assert done.exit_code == 0, (done.output, done.exception)
+    found = ClusterVM.model_validate(await lab.cluster.get("/v1/vms/web"))
+    spec = found.at_next_start or found
+    assert (spec.nominal.cpu_cores, spec.minimum) == (2.0, Vector(**minimum))
 
 
 async def test_one_that_fails_keeps_none_of_the_others_from_being_done(lab: Lab, tmp_path: Path) -> None:
