@@ -83,6 +83,7 @@ class Change:
     :param labels: of `ebbtide.client.ManagerClient.label_vm`.
     :param under_way: what is being done with it.
     :param hindrance: why it cannot be made what is declared now.
+    :param version: that the VM has with these differences; None: it is not there.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Change:
     labels: Mapping[str, str | None] = field(default_factory=dict)
     under_way: str = ""
     hindrance: str = ""
+    version: str | None = None
 
     @property
     def action(self) -> str:
@@ -143,7 +145,7 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
         labels = {key: value for key, value in labels.items() if value != vm.labels.get(key)}
         sentences += [f"labels.{key}: {vm.labels.get(key, '-')} -> {value or '-'}" for key, value in labels.items()]
     under_way = "it is being placed" if vm.state == "placing" else ""
-    return Change(spec.name, tuple(sentences), fields, labels, under_way)
+    return Change(spec.name, tuple(sentences), fields, labels, under_way, version=vm.version or None)
 
 
 def _differ(has: ResourceVector | None, wanted: ResourceVector | None) -> bool:

@@ -186,6 +186,28 @@ async def test_a_minimum_that_was_a_share_is_the_declared_one_after_the_nominal_
     assert (spec.nominal.cpu_cores, spec.minimum) == (2.0, Vector(**minimum))
 
 
+async def test_a_vm_that_was_changed_after_it_was_looked_at_is_left_as_it_is(lab: Lab, tmp_path: Path) -> None:
+    await ebb(lab, "apply", "-f", str(put(tmp_path, WEB)))
+    wanted = {**WEB, "labels": {"env": "prod"}, "minimum": {"cpu_cores": 0.5, "memory_mib": 300}}
+    file = put(tmp_path, {**WEB, "name": "db"}, wanted)
+    assert lab.cluster.manager is not None
+    manager = lab.cluster.manager
+    assert await manager.hosts.locks.hold("another plan", "host-a")
+    applied = asyncio.create_task(ebb(lab, "apply", "-f", str(file)), name="apply")
+    await until(lambda: manager.operations.under_way()["create"])
+    labelled = await ebb(lab, "vm", "label", "web", "env=test")
+    assert labelled.exit_code == 0, labelled.output
+    manager.hosts.locks.release("another plan")
+    done = await applied
+    assert str(done.exception).startswith("1 of 2 VMs are not as declared: web: web has version "), done.output
+    found = await lab.cluster.get("/v1/vms/web")
+    assert (found["labels"], found["minimum"]["cpu_cores"]) == ({"env": "test"}, 0.1)
+    # Looked at again, it becomes what is declared, labels and all.
+    assert (await ebb(lab, "apply", "-f", str(file))).exit_code == 0
+    found = await lab.cluster.get("/v1/vms/web")
+    assert (found["labels"], found["minimum"]["cpu_cores"]) == ({"env": "prod"}, 0.5)
+
+
 async def test_one_that_fails_keeps_none_of_the_others_from_being_done(lab: Lab, tmp_path: Path) -> None:
     huge = {"name": "huge", "nominal": {"cpu_cores": 200, "memory_mib": 512}}
     result = await ebb(lab, "apply", "-f", str(put(tmp_path, huge, WEB)))
