@@ -221,6 +221,16 @@ async def test_one_that_fails_keeps_none_of_the_others_from_being_done(lab: Lab,
     assert f"huge: {errors['huge']}" in str(again.exception)
 
 
+async def test_a_dry_run_of_what_would_be_refused_ends_as_the_command_would(lab: Lab) -> None:
+    huge = ("vm", "create", "huge", "--cpu-cores", "200", "--memory-mib", "512", "--dry-run")
+    told, document = await ebb(lab, *huge), await ebb(lab, *huge, "-o", "json")
+    for foretold in (told, document):
+        assert main.exit_code_of(foretold.exception) == 1
+        assert str(foretold.exception).startswith("dry run, nothing is changed: refused huge: "), foretold.exception
+    assert "refused" not in told.stdout, "it is said once"
+    assert json.loads(document.stdout)["would"] == "failed"
+
+
 async def test_create_takes_its_vm_of_a_file_and_no_second_word_about_it(lab: Lab, tmp_path: Path) -> None:
     file = str(put(tmp_path, WEB))
     assert (await ebb(lab, "vm", "create", "-f", file, "--cpu-cores", "2")).exit_code == 2
@@ -389,8 +399,10 @@ def test_a_vm_that_cannot_become_what_is_declared_now_is_a_failure(
             return [there(spec, state=state)]
 
     monkeypatch.setattr(Asking, "ask", lambda to, question: asyncio.run(question(Client())))
-    with pytest.raises(OperationFailed, match=said):
+    with pytest.raises(OperationFailed, match=f"VMs are not as declared: web: {said}"):
         apply(put(tmp_path, WEB), to=Asking())
+    with pytest.raises(OperationFailed, match=f"VMs would not be as declared: web: {said}"):
+        apply(put(tmp_path, WEB), dry_run=True, to=Asking())
     assert "not as declared" in capsys.readouterr().out
 
 

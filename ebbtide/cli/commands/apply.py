@@ -52,7 +52,7 @@ def apply(
     failures: dict[str, str] = {}
     again_s = AWAY_S
     for spec, change in zip(specs, changes, strict=True):
-        if change.hindrance and not dry_run:
+        if change.hindrance:
             failures[spec.name] = change.hindrance
         if dry_run or change.action == "none":
             continue
@@ -80,7 +80,8 @@ def apply(
             print(f"{name}: {operation.sentence}")
     if failures:
         each = "; ".join(f"{name}: {why}" for name, why in failures.items())
-        raise OperationFailed(f"{len(failures)} of {len(specs)} VMs are not as declared: {each}")
+        how = "would not be" if dry_run else "are not"
+        raise OperationFailed(f"{len(failures)} of {len(specs)} VMs {how} as declared: {each}")
 
 
 def _labelled(to: Asking, change: Change, again_s: float) -> Callable[[ManagerClient], Awaitable[ClusterVM]]:
