@@ -103,6 +103,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/healthz":
             self._answer({"status": "ok", "role": "leader"})
             return
+        if self.path.startswith("/v1/tasks/"):
+            self._answer(task(self.path.split("/")[3].partition("?")[0]))
+            self.server.asked.set()
+            return
         if self.path.startswith("/v1/vms?"):
             self._answer({"vms": [vm(name) for name in self.server.vms], "next": None, "position": 0})
             return
@@ -226,6 +230,15 @@ def test_a_task_whose_answer_is_lost_is_asked_for_again_under_its_request_id(
     assert "it waits" in out
     assert len(manager.requests) > 1
     assert len(set(manager.requests)) == 1
+
+
+def test_ctrl_c_while_a_task_is_waited_for_says_that_it_goes_on(manager: StandIn, token: Path) -> None:
+    with begin(manager, token, "task", "submit", "train", "--wait", "--", "true") as process:
+        assert manager.asked.wait(30)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "it goes on: `ebb task show train` shows it; to end it: `ebb task cancel train`" in err
 
 
 def test_a_task_whose_answer_never_comes_is_said_to_be_taken_perhaps(
