@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final
 
 from ebbtide.messages.common import Problem
-from ebbtide.messages.problem_codes import ProblemCode
+from ebbtide.messages.problem_codes import ProblemCode, ReasonCode
 
 
 class ManagerError(Exception):
@@ -75,6 +75,12 @@ class AgentRefused(AgentError):
         self.problem = problem
         #: Whether it may have been sent before without an answer: that one may still arrive, and be taken on.
         self.sent_before = False
+
+    @property
+    def reason(self) -> ReasonCode:
+        """Of an operation that ends by it."""
+        no_room = self.problem is not None and self.problem.code is ProblemCode.NO_ROOM
+        return ReasonCode.NO_ROOM if no_room else ReasonCode.FAILED
 
 
 class StoreError(ManagerError):

@@ -440,7 +440,7 @@ class InstructionExecutor:
             if isinstance(instruction, Remove | Release) and error.status == 404:
                 gone = OperationEnded(elapsed_s(), was_gone(request_id, instruction))
                 return await self._ended(state, instruction, gone)
-            return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before or perhaps)
+            return HostFailed(elapsed_s(), str(error), uncertain=error.sent_before or perhaps, code=error.reason)
         except AgentFailed as error:
             return HostFailed(elapsed_s(), str(error), uncertain=True)
         except AgentUnreachable as error:
@@ -452,19 +452,20 @@ class InstructionExecutor:
         return HostFailed(elapsed_s(), f"{host} forgot the same command {REPEATS} times", uncertain=True)
 
     async def _filled(self, instruction: SetTarget) -> SetTarget:
-        """A target with all components, as agents of 0.1 need it. What it leaves out is what the VM has now: the plan
-        that had the host before may have resized it.
+        """A target with all components, as agents of 0.1 need it, and its number. What it leaves out is what the VM
+        has now: the plan that had the host before may have resized it.
 
         :raises AgentError: the host cannot be read.
         """
-        if None not in instruction.target.model_dump().values():
+        if not instruction.unnumbered and None not in instruction.target.model_dump().values():
             return instruction
         await self._hosts.take(await self._agents.host(instruction.host))
         reported = self._hosts.vm(instruction.host, instruction.vm)
         if reported is None:
             return instruction  # its host says so itself
         size = Vector.of(instruction.target.size_of(reported.allocation()))
-        return instruction.model_copy(update={"target": PartialVector(**size.model_dump())})
+        number = max(instruction.generation, reported.generation + 1 if instruction.unnumbered else 0)
+        return instruction.model_copy(update={"target": PartialVector(**size.model_dump()), "generation": number})
 
     async def _follow(
         self, state: Plan, instruction: Commanding, operation: Operation, limit_s: float, sides: _Sides

@@ -52,6 +52,7 @@ from cluster_manager.plans.reclaim_steps import (
     share_room,
     shared,
     status_in,
+    why_no_room,
 )
 from cluster_manager.plans.report_queries import closed
 from cluster_manager.plans.starting import advance_starting, stays_off
@@ -262,7 +263,7 @@ def advance_stop(state: StopPlan, event: Event) -> Step:
                 sentence = f"{vm} may have been stopped: {event.sentence}; {host}'s next report says"
             # A debt that is there already is not paid by a stop that came to nothing.
             owed = (ReinflationPending(host, True),) if uncertain else ()
-            return end(state, FAILED, sentence, SetVM(vm, before, host, sentence), *owed)
+            return end(state, FAILED, sentence, SetVM(vm, before, host, sentence), *owed, reason=event.code)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return concluded(state, event)
     raise unexpected(state, event)
@@ -282,8 +283,9 @@ def advance_start(state: StartPlan, event: Event) -> Step:
     def make_room_at_home(report: HostReport, found: VMStatus) -> Step:
         if report.unavailable:
             # Whether it is off there is not known: it starts nowhere else either.
-            return stays_off(state, state.off_phase, closed(report))
+            return stays_off(state, state.off_phase, closed(report), reason=why_no_room(report))
         why: Step | str = refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
+        reason = None if why else why_no_room(report)
         if not why:
             demand = start_demand(report.vm_overhead_mib, found)
             why = make_room(state, report, demand, state.deadline_s - event.elapsed_s)
@@ -295,7 +297,7 @@ def advance_start(state: StartPlan, event: Event) -> Step:
         if state.anywhere:
             said = f"{why}: looking elsewhere"
             return share_room(state, said, None) if state.reclaims else begin_moving(state, said)
-        return stays_off(state, state.off_phase, why)
+        return stays_off(state, state.off_phase, why, reason=reason)
 
     return advance_starting(state, event, state.off_phase, make_room_at_home)
 
@@ -326,26 +328,26 @@ def advance_resize(state: ResizePlan, event: Event) -> Step:
             if isinstance(room, Step):
                 return room
             if room:
-                return end(state, FAILED, f"{vm} stays what it is: {room}")
+                return end(state, FAILED, f"{vm} stays what it is: {room}", reason=why_no_room(report))
             left_s = max(state.deadline_s - event.elapsed_s, 1.0)
             respec = Respec(host=host, step=state.step, vm=vm, spec=spec, deadline_s=round(left_s, 3))
             return instruct(state, respec, f"changing {vm} on {host}")
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
             owed = (ReinflationPending(host, True),) if uncertain and state.reclaims else ()
-            return end(state, FAILED, f"{vm} stays what it is: {event.sentence}", *owed, share=False)
+            said = f"{vm} stays what it is: {event.sentence}"
+            return end(state, FAILED, said, *owed, share=False, reason=event.code)
         case Reclaim(), (OperationEnded() | Forgotten()):
             return reclaimed(state, event)
         case Respec(), OperationEnded(operation=operation):
-            changes = {"outcomes": operation.vms}
             # What came free, and what was reclaimed and not needed, goes to the others: they are told afterwards.
             if operation.state is DONE:
-                return end(state, DONE, operation.sentence, SetSpec(vm, spec), share=True, **changes)
-            return end(state, operation.state, operation.sentence, share=True, **changes)
+                return end(state, DONE, operation.sentence, SetSpec(vm, spec), share=True, outcomes=operation.vms)
+            return end(state, operation.state, operation.sentence, share=True, outcomes=operation.vms)
         case Respec(), HostFailed(uncertain=uncertain):
             sentence = f"{vm} stays what it is: {event.sentence}"
             if uncertain:
                 sentence = f"{vm} may have been changed: {event.sentence}; {host}'s next report says"
-            return end(state, FAILED, sentence, ReinflationPending(host, True), share=False)
+            return end(state, FAILED, sentence, ReinflationPending(host, True), share=False, reason=event.code)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return concluded(state, event)
     raise unexpected(state, event)
@@ -488,11 +490,12 @@ def advance_release(state: ReleasePlan, event: Event) -> Step:
             if isinstance(room, Step):
                 return room
             if room:
-                return end(state, FAILED, f"{vm} stays adopted: {room}")
+                return end(state, FAILED, f"{vm} stays adopted: {room}", reason=why_no_room(report))
             return instruct(state, Release(host=host, step=state.step, vm=vm), f"giving {vm} back on {host}")
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
             owed = (ReinflationPending(host, True),) if uncertain and state.reclaims else ()
-            return end(state, FAILED, f"{vm} stays adopted: {event.sentence}", *owed, share=False)
+            said = f"{vm} stays adopted: {event.sentence}"
+            return end(state, FAILED, said, *owed, share=False, reason=event.code)
         case Reclaim(), (OperationEnded() | Forgotten()):
             return reclaimed(state, event)
         case Release(), OperationEnded(operation=operation) if operation.state is DONE:
@@ -503,7 +506,7 @@ def advance_release(state: ReleasePlan, event: Event) -> Step:
         case Release(), HostFailed(uncertain=uncertain):
             sentence = f"{vm} may have been given back: {event.sentence}" if uncertain else event.sentence
             owed = (ReinflationPending(host, True),) if uncertain else ()
-            return end(state, FAILED, sentence, *owed, share=False)
+            return end(state, FAILED, sentence, *owed, share=False, reason=event.code)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return concluded(state, event)
     raise unexpected(state, event)

@@ -43,21 +43,8 @@ MOST_HOSTS: Final = placement_step.MOST_HOSTS
 #: How often an agent may forget a command of one plan that it had taken on.
 MOST_LAPSES: Final = 2
 
-PlanKind = Literal[
-    "create",
-    "delete",
-    "target",
-    "reinflate",
-    "stop",
-    "start",
-    "resize",
-    "migrate",
-    "adopt",
-    "release",
-    "return",
-    "live-migrate",
-    "cancel",
-]
+PlanKind = Literal["create", "delete", "target", "reinflate", "stop", "start", "resize", "migrate", "adopt", "release",
+                   "return", "live-migrate", "cancel"]  # fmt: skip
 #: ``deflated``: its VM may start at less than its nominal size.
 Purpose = Literal["place", "deflated", "preempt"]
 
@@ -179,6 +166,8 @@ class SetTarget(Commanding):
     do: Literal["set-target"] = "set-target"
     vm: str
     generation: int
+    #: Whether its request gave no generation: then it is the next one when it is sent.
+    unnumbered: bool = False
     #: What it leaves out is filled in when it is sent.
     target: PartialVector
     deadline_s: float
@@ -438,11 +427,15 @@ class EndedTogether(Event):
 
 @dataclass(frozen=True, slots=True)
 class HostFailed(Event):
-    """The host could not be used. ``uncertain``: perhaps it did what it was told. ``reached``: it may have heard."""
+    """The host could not be used. ``uncertain``: perhaps it did what it was told. ``reached``: it may have heard.
+
+    ``code``: why, for what ends by it.
+    """
 
     sentence: str
     uncertain: bool
     reached: bool = True
+    code: ReasonCode = ReasonCode.HOST_UNAVAILABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec, VMStatus
 
 R = TypeVar("R", bound=RoomPlan)
@@ -241,17 +242,30 @@ def short(state: RoomPlan, host: str, missing: ResourceVector, deflatable: Resou
 
 
 def end(
-    state: RoomPlan, how: OperationState, sentence: str, *effects: Effect, share: bool | None = None, **changes: Any
+    state: RoomPlan,
+    how: OperationState,
+    sentence: str,
+    *effects: Effect,
+    share: bool | None = None,
+    reason: ReasonCode | None = None,
+    **changes: Any,
 ) -> Step:
     """The end of a plan; first its host's room is shared where sizes may be smaller than they need be.
 
     :param share: whether to; None: if the plan has reclaimed something there.
+    :param reason: see `finish`.
     """
     kind = _PAST[state.kind] if how is OperationState.DONE else "failed"
     note = Note(kind, state.vm, state.host, sentence)
     if (state.reclaims > 0) if share is None else share:
-        return share_room(state, sentence, Finish(state=how, sentence=sentence), **changes).also(*effects, note)
-    return finish(state, how, sentence, **changes).also(*effects, note)
+        conclusion = Finish(state=how, sentence=sentence, reason=reason)
+        return share_room(state, sentence, conclusion, **changes).also(*effects, note)
+    return finish(state, how, sentence, reason=reason, **changes).also(*effects, note)
+
+
+def why_no_room(report: HostReport) -> ReasonCode:
+    """The code of what `make_room` says."""
+    return ReasonCode.HOST_UNAVAILABLE if report.unavailable else ReasonCode.NO_ROOM
 
 
 def share_room(state: RoomPlan, said: str, conclusion: Finish | None, **changes: Any) -> Step:

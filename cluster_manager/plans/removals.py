@@ -29,7 +29,6 @@ from cluster_manager.plans.plans import (
 from cluster_manager.plans.reclaim_steps import resize_notes
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import TargetRequest
 
 
@@ -203,6 +202,7 @@ def start_target(plan_id: str, vm: str, host: str, wanted: TargetRequest, genera
         step=0,
         vm=vm,
         generation=generation,
+        unnumbered=wanted.generation is None,
         target=wanted.target,
         deadline_s=wanted.deadline_s,
         mode=wanted.mode,
@@ -220,7 +220,7 @@ def advance_target(state: TargetPlan, event: Event) -> Step:
         case SetTarget(), HostFailed():
             unknown = f"; whether {state.vm} was resized is not known, and its size is as reported"
             sentence = event.sentence + (unknown if event.uncertain else "")
-            return finish(state, OperationState.FAILED, sentence, reason=ReasonCode.HOST_UNAVAILABLE).also(
+            return finish(state, OperationState.FAILED, sentence, reason=event.code).also(
                 Note("failed", state.vm, state.host, sentence)
             )
     raise unexpected(state, event)

@@ -24,6 +24,7 @@ from cluster_manager.plans.reclaim_steps import LifecyclePlan, concluded, end, r
 from ebbtide.messages.common import is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMState, VMStatus
 
 DONE, FAILED = OperationState.DONE, OperationState.FAILED
@@ -58,7 +59,7 @@ def advance_starting(
                 return end(state, DONE, sentence, SetVM(vm, VMPhase.RUNNING, report.id, sentence))
             return make_room(report, found)
         case ReadHost() | Reclaim(), HostFailed(uncertain=uncertain):
-            step = stays_off(state, off, event.sentence, share=False)
+            step = stays_off(state, off, event.sentence, share=False, reason=event.code)
             return step.also(ReinflationPending(host, True)) if uncertain and state.reclaims else step
         case Reclaim(), (OperationEnded() | Forgotten()):
             return reclaimed(state, event)
@@ -68,21 +69,23 @@ def advance_starting(
         case Start(), OperationEnded(operation=operation):
             return stays_off(state, off, operation.sentence)
         case Start(), HostFailed(uncertain=False):
-            return stays_off(state, off, event.sentence)
+            return stays_off(state, off, event.sentence, reason=event.code)
         case Start(), HostFailed():
             sentence = f"{vm} may have been started: {event.sentence}; {host}'s next report says"
             owed = ReinflationPending(host, True)
             # Of one that runs by the record the report counts. One that waits for room is looked for there anyway.
             row = SetVM(vm, VMPhase.RUNNING if off is VMPhase.STOPPED else off, host, sentence)
-            return end(state, FAILED, sentence, row, owed, share=False)
+            return end(state, FAILED, sentence, row, owed, share=False, reason=event.code)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return concluded(state, event)
     raise unexpected(state, event)
 
 
-def stays_off(state: LifecyclePlan, off: VMPhase, why: str, share: bool | None = None) -> Step:
+def stays_off(
+    state: LifecyclePlan, off: VMPhase, why: str, share: bool | None = None, reason: ReasonCode | None = None
+) -> Step:
     """It is not started. One that was preempted meanwhile waits for room; one that was waiting already says why."""
     waits = off is VMPhase.PREEMPTED
     sentence = f"{state.vm} stays {'preempted' if waits else 'off'}: {why}"
     row = SetVM(state.vm, off, state.home, sentence, unless_preempted=not waits)
-    return end(state, FAILED, sentence, row, share=share)
+    return end(state, FAILED, sentence, row, share=share, reason=reason)

@@ -275,8 +275,8 @@ class TaskService:
         :raises RequestError: 404.
         """
         found = await self.task(name)
-        # Again: it may have ended while the store was asked.
-        if wait_s > 0 and name in self._tasks and not self._hung_up:
+        # Again: it may have ended while the store was asked. Of one that cannot be read nothing is heard all that time.
+        if wait_s > 0 and name in self.unfinished and not self._hung_up:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._ends.setdefault(name, asyncio.Event()).wait()

@@ -83,6 +83,7 @@ class Change:
     :param labels: of `ebbtide.client.ManagerClient.label_vm`.
     :param under_way: what is being done with it.
     :param hindrance: why it cannot be made what is declared now.
+    :param version: that the VM has with these differences; None: it is not there.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Change:
     labels: Mapping[str, str | None] = field(default_factory=dict)
     under_way: str = ""
     hindrance: str = ""
+    version: str | None = None
 
     @property
     def action(self) -> str:
@@ -124,11 +126,13 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
         ("ceiling", _size(now.ceiling), ceiling, ceiling),
     )
     for name, has, wanted, asked in sizes:
-        if _differ(has, wanted):
+        differs = _differ(has, wanted)
+        if differs:
             sentences.append(f"{name}: {'-' if has is None else has} -> {'-' if wanted is None else wanted}")
-            # A ceiling goes with the priority that needed it.
-            if asked is not None:
-                fields[name] = PartialVector.model_validate(asked.as_dict())
+        # A minimum that was asked for as a share would follow the nominal size. A ceiling goes with the priority that
+        # needed it.
+        if asked is not None and (differs or (name == "minimum" and "nominal" in fields)):
+            fields[name] = PartialVector.model_validate(asked.as_dict())
     for name in ("priority", "on_preemption", "preemption_notice_s", "steady"):
         before, after = getattr(now, name), getattr(spec, name)
         if before != after:
@@ -141,7 +145,7 @@ def change_to(spec: VMSpec, vm: ClusterVM | None) -> Change:
         labels = {key: value for key, value in labels.items() if value != vm.labels.get(key)}
         sentences += [f"labels.{key}: {vm.labels.get(key, '-')} -> {value or '-'}" for key, value in labels.items()]
     under_way = "it is being placed" if vm.state == "placing" else ""
-    return Change(spec.name, tuple(sentences), fields, labels, under_way)
+    return Change(spec.name, tuple(sentences), fields, labels, under_way, version=vm.version or None)
 
 
 def _differ(has: ResourceVector | None, wanted: ResourceVector | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -173,11 +174,16 @@ class Steps:
         self._console.print(line, soft_wrap=True)
 
 
-class _Stdout(io.FileIO):
-    """Standard output whose reader may go: what a command does is not undone by that, nor its exit code."""
+class _Output(io.FileIO):
+    """An output whose reader may go: what a command does is not broken off by that, nor its exit code changed.
 
-    def __init__(self, number: int) -> None:
+    :param number: its file descriptor.
+    :param is_told: whether it is an error that it cannot be written.
+    """
+
+    def __init__(self, number: int, is_told: bool) -> None:
         super().__init__(number, "w", closefd=False)
+        self._is_told = is_told
         #: Nothing more can be written.
         self.over = False
 
@@ -189,7 +195,8 @@ class _Stdout(io.FileIO):
                 self.over = True
             except OSError as error:
                 self.over = True
-                raise OutputError(f"the output cannot be written: {error.strerror}") from error
+                if self._is_told:
+                    raise OutputError(f"the output cannot be written: {error.strerror}") from error
         return len(data)
 
 
@@ -198,27 +205,33 @@ class OutputError(EbbError):
 
 
 def guard_output() -> None:
-    """Have standard output end quietly where its reader goes, and with a sentence where it cannot be written."""
-    if sys.stdout is None:  # it is closed
-        return
-    sys.stdout.flush()
-    try:
-        raw = _Stdout(sys.stdout.fileno())
-    except io.UnsupportedOperation:  # a program that calls `main` has put something else there
-        return
-    sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(raw),
-        encoding=sys.stdout.encoding,
-        # A bar that an old terminal does not know is no reason to end.
-        errors="replace" if sys.stdout.errors == "strict" else sys.stdout.errors,
-        line_buffering=sys.stdout.isatty(),
-    )
+    """Have both outputs end quietly where their readers go, and standard output with a sentence where it cannot be
+    written."""
+    if sys.stderr is None:  # it is closed, and `print` would take standard output for it
+        sys.stderr = io.TextIOWrapper(io.FileIO(os.devnull, "w"))
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it is closed
+            continue
+        stream.flush()
+        try:
+            raw = _Output(stream.fileno(), is_told=name == "stdout")
+        except io.UnsupportedOperation:  # a program that calls `main` has put something else there
+            continue
+        guarded = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            encoding=stream.encoding,
+            # A bar that an old terminal does not know is no reason to end.
+            errors="replace" if stream.errors == "strict" else stream.errors,
+            line_buffering=name == "stderr" or stream.isatty(),
+        )
+        setattr(sys, name, guarded)
 
 
 def reader_is_gone() -> bool:
     """Whether what is printed from now on reaches no reader."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return isinstance(raw, _Stdout) and raw.over
+    return isinstance(raw, _Output) and raw.over
 
 
 def print_error(sentence: str) -> None:

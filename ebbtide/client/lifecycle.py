@@ -22,12 +22,17 @@ from ebbtide.messages.vms import OnPreemption
 
 
 class LifecycleCalls(Connection):
-    """Methods of `ebbtide.client.ManagerClient`; each returns the running operation."""
+    """Methods of `ebbtide.client.ManagerClient`; each returns the running operation.
 
-    async def stop(self, name: str, *, limit_s: float = 60.0, request_id: str | None = None) -> Operation:
+    ``version``: of the VM that is meant; ManagerRefused with status 412 if it has another by now.
+    """
+
+    async def stop(
+        self, name: str, *, limit_s: float = 60.0, version: str | None = None, request_id: str | None = None
+    ) -> Operation:
         """Have a VM power off, by force after ``limit_s`` seconds; it keeps its name, its host and its disk."""
         body = StopRequest(request_id=request_id or new_request_id(), limit_s=limit_s)
-        return await self._one("POST", f"/v1/vms/{name}/stop", Operation, body=body)
+        return await self._one("POST", f"/v1/vms/{name}/stop", Operation, body=body, headers=if_match(version))
 
     async def start(
         self,
@@ -36,13 +41,14 @@ class LifecycleCalls(Connection):
         anywhere: bool = False,
         lose_disk: bool = False,
         deadline_s: float = 60.0,
+        version: str | None = None,
         request_id: str | None = None,
     ) -> Operation:
         """Start a VM that is off. ``anywhere``: on another host where its own has no room."""
         body = StartRequest(
             request_id=request_id or new_request_id(), anywhere=anywhere, lose_disk=lose_disk, deadline_s=deadline_s
         )
-        return await self._one("POST", f"/v1/vms/{name}/start", Operation, body=body)
+        return await self._one("POST", f"/v1/vms/{name}/start", Operation, body=body, headers=if_match(version))
 
     async def resize(
         self,
@@ -56,6 +62,7 @@ class LifecycleCalls(Connection):
         preemption_notice_s: float | None = None,
         steady: bool | None = None,
         deadline_s: float = 60.0,
+        version: str | None = None,
         request_id: str | None = None,
     ) -> Operation:
         """Sell a VM as something else; what is left out stays."""
@@ -70,7 +77,7 @@ class LifecycleCalls(Connection):
             steady=steady,
             deadline_s=deadline_s,
         )
-        return await self._one("PATCH", f"/v1/vms/{name}", Operation, body=body)
+        return await self._one("PATCH", f"/v1/vms/{name}", Operation, body=body, headers=if_match(version))
 
     async def migrate(
         self,
@@ -83,6 +90,7 @@ class LifecycleCalls(Connection):
         live: bool = False,
         copy_storage: bool = False,
         bandwidth_mib_s: float = 0.0,
+        version: str | None = None,
         request_id: str | None = None,
     ) -> Operation:
         """Stop a VM where it is and start it elsewhere; if that fails it stays where it was, off if it was stopped.
@@ -99,7 +107,7 @@ class LifecycleCalls(Connection):
             copy_storage=copy_storage,
             bandwidth_mib_s=bandwidth_mib_s,
         )
-        return await self._one("POST", f"/v1/vms/{name}/migrate", Operation, body=body)
+        return await self._one("POST", f"/v1/vms/{name}/migrate", Operation, body=body, headers=if_match(version))
 
     async def adopt(
         self,
@@ -127,14 +135,21 @@ class LifecycleCalls(Connection):
         query = {"host": host, "domain": domain}
         return await self._one("GET", "/v1/adoptions", Adoptable, query=query, held_s=MEASURED_S)
 
-    async def release(self, name: str, *, deadline_s: float = 60.0, request_id: str | None = None) -> Operation:
+    async def release(
+        self, name: str, *, deadline_s: float = 60.0, version: str | None = None, request_id: str | None = None
+    ) -> Operation:
         """Give an adopted VM back as it was."""
         body = ReleaseRequest(request_id=request_id or new_request_id(), deadline_s=deadline_s)
-        return await self._one("POST", f"/v1/vms/{name}/release", Operation, body=body)
+        return await self._one("POST", f"/v1/vms/{name}/release", Operation, body=body, headers=if_match(version))
 
     async def templates(self, host: str) -> list[TemplateInfo]:
         """The templates of a host."""
         return list((await self._one("GET", f"/v1/hosts/{host}/templates", TemplateList)).templates)
+
+
+def if_match(version: str | None) -> dict[str, str] | None:
+    """The headers of a change that is meant for this version only; None: for any."""
+    return None if version is None else {"If-Match": f'"{version}"'}
 
 
 def new_request_id() -> str:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ebbtide.client.connection import Changed, query_of, refusal_of
 from ebbtide.client.errors import ClientError, ManagerBusy, ManagerUnreachable, passes
 from ebbtide.client.history import HistoryCalls
-from ebbtide.client.lifecycle import LifecycleCalls, new_request_id
+from ebbtide.client.lifecycle import LifecycleCalls, if_match, new_request_id
 from ebbtide.client.tasks import TaskCalls
 from ebbtide.client.tls import tls_problem
 from ebbtide.deflation.allocations import Priority
@@ -97,7 +97,7 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         """Set labels of a VM; None takes one away."""
         body = LabelsRequest(labels=dict(labels))
         path = f"/v1/vms/{name}/labels"
-        return await self._one("PATCH", path, ClusterVM, body=body, headers=_if_match(version))
+        return await self._one("PATCH", path, ClusterVM, body=body, headers=if_match(version))
 
     async def changed_hosts(self, since: int) -> Changed[HostStatus]:
         """Hosts that have changed since an earlier answer's ``changes``, and those that are not ready; 0: all."""
@@ -180,7 +180,7 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         ``version``: of the VM that is meant; ManagerRefused with status 412 if it has another by now.
         """
         query = {"request_id": request_id or new_request_id()}
-        return await self._one("DELETE", f"/v1/vms/{name}", Operation, query=query, headers=_if_match(version))
+        return await self._one("DELETE", f"/v1/vms/{name}", Operation, query=query, headers=if_match(version))
 
     async def dry_run_deletion(self, name: str) -> DryRunReport:
         """Who would grow if a VM were deleted; nothing is changed."""
@@ -220,7 +220,7 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
             deadline_s=deadline_s,
             mode=mode,
         )
-        return await self._one("PUT", f"/v1/vms/{name}/target", Operation, body=body, headers=_if_match(version))
+        return await self._one("PUT", f"/v1/vms/{name}/target", Operation, body=body, headers=if_match(version))
 
     async def forecast(
         self,
@@ -422,10 +422,6 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
                     if not passes(error) or clock() - answered_at > AWAY_S:
                         raise
                     await asyncio.sleep(STREAM_PAUSE_S)
-
-
-def _if_match(version: str | None) -> dict[str, str] | None:
-    return None if version is None else {"If-Match": f'"{version}"'}
 
 
 async def events_in(chunks: AsyncIterable[bytes]) -> AsyncIterator[Event]:

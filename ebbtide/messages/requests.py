@@ -57,7 +57,7 @@ class TargetRequest(Body):
         le=LARGEST,
         strict=True,
         description="numbers the targets of a VM, so that one that comes late does not undo a later one: one below "
-        "that of the VM is refused; default: the next one, when the request is taken",
+        "that of the VM is refused; default: the next one, when its host is asked",
     )
     target: Target = Field(description="the size to reach, never an amount; what is left out keeps its size")
     deadline_s: Seconds = 60.0

@@ -17,11 +17,14 @@ _NUMBER: Final = re.compile(r"-?\d{1,30}(\.\d{1,30})?([eE][+-]?\d{1,3})?", re.AS
 
 
 def parameters_of(request: web.Request) -> dict[str, Any]:
-    """The query's and the headers' parameters, each known, given at most once, and of its kind.
+    """The query's and the headers' parameters, each known, given at most once, and of its kind. The path's are text.
 
     :returns: values by name; the default, or None, where a parameter is left out.
     :raises InvalidField: names the parameter.
     """
+    for name, text in request.match_info.items():
+        if "\0" in text:  # no database knows it; of any other name it is said that there is no such thing
+            raise InvalidField(name, "must not hold a null character")
     description = description_of(request.match_info.handler)
     known = {parameter.name: parameter for parameter in description.query}
     for name in request.query:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from ebbtide.cli.commands import records, tasks
@@ -222,6 +224,20 @@ def test_an_output_has_its_tabs_and_nothing_that_a_terminal_obeys(capsys: pytest
 
     tasks.output("train", to=AsksPrinting())
     assert capsys.readouterr().out == "a\tb\ufffd[2J\ufffd\n"
+
+
+@pytest.mark.parametrize(("output", "read"), [(Output.JSON, json.loads), (Output.YAML, yaml.safe_load)])
+def test_an_output_that_is_followed_comes_in_documents_of_its_form(
+    output: Output, read: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class AsksPrinting(Asking):
+        def ask(self, question: Callable[[ManagerClient], Awaitable[Any]]) -> Any:
+            return asyncio.run(question(Prints("a\tb\n")))  # type: ignore[arg-type]
+
+    tasks.output("train", follow=True, to=AsksPrinting(output=output))
+    text = capsys.readouterr().out
+    assert read(text)["text"] == "a\tb\n"
+    assert text.startswith("{" if output is Output.JSON else "---\n"), "so that each can be told from the next"
 
 
 @pytest.mark.parametrize("follows", [False, True])

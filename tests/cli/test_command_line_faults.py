@@ -103,6 +103,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/healthz":
             self._answer({"status": "ok", "role": "leader"})
             return
+        if self.path.startswith("/v1/tasks/"):
+            self._answer(task(self.path.split("/")[3].partition("?")[0]))
+            self.server.asked.set()
+            return
         if self.path.startswith("/v1/vms?"):
             self._answer({"vms": [vm(name) for name in self.server.vms], "next": None, "position": 0})
             return
@@ -228,6 +232,15 @@ def test_a_task_whose_answer_is_lost_is_asked_for_again_under_its_request_id(
     assert len(set(manager.requests)) == 1
 
 
+def test_ctrl_c_while_a_task_is_waited_for_says_that_it_goes_on(manager: StandIn, token: Path) -> None:
+    with begin(manager, token, "task", "submit", "train", "--wait", "--", "true") as process:
+        assert manager.asked.wait(30)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (130, "")
+    assert "it goes on: `ebb task show train` shows it; to end it: `ebb task cancel train`" in err
+
+
 def test_a_task_whose_answer_never_comes_is_said_to_be_taken_perhaps(
     manager: StandIn, token: Path, ebb: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +287,18 @@ def test_what_fails_without_a_reader_still_fails(manager: StandIn, token: Path) 
     os.close(reader)
     assert run(manager, token, *CREATE, "-o", "json", stdout=writer)[0] == 1
     os.close(writer)
+
+
+def test_a_reader_of_the_progress_that_has_gone_breaks_nothing_off(
+    manager: StandIn, token: Path, tmp_path: Path
+) -> None:
+    manager.state = OperationState.DONE
+    reader, writer = os.pipe()
+    os.close(reader)
+    with begin(manager, token, "apply", "-f", two_vms(tmp_path), stderr=writer) as process:
+        out, _ = process.communicate(timeout=60)
+    os.close(writer)
+    assert (process.returncode, manager.begun) == (0, ["a", "b"]), out
 
 
 @pytest.mark.parametrize(
@@ -392,6 +417,9 @@ def test_a_closed_input_or_output_is_no_fault(manager: StandIn, token: Path) -> 
         )  # fmt: skip
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
         assert said in done.stderr
+    with begin("nonsense", token, "host", "list", preexec_fn=lambda: os.close(2)) as process:
+        # An error does not go among what is printed for programs.
+        assert (process.communicate(timeout=60)[0], process.returncode) == ("", 1)
 
 
 def test_an_output_of_few_letters_shows_others_as_question_marks() -> None:

@@ -30,6 +30,7 @@ from ebbtide.errors import EbbError
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.vms import ClusterVM, OnPreemption, VMSpec
 from tests.manager.with_agent import Lab, lab_of
+from tests.waiting import until
 
 SIZE = {"cpu_cores": 1.0, "memory_mib": 512.0}
 BODY = "name: web\nnominal: {cpu_cores: 1, memory_mib: 512}"
@@ -120,7 +121,7 @@ def test_a_vm_that_was_made_of_its_declaration_does_not_differ(spec: VMSpec) -> 
 def test_what_differs_is_said_and_asked_for_and_nothing_else() -> None:
     spec = VMSpec.model_validate({**WEB, "minimum": {"cpu_cores": 0.5, "memory_mib": 300}})
     change = change_to(spec, there(spec, nominal=Vector(cpu_cores=2.0, memory_mib=512.0)))
-    assert (change.action, list(change.fields or ())) == ("resize", ["nominal"])
+    assert (change.action, list(change.fields or ())) == ("resize", ["nominal", "minimum"])
     assert change.sentences == ("nominal: 2 cores, 512 MiB -> 1 cores, 512 MiB",)
     change = change_to(spec, there(spec, on_preemption=OnPreemption.DELETE))
     assert change.fields == {"on_preemption": OnPreemption.STOP}
@@ -172,6 +173,41 @@ async def test_apply_creates_changes_and_then_finds_nothing_to_do(lab: Lab, tmp_
     assert (found.nominal, found.minimum) == (Vector(**SIZE), Vector(cpu_cores=0.5, memory_mib=300.0))
 
 
+async def test_a_minimum_that_was_a_share_is_the_declared_one_after_the_nominal_size_has_changed(
+    lab: Lab, tmp_path: Path
+) -> None:
+    minimum = {"cpu_cores": 0.5, "memory_mib": 256.0}
+    larger = {"name": "web", "nominal": {"cpu_cores": 2.0, "memory_mib": 1024.0}, "minimum": minimum}
+    for declared in ({**WEB, "minimum_share": 0.5}, larger):
+        done = await ebb(lab, "apply", "-f", str(put(tmp_path, declared)))
+        assert done.exit_code == 0, (done.output, done.exception)
+    found = ClusterVM.model_validate(await lab.cluster.get("/v1/vms/web"))
+    spec = found.at_next_start or found
+    assert (spec.nominal.cpu_cores, spec.minimum) == (2.0, Vector(**minimum))
+
+
+async def test_a_vm_that_was_changed_after_it_was_looked_at_is_left_as_it_is(lab: Lab, tmp_path: Path) -> None:
+    await ebb(lab, "apply", "-f", str(put(tmp_path, WEB)))
+    wanted = {**WEB, "labels": {"env": "prod"}, "minimum": {"cpu_cores": 0.5, "memory_mib": 300}}
+    file = put(tmp_path, {**WEB, "name": "db"}, wanted)
+    assert lab.cluster.manager is not None
+    manager = lab.cluster.manager
+    assert await manager.hosts.locks.hold("another plan", "host-a")
+    applied = asyncio.create_task(ebb(lab, "apply", "-f", str(file)), name="apply")
+    await until(lambda: manager.operations.under_way()["create"])
+    labelled = await ebb(lab, "vm", "label", "web", "env=test")
+    assert labelled.exit_code == 0, labelled.output
+    manager.hosts.locks.release("another plan")
+    done = await applied
+    assert str(done.exception).startswith("1 of 2 VMs are not as declared: web: web has version "), done.output
+    found = await lab.cluster.get("/v1/vms/web")
+    assert (found["labels"], found["minimum"]["cpu_cores"]) == ({"env": "test"}, 0.1)
+    # Looked at again, it becomes what is declared, labels and all.
+    assert (await ebb(lab, "apply", "-f", str(file))).exit_code == 0
+    found = await lab.cluster.get("/v1/vms/web")
+    assert (found["labels"], found["minimum"]["cpu_cores"]) == ({"env": "prod"}, 0.5)
+
+
 async def test_one_that_fails_keeps_none_of_the_others_from_being_done(lab: Lab, tmp_path: Path) -> None:
     huge = {"name": "huge", "nominal": {"cpu_cores": 200, "memory_mib": 512}}
     result = await ebb(lab, "apply", "-f", str(put(tmp_path, huge, WEB)))
@@ -183,6 +219,16 @@ async def test_one_that_fails_keeps_none_of_the_others_from_being_done(lab: Lab,
     errors = {row["name"]: row["error"] for row in document["vms"]}
     assert errors["web"] is None
     assert f"huge: {errors['huge']}" in str(again.exception)
+
+
+async def test_a_dry_run_of_what_would_be_refused_ends_as_the_command_would(lab: Lab) -> None:
+    huge = ("vm", "create", "huge", "--cpu-cores", "200", "--memory-mib", "512", "--dry-run")
+    told, document = await ebb(lab, *huge), await ebb(lab, *huge, "-o", "json")
+    for foretold in (told, document):
+        assert main.exit_code_of(foretold.exception) == 1
+        assert str(foretold.exception).startswith("dry run, nothing is changed: refused huge: "), foretold.exception
+    assert "refused" not in told.stdout, "it is said once"
+    assert json.loads(document.stdout)["would"] == "failed"
 
 
 async def test_create_takes_its_vm_of_a_file_and_no_second_word_about_it(lab: Lab, tmp_path: Path) -> None:
@@ -207,6 +253,32 @@ async def test_shrink_and_grow_go_one_way_only_and_grow_ends_at_nominal(lab: Lab
         assert lab.agent.host.vms["web"].intent.committed.cpu_cores == cores
     down = await ebb(lab, "vm", "grow", "web", "--cpu-cores", "0.5")
     assert "so 0.5 is for `ebb vm shrink web`" in str(down.exception)
+
+
+async def test_of_a_vm_that_is_off_the_manager_says_why_it_is_brought_to_no_size(lab: Lab) -> None:
+    await ebb(lab, "vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+    off = await ebb(lab, "vm", "stop", "web")
+    assert off.exit_code == 0, (off.output, off.exception)
+    refused = await ebb(lab, "vm", "shrink", "web", "--memory-mib", "400")
+    assert "web is stopped, not running" in str(refused.exception)
+
+
+@pytest.mark.parametrize(("word", "kept"), [("target", True), ("shrink", False)])
+async def test_only_a_size_that_is_to_go_one_way_depends_on_the_one_that_was_looked_at(
+    lab: Lab, word: str, kept: bool
+) -> None:
+    await ebb(lab, "vm", "create", "web", "--cpu-cores", "1", "--memory-mib", "512")
+    assert lab.cluster.manager is not None
+    record, manager = lab.agent.host.vms["web"].record, lab.cluster.manager
+    assert await manager.hosts.locks.hold("another plan", "host-a")
+    asked = asyncio.create_task(ebb(lab, "vm", word, "web", "--cpu-cores", "0.5"), name="target")
+    await until(lambda: bool(manager.operations.plans_at("host-a")))
+    # As a reclaim that came between leaves it.
+    await record.store(generation=record.intent.generation + 1)
+    manager.hosts.locks.release("another plan")
+    done = await asked
+    assert (done.exit_code == 0) is kept, (done.output, done.exception)
+    assert record.intent.committed.cpu_cores == (0.5 if kept else 1.0)
 
 
 @pytest.mark.parametrize("way", Way)
@@ -327,8 +399,10 @@ def test_a_vm_that_cannot_become_what_is_declared_now_is_a_failure(
             return [there(spec, state=state)]
 
     monkeypatch.setattr(Asking, "ask", lambda to, question: asyncio.run(question(Client())))
-    with pytest.raises(OperationFailed, match=said):
+    with pytest.raises(OperationFailed, match=f"VMs are not as declared: web: {said}"):
         apply(put(tmp_path, WEB), to=Asking())
+    with pytest.raises(OperationFailed, match=f"VMs would not be as declared: web: {said}"):
+        apply(put(tmp_path, WEB), dry_run=True, to=Asking())
     assert "not as declared" in capsys.readouterr().out
 
 

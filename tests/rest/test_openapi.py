@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from pydantic import Field
+from yarl import URL
 
 import hostagent.api.openapi
 from cluster_manager.api import itself
@@ -279,3 +280,10 @@ async def test_parameters_that_are_not_as_described_are_refused_by_name(query: s
     async with TestClient(TestServer(app_with("/v1/a", query=QUERY))) as client:
         answer = await client.get(f"/v1/a?{query}")
         assert (answer.status, (await answer.json())["field"]) == (400, field)
+
+
+async def test_a_path_with_a_null_character_is_refused_by_its_parameter() -> None:
+    async with TestClient(TestServer(app_with("/v1/a/{name}", problems=(404,)))) as client:
+        answer = await client.get(URL("/v1/a/x%00", encoded=True))
+        assert (answer.status, (await answer.json())["field"]) == (400, "name")
+        assert (await client.get("/v1/a/Odd_One")).status == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,13 +52,13 @@ def apply(
     failures: dict[str, str] = {}
     again_s = AWAY_S
     for spec, change in zip(specs, changes, strict=True):
-        if change.hindrance and not dry_run:
+        if change.hindrance:
             failures[spec.name] = change.hindrance
         if dry_run or change.action == "none":
             continue
         try:
             if change.labels:
-                to.ask(_labelled(to, change, again_s))
+                change = replace(change, version=to.ask(_labelled(to, change, again_s)).version)
             if not change.fields and change.fields is not None:
                 continue
             begin = _starter(spec, change, deadline_s)
@@ -79,15 +80,17 @@ def apply(
             print(f"{name}: {operation.sentence}")
     if failures:
         each = "; ".join(f"{name}: {why}" for name, why in failures.items())
-        raise OperationFailed(f"{len(failures)} of {len(specs)} VMs are not as declared: {each}")
+        how = "would not be" if dry_run else "are not"
+        raise OperationFailed(f"{len(failures)} of {len(specs)} VMs {how} as declared: {each}")
 
 
 def _labelled(to: Asking, change: Change, again_s: float) -> Callable[[ManagerClient], Awaitable[ClusterVM]]:
-    async def label(client: ManagerClient) -> ClusterVM:
+    async def ask(client: ManagerClient) -> ClusterVM:
         with Steps(quiet=to.for_programs) as steps:
-            return await asked_again(steps, partial(client.label_vm, change.name, change.labels), for_s=again_s)
+            label = partial(client.label_vm, change.name, change.labels, version=change.version)
+            return await asked_again(steps, label, for_s=again_s)
 
-    return label
+    return ask
 
 
 def _starter(spec: VMSpec, change: Change, deadline_s: float) -> Starter:
@@ -95,7 +98,7 @@ def _starter(spec: VMSpec, change: Change, deadline_s: float) -> Starter:
         once: dict[str, Any] = {"deadline_s": deadline_s, "request_id": request_id}
         if change.fields is None:
             return await client.create(spec, **once)
-        return await client.resize(spec.name, **change.fields, **once)
+        return await client.resize(spec.name, **change.fields, version=change.version, **once)
 
     return start
 

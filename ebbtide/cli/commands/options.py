@@ -109,6 +109,16 @@ class Printing:
     def wide(self) -> bool:
         return self.output is Output.WIDE
 
+    def line(self, row: Any) -> str:
+        """One row of those that a program reads as they come: a line of JSON, a document of YAML, a name."""
+        match self.output:
+            case Output.JSON:
+                return text_of(row)
+            case Output.YAML:
+                return yaml_of(row)
+            case _:
+                return name_of(plain(row))
+
     def say(self, data: Any, table: Callable[[], object]) -> None:
         """Print one document, or what ``table`` prints."""
         match self.output:
@@ -242,16 +252,6 @@ class Listing(Showing):
                         print_error(f"{away}; what is shown is what it said last")
         except (KeyboardInterrupt, BrokenPipeError):
             pass
-
-    def line(self, row: Any) -> str:
-        """One row of those that a program reads as they come: a line of JSON, a document of YAML, a name."""
-        match self.output:
-            case Output.JSON:
-                return text_of(row)
-            case Output.YAML:
-                return yaml_of(row)
-            case _:
-                return name_of(plain(row))
 
     def _is_seen(self) -> bool:
         return not self.for_programs and sys.stdout.isatty()

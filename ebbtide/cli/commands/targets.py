@@ -117,6 +117,8 @@ def size_to_reach(vm: ClusterVM, wanted: dict[str, float] | None, way: Way) -> P
     :raises EbbError: it is no size, or not the way that is to be gone; names the component.
     """
     now = vm.current.model_dump()
+    if vm.state != "running":  # it has no size to compare with: the manager says what can be done
+        way = Way.EITHER
     if wanted is None:
         wanted = {component: max(value, now[component]) for component, value in vm.nominal.model_dump().items()}
     for component, value in wanted.items():
@@ -148,12 +150,16 @@ def _reach(
         # Looked at once: asked again, it is the same request.
         found = vm = found or await client.vm(name)
         limits: dict[str, Any] = {"deadline_s": deadline_s, "mode": mode, "version": version, "request_id": request_id}
-        return await client.set_target(name, size_to_reach(vm, wanted, way), generation=vm.generation + 1, **limits)
+        return await client.set_target(name, size_to_reach(vm, wanted, way), generation=number(vm), **limits)
 
     async def foretell(client: ManagerClient) -> Forecast:
         vm = await client.vm(name)
-        size, generation = size_to_reach(vm, wanted, way), vm.generation + 1
-        return await client.forecast(name, size, generation=generation, deadline_s=deadline_s, mode=mode)
+        size = size_to_reach(vm, wanted, way)
+        return await client.forecast(name, size, generation=number(vm), deadline_s=deadline_s, mode=mode)
+
+    def number(vm: ClusterVM) -> int | None:
+        # Up or down is told by the size that was looked at: the VM must not have another by then.
+        return None if way is Way.EITHER else vm.generation + 1
 
     if dry_run:
         forecast = to.ask(foretell)

@@ -32,7 +32,6 @@ from ebbtide.cli.output import (
     print_table,
     reader_is_gone,
     shown,
-    text_of,
 )
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import problem_of
@@ -144,9 +143,8 @@ def submit(
         try:
             found = to.ask(talk)
         except KeyboardInterrupt:
-            if taken:
-                raise
-            raise Interrupted(f"interrupted; {may_be}") from None
+            goes_on = f"it goes on: `ebb task show {name}` shows it; to end it: `ebb task cancel {name}`"
+            raise Interrupted(f"interrupted; {goes_on if taken else may_be}") from None
         except EbbError as error:
             cause = error if is_away(error) else error.__cause__
             if taken or not lost or not is_away(cause):
@@ -200,7 +198,7 @@ def output(
 
     def tell(part: TaskOutput) -> None:
         if to.for_programs:
-            print_lines([text_of(part)])
+            print_lines([to.line(part)])
         else:
             print(shown(part.text, keep="\n\t"), end="", flush=True)
             if reader_is_gone():

@@ -206,7 +206,7 @@ def create(
             raise EbbError(problem_of(error).detail) from error
     if dry_run:
         report = to.ask(lambda client: client.dry_run_creation(spec, policy=policy, deadline_s=deadline_s))
-        to.say(report, lambda: print_dry_run(report))
+        _say_dry_run(to, report)
         return
     carry_out(
         to,
@@ -235,15 +235,23 @@ def delete(name: VMName, version: Version = None, dry_run: DryRun = False, yes: 
     """
     if dry_run:
         report = to.ask(lambda client: client.dry_run_deletion(name))
-        to.say(report, lambda: print_dry_run(report))
+        _say_dry_run(to, report)
         return
     confirm(f"delete {name} with its disk", yes)
     carry_out(to, lambda client, once: client.delete(name, version=version, request_id=once), f"deleting {name}")
 
 
-def print_dry_run(report: DryRunReport) -> None:
-    """A dry run: the sentence, the hosts in their order, who would change."""
-    print(shown(report.sentence))
+def _say_dry_run(to: Asking, report: DryRunReport) -> None:
+    """Print it. Raises OperationFailed where it would not be done."""
+    to.say(report, lambda: _print_dry_run(report))
+    if report.would == "failed":
+        raise OperationFailed(report.sentence)
+
+
+def _print_dry_run(report: DryRunReport) -> None:
+    """The sentence, unless it is an error's, the hosts in their order, who would change."""
+    if report.would != "failed":
+        print(shown(report.sentence))
     if report.hosts:
         rows = ((host.id, f"{host.fitness:.4f}", size(host.free), size(host.deflatable)) for host in report.hosts)
         print_table(("host", "fitness", "free", "deflatable"), rows, "")

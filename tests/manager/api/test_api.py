@@ -282,6 +282,12 @@ async def test_a_bad_target_is_refused(cluster: Cluster, changes: Any, status: i
     assert cluster.agents[0].cores("low-1") == 2.0
 
 
+@pytest.mark.parametrize("path", ["/v1/operations/%00", "/v1/tasks/a%00", "/v1/vms/low%00/explain", "/v1/hosts/a%00"])
+async def test_a_null_character_in_a_path_is_no_fault_of_the_store(cluster: Cluster, path: str) -> None:
+    status, problem = await cluster.call("GET", path)
+    assert (status, problem["code"]) == (400, "invalid"), problem
+
+
 async def test_after_the_last_generation_there_is_none(cluster: Cluster) -> None:
     await cluster.create(vm("low-1"))
     body = {"target": {"cpu_cores": 2.0, "memory_mib": 500.0}}

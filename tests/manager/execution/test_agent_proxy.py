@@ -153,6 +153,20 @@ async def test_a_mode_is_set_through_the_manager_and_followed_to_its_end(lab: La
     refused = await lab.cluster.ended("t2")
     assert refused.state == "failed"
     assert "host-a is off" in refused.sentence
+    assert refused.reason is not None
+    assert refused.reason.code == "failed"
+
+
+async def test_a_target_that_its_host_has_no_room_for_ends_with_that_code(lab: Lab) -> None:
+    await lab.create("low-1")
+    await lab.cluster.call("PUT", "/v1/vms/low-1/target", json={"request_id": "t", **TARGET})
+    assert (await lab.cluster.ended("t")).state == "done"
+    await lab.create("high-1", priority="fixed", cpu_cores=4.0)
+    body = {"request_id": "t2", "target": {"cpu_cores": 3.0}}
+    assert (await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body))[0] == 202
+    refused = await lab.cluster.ended("t2")
+    assert refused.reason is not None, refused
+    assert (refused.state, refused.reason.code) == ("failed", "no-room"), refused.sentence
 
 
 async def test_what_a_target_leaves_out_keeps_its_size_and_its_number_is_the_next(lab: Lab) -> None:
@@ -182,6 +196,24 @@ async def test_two_targets_without_numbers_are_carried_out_one_after_the_other(l
         assert (await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body))[0] == 202
     assert [(await lab.cluster.ended(f"t{number}")).state for number in range(2)] == ["done", "done"]
     assert lab.agent.host.vms["low-1"].intent.committed.cpu_cores == 2.0
+
+
+async def test_a_target_without_a_number_counts_though_its_vm_was_resized_while_it_waited_for_its_host(
+    lab: Lab,
+) -> None:
+    await lab.create("low-1")
+    assert lab.cluster.manager is not None
+    record, locks = lab.agent.host.vms["low-1"].record, lab.cluster.manager.hosts.locks
+    assert await locks.hold("another plan", "host-a")
+    for number, cores in enumerate((1.5, 2.0)):
+        body = {"request_id": f"t{number}", "target": {"cpu_cores": cores, "memory_mib": 800.0}}
+        assert (await lab.cluster.call("PUT", "/v1/vms/low-1/target", json=body))[0] == 202
+    # As two reclaims leave it; the manager hears of it by the next report.
+    await record.store(generation=(raised := record.intent.generation + 2))
+    locks.release("another plan")
+    ended = [await lab.cluster.ended(f"t{number}") for number in range(2)]
+    assert [one.state for one in ended] == ["done", "done"], ended
+    assert (record.intent.generation, record.intent.committed.cpu_cores) == (raised + 2, 2.0)
 
 
 async def test_a_clients_order_does_not_fence_the_manager(lab: Lab) -> None:

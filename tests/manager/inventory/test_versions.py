@@ -133,6 +133,11 @@ async def test_the_client_names_the_version_it_means(cluster: Cluster) -> None:
         for refused in (
             client.delete("low-1", version=old),
             client.set_target("low-1", size, generation=4, version=old),
+            client.stop("low-1", version=old),
+            client.start("low-1", version=old),
+            client.resize("low-1", steady=False, version=old),
+            client.migrate("low-1", version=old),
+            client.release("low-1", version=old),
         ):
             with pytest.raises(ManagerRefused, match="has version") as caught:
                 await refused

@@ -6,12 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from cluster_manager.plans.lifecycle import sold_as, start_adoption, start_release, start_start, start_stop
+from cluster_manager.plans.lifecycle import (
+    sold_as,
+    start_adoption,
+    start_release,
+    start_resize,
+    start_start,
+    start_stop,
+)
 from cluster_manager.plans.plans import (
     AwaitHost,
     Finish,
     HostBack,
     HostFailed,
+    HostRead,
     Plan,
     ReadHost,
     ReinflationPending,
@@ -24,9 +32,10 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import AdoptRequest, StartRequest
 from ebbtide.messages.vms import VMSpec, VMState
-from tests.manager.plan_events import read, spec_of, status_of
+from tests.manager.plan_events import read, report_of, spec_of, status_of
 
 
 def test_a_vm_is_sold_as_its_host_says_and_what_it_does_not_tell_stays() -> None:
@@ -52,6 +61,27 @@ def test_a_stop_or_release_that_came_to_nothing_pays_no_debt(uncertain: bool) ->
         effects = state.next_step(HostFailed(0.0, "host-a is silent", uncertain=uncertain)).effects
         owed = [effect for effect in effects if isinstance(effect, ReinflationPending)]
         assert owed == ([ReinflationPending("host-a", True)] if uncertain else [])
+
+
+@pytest.mark.parametrize("report", ["full", "unavailable"])
+def test_what_a_vms_own_host_has_no_room_for_ends_with_that_code(report: str) -> None:
+    smaller, fixed = spec_of("v", "deflatable", cpu_cores=2.0), spec_of("other", "fixed", cpu_cores=5.0)
+    larger = smaller.model_copy(update={"nominal": Vector(cpu_cores=4.0, memory_mib=1000.0)})
+    taken = status_of(smaller, "a").model_copy(update={"current": smaller.minimum})
+    off = status_of(larger, "a").model_copy(update={"state": VMState.STOPPED, "start_size": larger.nominal})
+    start = StartRequest(request_id="r")
+    for plan, vm in (
+        (start_resize("p", "r", "a", larger, 60.0), taken),
+        (start_release("p", "r", "v", "a", 60.0), taken),
+        (start_start("p", start, larger, "a"), off),
+    ):
+        told = report_of("a", vm, status_of(fixed, "a"))
+        if report == "unavailable":
+            told = told.model_copy(update={"unavailable": "its hypervisor does not answer"})
+        end = plan.next_step(HostRead(0.0, told, frozenset({"v", "other"}))).state.instruction
+        assert isinstance(end, Finish), end
+        code = ReasonCode.NO_ROOM if report == "full" else ReasonCode.HOST_UNAVAILABLE
+        assert end.reason is code, end
 
 
 def test_an_adoption_waits_for_a_busy_host() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,9 @@ async def test_a_task_that_cannot_be_read_is_shown_and_left_alone_and_holds_its_
         status, problem = await cluster.call("DELETE", "/v1/tasks/train")
         assert (status, "its stored state cannot be read" in problem["detail"]) == (409, True), problem
         assert (await cluster.get("/v1/engine"))["machines"][0]["tasks"] == ["train"]
+        began = time.monotonic()
+        assert (await cluster.get("/v1/tasks/train?wait_s=0.3"))["state"] == "running"
+        assert time.monotonic() - began >= 0.3, "whoever waits for its end does not ask without a pause"
         await submit("large", 2)
 
         async def decided() -> bool:
