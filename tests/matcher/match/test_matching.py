@@ -17,6 +17,7 @@ from ebbtide.matcher.predict.changes import Change
 from ebbtide.matcher.predict.expected_time import may_wait, release_s
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from tests.matcher.equation_one import completion_probability, history_of
+from tests.matcher.match.reports import on_heartbeat
 from tests.matcher.pools import renewal_pool
 
 NOW_S = 86_400.0
@@ -217,7 +218,7 @@ def test_short_tasks_leave_steady_machines_to_others_if_told_to_spare_them() -> 
 def test_a_heartbeat_starts_the_task_most_likely_to_complete_there() -> None:
     matcher = maker(steady=8.0, shaky=8.0)
     demands = [Demand(name, 4.0, duration_s=d) for name, d in (("long", 9000.0), ("short", 300.0), ("mid", 900.0))]
-    decision = matcher.on_heartbeat("steady", demands, NOW_S)
+    decision = on_heartbeat(matcher, "steady", demands, NOW_S)
     assert decision is not None
     assert (decision.task, decision.machine, decision.starts) == ("short", "steady", True)
 
@@ -225,12 +226,12 @@ def test_a_heartbeat_starts_the_task_most_likely_to_complete_there() -> None:
 def test_below_the_threshold_the_shortest_task_goes_where_algorithm_1_sends_it() -> None:
     matcher = maker(MatchOptions(threshold=0.999), steady=8.0, shaky=8.0)
     demands = [Demand("long", 4.0, duration_s=9000.0), Demand("short", 4.0, duration_s=3000.0)]
-    decision = matcher.on_heartbeat("shaky", demands, NOW_S)
+    decision = on_heartbeat(matcher, "shaky", demands, NOW_S)
     assert decision is not None
     assert (decision.task, decision.machine) == ("short", "steady")
     matcher.fleet.start("steady", Running("other", 8.0, 0.0, NOW_S - 100.0, NOW_S + 60.0))
-    assert matcher.on_heartbeat("shaky", demands, NOW_S) is None
-    assert matcher.on_heartbeat("shaky", [], NOW_S) is None
+    assert on_heartbeat(matcher, "shaky", demands, NOW_S) is None
+    assert on_heartbeat(matcher, "shaky", [], NOW_S) is None
 
 
 @pytest.mark.parametrize(
