@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import re
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import libvirt
+import psutil
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -296,8 +296,8 @@ class Ward:
         """CPU time of a domain's process, its emulator's threads included, by the host's clock."""
 
         def used_s() -> float:
-            fields = Path(f"/proc/{qemu_pid(self.domain(name))}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            times = psutil.Process(qemu_pid(self.domain(name))).cpu_times()
+            return float(times.user + times.system)
 
         # What was used between both readings was used within this time, however long a busy machine takes to read.
         began = time.monotonic()
