@@ -16,6 +16,7 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import Vector
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.execution.test_dry_runs import everything
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask
 
@@ -41,13 +42,6 @@ async def ebb(cluster: Cluster, tmp_path: Path, *words: str) -> Any:
     token.write_text(TOKEN)
     argv = ["plan", "rebalance", *words, "--manager", cluster.url, "--token-file", str(token)]
     return await asyncio.to_thread(CliRunner().invoke, app, argv)
-
-
-async def everything(cluster: Cluster) -> Any:
-    lists = [await cluster.get(f"/v1/{name}?limit=1000") for name in ("vms", "operations", "events")]
-    # Counts reports as well.
-    del lists[0]["changes"]
-    return lists, [(list(agent.vms.values()), list(agent.arrived)) for agent in cluster.agents]
 
 
 async def test_the_moves_their_cost_and_what_they_give_back_are_shown_and_nothing_changes(
