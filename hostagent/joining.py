@@ -30,6 +30,7 @@ from ebbtide.messages.common import Address, Name, problem_in
 from ebbtide.messages.enrolment import Authority, Enrolment, EnrolmentRequest
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tls import client_context, is_everywhere, is_loopback
+from hostagent.control.asking import B, Refused, ask
 from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
 from hostagent.errors import WAITS, HostAgentError
@@ -48,7 +49,6 @@ from hostagent.state.journal import Journal
 #: Beside the agent's own state, since the service may write there: certificates are renewed.
 DIRECTORY: Final = Path("/var/lib/ebbtide/enrolment")
 PORT: Final = 7101
-LIMIT_S: Final = 30.0
 LONGEST_TOKEN: Final = 500
 #: Options that belong to the cluster that a host leaves with --force.
 _OF_CLUSTER: Final = frozenset(
@@ -143,7 +143,7 @@ async def _join(given: argparse.Namespace) -> None:
             key = directory / ("host.key.next" if (directory / "host.pem").exists() else "host.key")
             csr = request_of(_key_in(key), host)
         asked = EnrolmentRequest(token=token, host=host, address=reached.strip("[]"), csr=csr)
-        answer = await _ask(tls, "POST", f"{manager}/v1/enrolments", Enrolment, asked)
+        answer = await _ask(tls, f"{manager}/v1/enrolments", Enrolment, asked)
         old = _options(given.config)
         leaves = _leaves(old, answer)
         # The options first: where that fails nothing is left that would count as a host which has joined.
@@ -314,7 +314,7 @@ async def _trusted(manager: str, fingerprint: str) -> ssl.SSLContext:
     unknown = ssl.create_default_context()
     # Whoever answers: what counts is the fingerprint of what is said, and nothing secret is sent.
     unknown.check_hostname, unknown.verify_mode = False, ssl.CERT_NONE
-    ca = (await _ask(unknown, "GET", f"{manager}/v1/ca", Authority)).ca
+    ca = (await _ask(unknown, f"{manager}/v1/ca", Authority)).ca
     der = ssl.PEM_cert_to_DER_cert(ca)
     if hashlib.sha256(der).hexdigest() != fingerprint:
         raise HostAgentError(f"{manager} is not the manager that has invited this host: its CA is another one")
@@ -325,21 +325,11 @@ async def _trusted(manager: str, fingerprint: str) -> ssl.SSLContext:
         return client_context(Path(file.name), peer=MANAGER_NAME)
 
 
-async def _ask(
-    tls: ssl.SSLContext | None, method: str, url: str, model: type[Any], body: BaseModel | None = None
-) -> Any:
-    timeout = aiohttp.ClientTimeout(total=LIMIT_S)
-    data, headers = (None, {}) if body is None else (body.model_dump_json(), {"Content-Type": "application/json"})
+async def _ask(tls: ssl.SSLContext | None, url: str, model: type[B], body: BaseModel | None = None) -> B:
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.request(method, url, data=data, headers=headers, ssl=tls or True, allow_redirects=False) as answer,
-        ):
-            text = (await answer.content.read(2**16)).decode(errors="replace")
-            if answer.status != 200:
-                raise HostAgentError(f"the manager refuses: {_sentence(text) or answer.status}")
-            # One of a later version may say more.
-            return model.model_validate_json(text, extra="ignore")
+        return await ask(tls, url, model, body)
+    except Refused as refused:
+        raise HostAgentError(f"the manager refuses: {_sentence(refused.text) or refused.status}") from refused
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise HostAgentError(f"{url} does not answer: {error or type(error).__name__}") from error
     except ValidationError as error:

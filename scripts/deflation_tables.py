@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import statistics
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kept_results import ROOT, Sweep, begin, head, interval, measured, placed, rewrite, row, sections
+from kept_results import ROOT, Sweep, begin, filled, head, interval, measured, part, placed, rewrite, row, sections
 
 PAGE = ROOT / "docs" / "research" / "deflation.md"
 BEGIN = begin("deflation_tables.py")
@@ -33,6 +32,9 @@ GRACE_S = 30.0
 #: Of one workload an invocation whose undeflated run is longer than another's by more was disturbed.
 DISTURBED = 1.1
 ALIKE = "not told apart"
+#: Of every sweep's figures.
+DRAWN = "; means ± half of the 95 % interval of coins, times and lives that are drawn (the tenants are the same in all "
+DRAWN += "seeds), per cent"
 #: Of the sweep of Fig. 8c, what stands in the page.
 METRICS = ("low_preempted_share", "low_rejected_share", "high_rejected_share")
 METRICS += ("hosted_overcommitment", "offered_overcommitment_mean", "low_throughput", "nodes")
@@ -383,8 +385,7 @@ def bound(case: dict[str, Any]) -> float:
 
 
 def percent(sweep: Sweep, metric: str, case: dict[str, Any]) -> str:
-    mean, half = interval(100.0 * sweep.of(metric, **case))
-    return f"{mean:.2f} ± {half:.2f}"
+    return part(interval(100.0 * sweep.of(metric, **case)))
 
 
 def cases(sweep: Sweep, **fixed: Any) -> Iterator[dict[str, Any]]:
@@ -474,18 +475,9 @@ def _apart(sweep: Sweep, over: float) -> float:
     return max(found) / min(found) - 1
 
 
-def command(sweep: Sweep) -> str:
-    seeds = sweep.kept["seeds"]
-    text = (
-        f"`{sweep.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins, "
-        "times and lives that are drawn (the tenants are the same in all seeds), per cent."
-    )
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
 def fig8c() -> Iterator[str]:
     sweep, only = Sweep("fig8c-minimums"), Sweep("fig8c-preemption-only")
-    yield from ("## Preemptions under overcommitment (Fig. 8c)", "", command(sweep), "", command(only), "")
+    yield from ("## Preemptions under overcommitment (Fig. 8c)", "", sweep.made(DRAWN), "", only.made(DRAWN), "")
     every = list(cases(sweep))
     room = [case for case in every if bound(case) < ROOM]
     few = [case for case in room if preempted(sweep, case) < NEGLIGIBLE]
@@ -502,7 +494,7 @@ def fig8c() -> Iterator[str]:
         f"preemption only: {len(half)} of the {beyond} settings with bounds of {least:.2f} and more."
     )
     yield from (
-        textwrap.fill(words, 120, break_on_hyphens=False),
+        filled(words),
         "",
         "Preempted within the window, whenever they came, per VM admitted within it; refused of those offered. For",
         "preemption only, in one row for each s, minimums mean nothing.",
@@ -521,7 +513,7 @@ def fig8c() -> Iterator[str]:
 
 
 def _over(sweep: Sweep, only: Sweep) -> Iterator[str]:
-    yield from (command(sweep), "")
+    yield from (sweep.made(DRAWN), "")
     yield "Over overcommitment, f = .3; D: deflation, P: preemption only; hosted: time mean of nominal cores per core"
     yield from ("(offered in brackets); throughput of low-priority VMs relative to nominal.", "")
     shares = sweep.values("low_share")
@@ -545,7 +537,7 @@ def _named(sweep: Sweep, case: dict[str, Any]) -> str:
 def fig8d() -> Iterator[str]:
     sweep = Sweep("fig8d")
     places = sweep.values("placement")
-    yield from ("## Placement policies (Fig. 8d)", "", command(sweep), "")
+    yield from ("## Placement policies (Fig. 8d)", "", sweep.made(DRAWN), "")
     yield from (
         "s = .6, f = .3. Hosted overcommitment; low-priority VMs preempted, %; their throughput relative to nominal.",
         "",

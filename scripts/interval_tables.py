@@ -22,7 +22,6 @@ from interval_sections.compared import (
     PUBLISHED,
     TABLE_6_2,
     all_days,
-    command,
     length_h,
     lost,
     not_done,
@@ -42,7 +41,7 @@ BEGIN = begin("interval_tables.py")
 
 def mixes() -> Iterator[str]:
     sweep = Sweep("intervals-mixes")
-    yield from ("## Three mixes of jobs (Fig. 6.1 to 6.3)", "", command(sweep), "")
+    yield from ("## Three mixes of jobs (Fig. 6.1 to 6.3)", "", sweep.made(), "")
     yield from (
         "Kills in per cent (sums over seeds), goodput in points of capacity, both of the last 30 days, against first",
         "fit on the same walks; half of the 95 % interval. Met: within five per cent or one point; where the thesis'",
@@ -120,7 +119,7 @@ def _not_done(sweep: Sweep) -> Iterator[str]:
 
 def tails() -> Iterator[str]:
     sweep = Sweep("intervals-tails")
-    yield from ("## Tails (Table 6.2, §4.3.1)", "", command(sweep), "")
+    yield from ("## Tails (Table 6.2, §4.3.1)", "", sweep.made(), "")
     yield from (
         "IAS at A = .6 against first fit, jobs of 4 cores, 1000 machines. Kills and goodput are of the last 30 days;",
         "kills of all 60 days are with the first 30, too, in which empty machines fill. That the thesis counts so is",
@@ -174,7 +173,7 @@ def tails() -> Iterator[str]:
 
 def fill() -> Iterator[str]:
     sweep = Sweep("intervals-fill")
-    yield from ("## Why Zipf 1.8 differs: which jobs are big", "", command(sweep), "")
+    yield from ("## Why Zipf 1.8 differs: which jobs are big", "", sweep.made(), "")
     yield from (
         "The thesis states no threshold for big jobs (H1). Here it is where big jobs make the stable machines so full",
         "(`stable_fill`); IAS at A = .6 against first fit, per cent and points. Kills at Zipf 1.8 hang on it,",
@@ -224,7 +223,7 @@ def fill() -> Iterator[str]:
 
 def sizes() -> Iterator[str]:
     sweep = Sweep("intervals-sizes")
-    yield from ("## Widths (§4.3.2)", "", command(sweep), "")
+    yield from ("## Widths (§4.3.2)", "", sweep.made(), "")
     yield from ("Ratios to the row above, and differences from it, are by seed, with half of the 95 % interval.", "")
     yield from head("cores of a job, halved", "mean wait", "p99 of waits", "kills a job", "goodput, %")
     names = ("8", "4", "2", "1")
@@ -264,7 +263,7 @@ def _steps_in(steps: list[tuple[float, float]], low: float, high: float) -> str:
 
 def changes() -> Iterator[str]:
     sweep = Sweep("intervals-changes")
-    yield from ("## How often and how far capacity changes (Fig. 4.1 to 4.6, 5.1)", "", command(sweep), "")
+    yield from ("## How often and how far capacity changes (Fig. 4.1 to 4.6, 5.1)", "", sweep.made(), "")
     yield from (
         "First fit on 200 machines. Goodput and what is lost are of the last 30 days; intervals that ended,",
         "and kills as a multiple of them, are of all 60 days, in the first of which empty machines fill; beside that",
@@ -310,7 +309,7 @@ def changes() -> Iterator[str]:
 def grids() -> Iterator[str]:
     yield from ("## Four grids, April 2024 (§4.2)", "")
     first = Sweep("intervals-grid-miso")
-    yield from (command(first), "For the other grids their files.", "")
+    yield from (first.made(), "For the other grids their files.", "")
     yield from (
         "Made jobs (Zipf 1.3, 4 cores each). The thesis has Azure's own, so that only orders can be compared.",
         "",
@@ -354,7 +353,7 @@ def grids() -> Iterator[str]:
 
 def borg() -> Iterator[str]:
     sweep = Sweep("intervals-borg")
-    yield from ("## A week of Borg beside variableResources", "", command(sweep), "")
+    yield from ("## A week of Borg beside variableResources", "", sweep.made(), "")
     yield from (
         "Per cent of all capacity; theirs are figures of one walk, ours means over walks. H1 and H3, and IAS with",
         "them, have their thresholds from the trace of the run itself, so from jobs still to come; what is judged",

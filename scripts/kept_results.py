@@ -167,13 +167,21 @@ class Sweep:
         (found,) = (one for one in self.kept["cases"] if all(one[name] == case[name] for name in case))
         return dict(found)
 
+    def made(self, more: str = "") -> str:
+        """Its command and seeds; what is to be known of them."""
+        return filled(f"`{self.kept['command']}`, {self.seeds}{more}.")
+
+    @property
+    def seeds(self) -> str:
+        seeds = self.kept["seeds"]
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+
     @property
     def command(self) -> str:
-        seeds = self.kept["seeds"]
         command = f"`{self.kept['command']}`,"
         if len(command) > WIDTH:
             command = command.replace(" --input ", "\n--input ")
-        return f"{command}\nseeds {seeds[0]} to {seeds[-1]}, jobs and pool drawn anew by each."
+        return f"{command}\n{self.seeds}, jobs and pool drawn anew by each."
 
 
 def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
@@ -203,9 +211,9 @@ def change(found: tuple[float, float], digits: int = 0) -> str:
     return f"{found[0]:+.{digits}f} ± {found[1]:.{digits}f}"
 
 
-def part(found: tuple[float, float]) -> str:
-    """A share with half of the interval."""
-    return f"{found[0]:.2f} ± {found[1]:.2f}"
+def part(found: tuple[float, float], digits: int = 2) -> str:
+    """A figure with half of the interval."""
+    return f"{found[0]:.{digits}f} ± {found[1]:.{digits}f}"
 
 
 # --- pages ---------------------------------------------------------------------------------------------------------
@@ -213,7 +221,7 @@ def part(found: tuple[float, float]) -> str:
 
 def filled(text: str) -> str:
     """A paragraph in lines of the pages' width."""
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def row(*cells: str) -> str:

@@ -42,12 +42,11 @@ SAVED = (
 def tables() -> Iterator[str]:
     """The lines."""
     sweep = Sweep("preemption")
-    seeds = sweep.kept["seeds"]
     yield f"`{sweep.kept['command']}`,"
     yield filled(
-        f"seeds {seeds[0]} to {seeds[-1]}; means ± half of the 95 % interval of coins, times and lives that are "
+        f"{sweep.seeds}; means ± half of the 95 % interval of coins, times and lives that are "
         "drawn: the tenants are the same in all seeds. "
-        f"In brackets: how many of the {len(seeds)} seeds have such a figure, where not all do; in "
+        f"In brackets: how many of the {len(sweep.kept['seeds'])} seeds have such a figure, where not all do; in "
         "the others nobody was preempted."
     )
     yield ""

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kept_results import KEPT, ROOT, Sweep, begin, head, interval, placed, rewrite, row, sections
+from kept_results import KEPT, ROOT, Sweep, begin, change, filled, head, interval, part, placed, rewrite, row, sections
 
 PAGE = ROOT / "docs" / "research" / "waiting.md"
 BEGIN = begin("waiting_tables.py")
@@ -32,22 +31,9 @@ WAYS = {
 }
 
 
-def filled(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
-
-
-def command(sweep: Sweep) -> str:
-    seeds = sweep.kept["seeds"]
-    return filled(f"`{sweep.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}.")
-
-
-def plus(found: tuple[float, float]) -> str:
-    return f"{found[0]:+.1f} ± {found[1]:.1f}"
-
-
 def pair(sweep: Sweep, base: dict[str, Any], case: dict[str, Any]) -> str:
     """Cost on demand and wait against another case, per cent."""
-    return "; ".join(plus(sweep.against(base, metric, **case)) for metric in (COST, WAIT))
+    return "; ".join(change(sweep.against(base, metric, **case), 1) for metric in (COST, WAIT))
 
 
 def at_one_price(sweep: Sweep, case: dict[str, Any], lengths: Sweep, at: dict[str, Any]) -> tuple[float, float]:
@@ -73,8 +59,7 @@ def within(sweep: Sweep, base: str, policy: str, aims: tuple[float, float], ours
 
 
 def mean(sweep: Sweep, metric: str, digits: int, **case: Any) -> str:
-    found, half = interval(sweep.of(metric, **case))
-    return f"{found:.{digits}f} ± {half:.{digits}f}"
+    return part(interval(sweep.of(metric, **case)), digits)
 
 
 def figure(sweep: Sweep, metric: str, **case: Any) -> str:
@@ -149,7 +134,7 @@ def claims() -> Iterator[str]:
         word = within(sweep, "both", policy, BOTH, ours)
         if policy == "both-spot-after":
             priced = at_one_price(sweep, {}, sweep, {})
-            cell += f" (at one price, cost: {plus(priced)})"
+            cell += f" (at one price, cost: {change(priced, 1)})"
             word += f"; at one price cost {verdict(priced[0] <= BOTH[0])}"
         yield row(title, "4; 13" if not ours else "aim: 4; 13", cell, word)
     swept = Sweep("waiting-t")
@@ -164,7 +149,7 @@ def claims() -> Iterator[str]:
         f"{', '.join(map(str, swept.values('machines')))} machines; against perfect knowledge, %",
         "aim: 4; 13",
         "; ".join(pair(swept, one | {"policy": "both"}, one | {"policy": "both-spot-after"}) for one in at)
-        + f" (at one price, cost: {', '.join(map(plus, priced))})",
+        + f" (at one price, cost: {', '.join(change(one, 1) for one in priced)})",
         f"cost {verdict(max(changes[0]) <= BOTH[0])}, wait met on {sum(one <= BOTH[1] for one in changes[1])} of "
         f"{len(at)}; at one price cost {verdict(max(one for one, _ in priced) <= BOTH[0])}",
     )
@@ -213,15 +198,15 @@ def claims() -> Iterator[str]:
     found = ""
     if (KEPT / "waiting-year.json").exists():
         sweep = Sweep("waiting-year")
-        found = f"{sweep.mean('jobs', policy='both') / 1e6:.1f} million jobs; " + plus(
-            sweep.against({"policy": "both"}, TOTAL, policy="no-jobs-wait")
+        found = f"{sweep.mean('jobs', policy='both') / 1e6:.1f} million jobs; " + change(
+            sweep.against({"policy": "both"}, TOTAL, policy="no-jobs-wait"), 1
         )
     yield row("§2.3: the year of 14 million jobs; total cost where no job waits, to both policies', %", "", found, year)
 
 
 def trace() -> Iterator[str]:
     sweep = Sweep("waiting-trace")
-    yield from ("## A month of SURF's Lisa", "", command(sweep), "")
+    yield from ("## A month of SURF's Lisa", "", sweep.made(), "")
     text = """68,648 jobs of 16 cores: 65 / 81 / 90 % shorter than 3 min / 15 min / 1 h of runtime, beside the paper's
     62 / 70 / 95 %; t is 15 min of core-time, which is 56 s of runtime here, and 55 % of the jobs are longer; b is 24 h,
     30 machines of 64 cores. What is said of trials holds for core-time only."""
@@ -259,7 +244,7 @@ def thresholds() -> Iterator[str]:
     yield from (
         "## By the threshold t and the number of fixed machines (Fig. 1, 4, 5, 9a, 10a, 11)",
         "",
-        command(sweep),
+        sweep.made(),
         "",
     )
     yield from ("Against what knows the same, %: cost on demand; mean wait.", "")
@@ -280,7 +265,7 @@ def thresholds() -> Iterator[str]:
                     f"{t:g}: `{name}`", *(pair(sweep, {"policy": base} | one, {"policy": name} | one) for one in at)
                 )
             if base == "both":
-                cells = (plus(at_one_price(sweep, one, sweep, one)) for one in at)
+                cells = (change(at_one_price(sweep, one, sweep, one), 1) for one in at)
                 yield row(f"{t:g}: `both-spot-after` at one price, cost", *cells)
     short = sweep.values("short_below_min")
     ends = [{"policy": "long-jobs-wait", "machines": 30, "short_below_min": t} for t in (short[0], short[-1])]
@@ -290,7 +275,7 @@ def thresholds() -> Iterator[str]:
     for name in ("both-tried-after", "both-some-after", "both-spot-after"):
         at = [{"machines": count, "short_below_min": 15} for count in machines]
         yield row(
-            f"`{name}`", *(plus(sweep.against({"policy": "both"} | one, TOTAL, policy=name, **one)) for one in at)
+            f"`{name}`", *(change(sweep.against({"policy": "both"} | one, TOTAL, policy=name, **one), 1) for one in at)
         )
     yield row("`both`, $", *(f"{sweep.mean(TOTAL, policy='both', **one):.0f}" for one in at))
     text = f"""The paper: with t the wait falls steeply and cost rises modestly. Here known lengths alone on 30
@@ -301,7 +286,7 @@ def thresholds() -> Iterator[str]:
 
 def longest_waits() -> Iterator[str]:
     sweep = Sweep("waiting-b")
-    yield from ("## By the longest wait b (Fig. 7, 8, 9b, 10b)", "", command(sweep), "")
+    yield from ("## By the longest wait b (Fig. 7, 8, 9b, 10b)", "", sweep.made(), "")
     yield from ("Against what knows all, %: cost on demand; mean wait.", "")
     waits = sweep.values("wait_below_h")
     yield from head("policy", *(f"b = {b} h" for b in waits))
@@ -323,7 +308,7 @@ def longest_waits() -> Iterator[str]:
     ]
     fewer = {one["wait_below_h"]: count for one, count in zip(at, brief, strict=True) if count < billed}
     cells = (
-        f"{'at most ' if one['wait_below_h'] in fewer else ''}{plus(at_one_price(sweep, one, lengths, which))}"
+        f"{'at most ' if one['wait_below_h'] in fewer else ''}{change(at_one_price(sweep, one, lengths, which), 1)}"
         for one in at
     )
     yield row("`both-spot-after` at one price, cost", *cells)
@@ -362,7 +347,7 @@ def _all(words: Iterable[str]) -> str:
 
 def some() -> Iterator[str]:
     sweep = Sweep("waiting-some")
-    yield from ("## Whom to try", "", command(sweep), "")
+    yield from ("## Whom to try", "", sweep.made(), "")
     text = """`both-some-after` against `both`, %: cost on demand; mean wait. The defaults (.7, 2 and 2 min) were chosen
     on the first half of the month; the least of the larger of both excesses over 4 and 13 % here is in-sample."""
     yield from (filled(text), "")
@@ -386,7 +371,7 @@ def some() -> Iterator[str]:
 
 def orders() -> Iterator[str]:
     sweep = Sweep("waiting-order")
-    yield from ("## Orders (§2.3, §3)", "", command(sweep), "")
+    yield from ("## Orders (§2.3, §3)", "", sweep.made(), "")
     names = sweep.values("order")
     yield from head("mean wait, h", *names)
     for name in sweep.values("policy"):
@@ -395,7 +380,7 @@ def orders() -> Iterator[str]:
 
 def year() -> Iterator[str]:
     sweep = Sweep("waiting-year")
-    yield from ("## A year of made jobs (§2.3)", "", command(sweep), "")
+    yield from ("## A year of made jobs (§2.3)", "", sweep.made(), "")
     count, machines = sweep.mean("jobs", policy="both"), sweep.values("machines")[0]
     text = f"""{count / 1e6:.1f} million jobs, those of the first week left out, on {machines} fixed machines; they want
     80 % of 225. They come at an even rate, by chance alone: without the bursts of a real year, which is what makes jobs

@@ -6,14 +6,12 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,8 @@ from app_adapters.processes.process import arguments
 from app_adapters.spark.rest import Cluster, SparkRest
 from app_adapters.spark.workers import Workers
 from benchmarks.figures import BenchmarkFailed
+from benchmarks.host.groups import gone
+from ebbtide.lab.cluster import free_ports
 
 #: Two VMs on one machine need two names for what is known by host.
 HOSTS = ("127.0.0.1", "localhost")
@@ -75,7 +75,7 @@ class SparkHost:
         self._environment = {**os.environ, **java, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
         self._settings = directory / "spark.conf"
         self._settings.write_text("".join(f"{name} {value}\n" for name, value in SETTINGS.items()))
-        port, ui_port, self._driver_port = (_free_port() for _ in range(3))
+        port, ui_port, self._driver_port = free_ports(3)
         self._master = f"spark://127.0.0.1:{port}"
         self.rest = SparkRest(f"http://127.0.0.1:{ui_port}", (f"http://127.0.0.1:{self._driver_port}",), 10.0)
         self._log = open(directory / "spark.log", "ab")  # noqa: SIM115 - as long as the processes
@@ -91,7 +91,7 @@ class SparkHost:
 
         What a killed benchmark left in the groups goes first.
         """
-        self._remove_groups()
+        gone(*map(self._group, HOSTS))
         self._processes.append(
             subprocess.Popen(
                 self._master_command,
@@ -182,7 +182,7 @@ class SparkHost:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(5)
         self._log.close()
-        self._remove_groups()
+        gone(*map(self._group, HOSTS))
 
     def _worker(self, host: str) -> Workers:
         inside = f'echo $$ > {self._group(host)}/cgroup.procs && exec "$@"'
@@ -194,21 +194,6 @@ class SparkHost:
 
     def _group(self, host: str) -> Path:
         return CGROUPS / f"ebb-bench-spark-{HOSTS.index(host)}"
-
-    def _remove_groups(self) -> None:
-        """With what runs in them. Raises BenchmarkFailed where one stays."""
-
-        def gone(group: Path) -> bool:
-            if group.exists():
-                for pid in (group / "cgroup.procs").read_text().split():
-                    with suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
-                with suppress(OSError):  # its last process may not be gone quite yet
-                    group.rmdir()
-            return not group.exists()
-
-        for host in HOSTS:
-            _until(partial(gone, self._group(host)), f"{self._group(host)} is gone")
 
     def _send(self, body: dict[str, Any]) -> None:
         assert self._driver is not None
@@ -257,9 +242,3 @@ def _until(condition: Callable[[], bool], what: str) -> None:
         if time.monotonic() > end:
             raise BenchmarkFailed(f"not within {LIMIT_S:g} s: {what}")
         time.sleep(LOOK_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -17,7 +16,9 @@ from pathlib import Path
 
 from benchmarks.caches.memcached_client import HOST
 from benchmarks.figures import BenchmarkFailed
+from benchmarks.host.groups import gone
 from benchmarks.passes import Killed
+from ebbtide.lab.cluster import free_ports
 from hostagent.limits.cgroups import write
 
 MIB = 2**20
@@ -38,30 +39,20 @@ class Group:
         self._memory = CGROUPS / "memory" / name
         self._blkio = CGROUPS / "blkio" / name
         self._cpu = CGROUPS / "cpu" / name
-        self._all = (self._memory, self._blkio, self._cpu)
+        self.all = (self._memory, self._blkio, self._cpu)
         self._device = device
 
     def make(self) -> None:
         """Raises BenchmarkFailed where there is no cgroup v1."""
-        for directory in self._all:
+        for directory in self.all:
             if not (directory.parent / "cgroup.procs").exists():
                 raise BenchmarkFailed(f"{directory.parent} is no hierarchy of cgroup v1; the limit is made with that")
             directory.mkdir(exist_ok=True)
 
-    def remove(self) -> None:
-        """Raises OSError where a process is left in it."""
-        for directory in self._all:
-            if directory.exists():
-                directory.rmdir()
-
-    def processes(self) -> list[int]:
-        path = self._memory / "cgroup.procs"
-        return [int(line) for line in path.read_text().split()] if path.exists() else []
-
     @property
     def entrances(self) -> list[str]:
         """Files that take a process in."""
-        return [str(directory / "cgroup.procs") for directory in self._all]
+        return [str(directory / "cgroup.procs") for directory in self.all]
 
     @property
     def usage_mib(self) -> float:
@@ -134,20 +125,18 @@ def group(path: Path, name: str = NAME) -> Iterator[Group]:
     """A group whose reads of the disk that holds `path` can be capped. What a killed benchmark left goes first."""
     number = _whole_disk(os.stat(path).st_dev)
     made = Group(number, name)
-    _end(made)
+    gone(*made.all)
     try:
         made.make()
         yield made
     finally:
-        _end(made)
+        gone(*made.all)
 
 
 @contextlib.contextmanager
 def server(inside: Group | None, limit_mib: int) -> Iterator[Server]:
     """A memcached on a free port of loopback. Raises BenchmarkFailed where it does not come up."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     enter = "".join(f"echo $$ > {path} && " for path in inside.entrances) if inside else ""
     command = f"{enter}exec memcached -u nobody -l {HOST} -p {port} -U 0 -m {limit_mib}"
     process = subprocess.Popen(["sh", "-c", command], env={**os.environ, **MALLOC_SETTING})
@@ -193,21 +182,6 @@ def reads_capped(pid: int, place: Path, per_s: int | None) -> Iterator[None]:
 def _cap_reads(group_dir: Path, device: str, per_s: int | None) -> None:
     """Let a blkio group read so often a second from a disk; None lifts the cap."""
     write(str(group_dir / "blkio.throttle.read_iops_device"), f"{device} {per_s or 0}")
-
-
-def _end(made: Group) -> None:
-    for pid in made.processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    end_s = time.monotonic() + START_LIMIT_S
-    while True:
-        try:
-            made.remove()
-            return
-        except OSError as error:  # killed processes take a moment to leave
-            if time.monotonic() > end_s:
-                raise BenchmarkFailed(f"the control group of the benchmark cannot be removed: {error}") from error
-            time.sleep(0.05)
 
 
 def _whole_disk(device: int) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import BenchmarkFailed
+from benchmarks.host.groups import gone
 from hostagent.limits.cgroups import CpuGroup, mounts
 
 NAME = "ebbtide-bench-cpu"
@@ -88,9 +89,7 @@ def groups(*names: str) -> Iterator[list[Group]]:
                 raise BenchmarkFailed("this kernel's control groups have no bursts")
             yield made
         finally:
-            for group in (*made, Group(version, parent)):
-                with contextlib.suppress(OSError):
-                    group.path.rmdir()
+            gone(*(group.path for group in made), parent)
         return
     raise BenchmarkFailed("no hierarchy of control groups has the CPU controller")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.figures import BenchmarkFailed
+from benchmarks.host.groups import gone
+from hostagent.limits.cgroups import write
 
 V1 = Path("/sys/fs/cgroup/memory")
 V2 = Path("/sys/fs/cgroup")
@@ -35,12 +36,7 @@ class MemoryGroup:
         end = time.monotonic() + LIMIT_S
         while True:
             try:
-                # Not by a file object: it would hide the kernel's refusal until it is closed.
-                descriptor = os.open(self.path / self._file, os.O_WRONLY)
-                try:
-                    os.write(descriptor, text.encode())
-                finally:
-                    os.close(descriptor)
+                write(str(self.path / self._file), text)
                 return
             except OSError as error:
                 if time.monotonic() > end:
@@ -63,12 +59,4 @@ def memory_group(name: str) -> Iterator[MemoryGroup]:
     try:
         yield group
     finally:
-        end = time.monotonic() + 5
-        while True:
-            try:
-                path.rmdir()
-                break
-            except OSError:
-                if time.monotonic() > end:
-                    break
-                time.sleep(0.1)
+        gone(path)

@@ -179,25 +179,6 @@ def waits(log: Log) -> list[Wait]:
     return found
 
 
-def wrong_victims(log: Log, slack_s: float) -> list[Job]:
-    """Killed jobs beside which, on their node, a job that began later was left alone.
-
-    :param slack_s: who began so shortly before another is as new, and who ends so shortly after it goes with it.
-    """
-    started = log.started
-    return [
-        one
-        for one in started
-        if one.killed
-        and any(
-            other.node == one.node
-            and _start(one) + slack_s < _start(other) < _end(one) - slack_s
-            and _end(other) > _end(one) + slack_s
-            for other in started
-        )
-    ]
-
-
 def lost_core_s(log: Log) -> float:
     """Work of jobs that were killed, core-seconds."""
     return sum((_end(one) - _start(one)) * one.cores for one in log.started if one.killed)

@@ -415,12 +415,6 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         query = select(table.c.host, func.max(table.c.sequence).label("highest")).group_by(table.c.host)
         return {row.host: row.highest for row in await self._read(query)}
 
-    async def core_changes(self, machine: str | None, limit: int) -> list[StoredChange]:
-        """Newest first, of one machine or of all."""
-        table = schema.core_changes
-        query = select(table).order_by(table.c.at.desc(), table.c.sequence.desc()).limit(limit)
-        return _changes(await self._read(query if machine is None else query.where(table.c.machine == machine)))
-
     async def core_changes_of(self, host: str, after: int) -> list[StoredChange]:
         """Those of a host with a higher sequence, in its order."""
         return _changes(await self._read(_changes_of(host, after)))

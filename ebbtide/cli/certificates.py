@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cluster_manager.authority import CertificateAuthority, signed
 from ebbtide.errors import EbbError
+from ebbtide.files import replacing
 from ebbtide.lab.state import write_private
 from ebbtide.messages.common import Name
 from ebbtide.rest.errors import AccessError
@@ -271,28 +271,23 @@ def _replace(
     """
     if like is None and path.exists():
         like = path.stat()
-    descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            # A key and its certificate are put into their places in an order that must outlast a loss of power.
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(path, durable=False) as file:
+        file.write(data)
+        # A key and its certificate are put into their places in an order that must outlast a loss of power.
+        file.flush()
+        os.fsync(file.fileno())
         if like is None:
-            Path(fresh).chmod(0o644)
+            os.chmod(file.fileno(), 0o644)
         else:
-            _as_before(Path(fresh), like)
+            _as_before(file.fileno(), like)
         then()
-        Path(fresh).replace(path)
-    finally:
-        Path(fresh).unlink(missing_ok=True)
 
 
-def _as_before(path: Path, model: os.stat_result) -> None:
+def _as_before(file: Path | int, model: os.stat_result) -> None:
     # Whose files of others are is not for everybody to say.
     with contextlib.suppress(PermissionError):
-        os.chown(path, model.st_uid, model.st_gid)
-    path.chmod(stat.S_IMODE(model.st_mode))
+        os.chown(file, model.st_uid, model.st_gid)
+    os.chmod(file, stat.S_IMODE(model.st_mode))
 
 
 def _need_cryptography() -> None:

@@ -18,8 +18,6 @@ class MissingTool(ImageError):
 
     def __init__(self, tool: str, package: str) -> None:
         super().__init__(f"{tool} is not installed; on Debian: apt-get install {package}")
-        self.tool = tool
-        self.package = package
 
 
 class LinkError(LabError):

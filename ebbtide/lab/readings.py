@@ -213,17 +213,8 @@ def vcpu_quotas(pid: int, proc: Path = PROC) -> tuple[float | None, ...]:
     return tuple(quotas[number] for number in sorted(quotas))
 
 
-def domain_cap(pid: int, proc: Path = PROC) -> float | None:
-    """The cap of a whole domain in cores, by the group that its vCPUs' groups are in; None: there is none."""
-    mounts = _cpu_mounts((proc / "self" / "mountinfo").read_text())
-    for task in (proc / str(pid) / "task").iterdir():
-        if _VCPU_THREAD.match((task / "comm").read_text()):
-            return _quota((task / "cgroup").read_text(), mounts, parent=True)
-    raise ReadingError(f"process {pid} has no vCPU threads")
-
-
-def _quota(memberships: str, mounts: Mapping[str, tuple[str, Path]], parent: bool = False) -> float | None:
-    """The quota that the cgroup of one thread, or the group around it, has itself; limits above are not looked at."""
+def _quota(memberships: str, mounts: Mapping[str, tuple[str, Path]]) -> float | None:
+    """The quota that the cgroup of one thread has itself; limits of groups above it are not looked at."""
     groups = {}
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -235,8 +226,6 @@ def _quota(memberships: str, mounts: Mapping[str, tuple[str, Path]], parent: boo
         root, mount = mounts[controller]
         below = group.removeprefix(root) if root != "/" else group
         directory = mount / below.lstrip("/")
-        if parent:
-            directory = directory.parent
         if controller == "cpu" and (directory / "cpu.cfs_quota_us").exists():
             quota_us = int((directory / "cpu.cfs_quota_us").read_text())
             period_us = int((directory / "cpu.cfs_period_us").read_text())

@@ -5,19 +5,14 @@ libvirt's system instance needs all three: https://libvirt.org/daemons.html.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import socket
-import struct
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from ebbtide.lab import kvm_device, processes
 from ebbtide.lab.errors import LabError
@@ -112,28 +107,6 @@ def start_service(
     _await(service, process, log)
 
 
-def restart_libvirtd(state: LabState, logs: Path, save: Callable[[], None]) -> None:
-    """Restart libvirtd the way it was started; running domains go on meanwhile.
-
-    One of the lab's own stands in ``state.services`` under its new pid afterwards; one that was started by hand gets
-    the same arguments and a session of its own. Raises LabError when none runs or it does not come up again.
-    """
-    if SYSTEMD.is_dir():
-        _systemctl("restart", LIBVIRTD.name)
-        _await(LIBVIRTD, None, None)
-        return
-    pid = _listener(LIBVIRTD)
-    argv = psutil.Process(pid).cmdline()
-    number = next((i for i, process in enumerate(state.services) if process.pid == pid), None)
-    log = logs / f"{LIBVIRTD.name}.log" if number is not None else Path(os.devnull)
-    processes.stop([processes.recorded(LIBVIRTD.name, pid)])
-    started = processes.start(LIBVIRTD.name, argv, log)
-    if number is not None:
-        state.services[number] = started
-        save()
-    _await(LIBVIRTD, started, log if number is not None else None)
-
-
 def stop_services(state: LabState, report: Callable[[str], None]) -> None:
     """Stop what ensure_services started, unless another domain needs it. Nothing is left in ``state.services``."""
     ours = [process for process in state.services if processes.running(process)]
@@ -194,17 +167,6 @@ def _program(service: Service) -> str:
     if path is None:
         raise LabError(f"{service.argv[0]} is not installed; on Debian: apt-get install {service.package}")
     return path
-
-
-def _listener(service: Service) -> int:
-    """The process that listens on a service's socket. Raises LabError if there is none."""
-    for path in service.sockets:
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-            probe.settimeout(2.0)
-            probe.connect(str(path))
-            pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            return int(pid)
-    raise LabError(f"{service.name} does not run")
 
 
 def _systemctl(verb: str, unit: str) -> None:

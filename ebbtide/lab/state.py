@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ebbtide.files import replacing
 from ebbtide.lab.errors import LabError
 from ebbtide.lab.kvm_device import DeviceAccess
 from ebbtide.lab.namespace import uri_of
@@ -119,7 +118,7 @@ class StateFile:
     def load(self) -> LabState | None:
         """None where no lab was started. Raises LabError for a file that cannot be understood."""
         try:
-            return LabState.model_validate_json(self.path.read_text())
+            return LabState.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except PermissionError as error:
@@ -198,17 +197,8 @@ def make_open_directory(path: Path) -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Replace a file by one that only its owner can read."""
-    # A new file of ours, 0600: in a directory of others a name that can be guessed may be there, or lead elsewhere.
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def new_token() -> str:

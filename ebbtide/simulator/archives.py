@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ebbtide.files import replacing
+
 
 def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Replace a file at once; where that fails, what was there stays.
 
     :raises OSError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path, 0o666, durable=False) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:

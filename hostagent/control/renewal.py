@@ -16,6 +16,7 @@ import structlog
 from ebbtide.messages.enrolment import LONGEST_PEM, Renewal, RenewalRequest
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tls import KeyPair
+from hostagent.control.asking import Refused, ask
 from hostagent.control.succession import Succession
 from hostagent.state.files import replace
 
@@ -26,7 +27,6 @@ log = structlog.get_logger()
 
 #: How often it is looked whether it is time, and how soon again after a failure, seconds.
 EVERY_S: Final = 3600.0
-LIMIT_S: Final = 30.0
 #: What must be left of its lifetime.
 LEAST_LEFT: Final = 1 / 3
 
@@ -102,7 +102,7 @@ class Renewing:
         self._address = address
         self._own = own
         self._managers = [url.rstrip("/") for url in managers]
-        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        self._headers = {"Authorization": f"Bearer {token}"}
         self._tls = tls
         self._apply = apply
         self._now = now
@@ -188,15 +188,8 @@ class Renewing:
 
     async def _ask(self, manager: str, body: RenewalRequest) -> str:
         """Raises ValueError where the manager refuses."""
-        timeout = aiohttp.ClientTimeout(total=LIMIT_S)
-        url = f"{manager}/v1/hosts/{self._host}/certificate"
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
-            session.post(
-                url, data=body.model_dump_json(exclude_none=True), ssl=self._tls, allow_redirects=False
-            ) as answer,
-        ):
-            text = (await answer.content.read(2**16)).decode(errors="replace")
-            if answer.status != 200:
-                raise ValueError(f"it answers {answer.status}: {text[:300]}")
-            return Renewal.model_validate_json(text, extra="ignore").certificate
+        try:
+            url = f"{manager}/v1/hosts/{self._host}/certificate"
+            return (await ask(self._tls, url, Renewal, body, **self._headers)).certificate
+        except Refused as refused:
+            raise ValueError(f"{refused}: {refused.text[:300]}") from refused

@@ -13,25 +13,21 @@ import ssl
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
-from pydantic import BaseModel
 
 from ebbtide.messages.enrolment import SUCCESSOR_NAME, Authority, Successor
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tls import KeyPair, client_context, fingerprint, issued_by
+from hostagent.control.asking import ask
 from hostagent.state.files import replace
 
 if TYPE_CHECKING:
     from cryptography import x509
 
 log = structlog.get_logger()
-
-B = TypeVar("B", bound=BaseModel)
-
-LIMIT_S: Final = 30.0
 
 
 class Succession:
@@ -135,7 +131,7 @@ class Succession:
         said = False
         for manager in self._managers:
             try:
-                found = await _ask(alone, f"{manager}/v1/ca", Authority)
+                found = await ask(alone, f"{manager}/v1/ca", Authority)
             except aiohttp.ClientSSLError:
                 return False
             except (aiohttp.ClientError, TimeoutError, ValueError):
@@ -147,7 +143,7 @@ class Succession:
         """The CA that is to follow, as a manager tells; None: none does."""
         for manager in self._managers:
             try:
-                return await _ask(self._tls, f"{manager}/v1/ca/next", Successor)
+                return await ask(self._tls, f"{manager}/v1/ca/next", Successor)
             except (aiohttp.ClientError, TimeoutError, ValueError):
                 # Nothing is to follow, it is of an earlier version, a standby, or away.
                 continue
@@ -222,17 +218,3 @@ def _text(certificates: Sequence[x509.Certificate]) -> str:
 
 def _words(certificate: x509.Certificate) -> str:
     return f"{certificate.subject.rfc4514_string()[:200]} ({fingerprint(certificate)[:16]})"
-
-
-async def _ask(tls: ssl.SSLContext, url: str, model: type[B]) -> B:
-    """:raises ValueError: another answer."""
-    timeout = aiohttp.ClientTimeout(total=LIMIT_S)
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.get(url, ssl=tls, allow_redirects=False) as answer,
-    ):
-        text = (await answer.content.read(2**16)).decode(errors="replace")
-        if answer.status != 200:
-            raise ValueError(f"it answers {answer.status}")
-        # One of a later version may say more.
-        return model.model_validate_json(text, extra="ignore")

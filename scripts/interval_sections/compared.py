@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from kept_results import Sweep, filled, interval
+from kept_results import Sweep, change, interval, part
 
 #: Of kills in per cent and of goodput in points: figures so far apart still count as the same.
 CLOSE_KILLS, CLOSE_GOODPUT = 5.0, 1.0
@@ -45,18 +45,12 @@ PUBLISHED = {"first fit": (82.2, 14.0), "BSS": (85.2, 3.4), "BP1": (89.9, 6.6), 
 
 
 def plus(found: tuple[float, float], digits: int = 1) -> str:
-    return f"{found[0]:+.{digits}f} ± {found[1]:.{digits}f}"
+    return change(found, digits)
 
 
-def share(values: np.ndarray, digits: int = 1) -> str:
+def share(values: np.ndarray) -> str:
     """Per cent with half of the interval."""
-    mean, half = interval(100.0 * values)
-    return f"{mean:.{digits}f} ± {half:.{digits}f}"
-
-
-def command(sweep: Sweep) -> str:
-    seeds = sweep.kept["seeds"]
-    return filled(f"`{sweep.kept['command']}`, seeds {seeds[0]} to {seeds[-1]}.")
+    return part(interval(100.0 * values), 1)
 
 
 def lost(sweep: Sweep, **case: Any) -> float:

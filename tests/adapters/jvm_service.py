@@ -18,7 +18,7 @@ from app_adapters.jvm.processes import Choice, Finder
 from app_adapters.jvm.transports import Attach, Transport
 from app_adapters.processes.originals import Originals
 from app_adapters.server import HookServer
-from tests.adapters.proc import pss_mib
+from tests.adapters.proc import children, pss_mib, tree
 from tests.adapters.rest import Rest
 
 SOURCE = Path(__file__).parent / "java" / "Fill.java"
@@ -77,7 +77,7 @@ class Service:
             raise
 
     def stop(self) -> None:
-        for child in [*self._children(self.process.pid), self.process.pid]:
+        for child in reversed(tree(self.process.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, 9)
             Path(f"/tmp/.java_pid{child}").unlink(missing_ok=True)  # a killed JVM leaves its attach socket
@@ -95,16 +95,9 @@ class Service:
 
     def _child(self, pid: int) -> int:
         """The JVM behind programs that started one another."""
-        while children := self._children(pid):
-            pid = children[0]
+        while found := children(pid):
+            pid = found[0]
         return pid
-
-    @staticmethod
-    def _children(pid: int) -> list[int]:
-        with contextlib.suppress(FileNotFoundError):
-            text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-            return [one for child in map(int, text.split()) for one in (child, *Service._children(child))]
-        return []
 
 
 class Client(threading.Thread):

@@ -62,12 +62,31 @@ def test_who_had_all_its_time_when_it_was_ended_is_done() -> None:
     assert tasks_log.lost_core_s(log) == 0
 
 
+def wrong_victims(log: tasks_log.Log, slack_s: float) -> list[tasks_log.Job]:
+    """Killed jobs beside which, on their node, a job that began later was left alone.
+
+    :param slack_s: who began so shortly before another is as new, and who ends so shortly after it goes with it.
+    """
+    started = log.started
+    return [
+        one
+        for one in started
+        if one.killed
+        and any(
+            other.node == one.node
+            and tasks_log._start(one) + slack_s < tasks_log._start(other) < tasks_log._end(one) - slack_s
+            and tasks_log._end(other) > tasks_log._end(one) + slack_s
+            for other in started
+        )
+    ]
+
+
 def test_a_kill_of_an_older_job_is_seen_where_a_newer_one_stays() -> None:
     newer = LOG.replace("JobId=2 in all", "JobId=3 in all").replace("07.000] sched/backfill", "03.200] sched/backfill")
     log = tasks_log.read(tasks_log.excerpt(newer, JOBS), 8)
     log.jobs[3].ended_at = (log.jobs[1].ended_at or 0.0) + 9.0
-    assert [job.number for job in tasks_log.wrong_victims(log, 1.0)] == [1]
-    assert not tasks_log.wrong_victims(tasks_log.read(tasks_log.excerpt(LOG, JOBS), 8), 1.0)
+    assert [job.number for job in wrong_victims(log, 1.0)] == [1]
+    assert not wrong_victims(tasks_log.read(tasks_log.excerpt(LOG, JOBS), 8), 1.0)
 
 
 def test_a_reason_is_kept_once_and_a_requeue_or_a_refused_setting_is_seen() -> None:
@@ -113,7 +132,7 @@ def test_in_the_logs_that_are_kept_no_start_waited_for_anything_but_room() -> No
         assert seconds[-1] < 1.5
         assert {reason for job in log.jobs.values() for reason in job.reasons} <= {"None", "Resources"}
         assert not log.odd
-        assert not tasks_log.wrong_victims(log, 1.0)
+        assert not wrong_victims(log, 1.0)
 
 
 def test_the_figures_that_are_quoted_are_those_of_the_logs() -> None:

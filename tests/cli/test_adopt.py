@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import AsyncConnection
 from typer.testing import CliRunner
@@ -28,16 +27,14 @@ USED_MIB = 150.0
 
 
 @pytest.fixture
-async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
+async def lab(quiet_logs: None, tmp_path: Path) -> AsyncIterator[Lab]:
     """A cluster on whose host somebody else's domain `old` of 512 MiB runs."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     async with lab_of(tmp_path) as made:
         await made.world.create("old", "")
         domain = made.world.domains["old"]
         domain.state, domain.stats_period_s, domain.used_mib, domain.cache_mib = "running", 0, USED_MIB, 0.0
         domain.idle = True
         yield made
-    structlog.reset_defaults()
 
 
 async def adopt(lab: Lab, *words: str, says: str = "") -> Any:

@@ -21,8 +21,7 @@ async def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     said = []
     async with cluster_of(tmp_path, FakeAgent("host-a", cpu_cores=8.0, memory_mib=8000.0)) as cluster:
-        assert cluster.server is not None
-        variables = {**os.environ, "EBB_MANAGER": str(cluster.server.make_url("")).rstrip("/"), "EBB_TOKEN": TOKEN}
+        variables = {**os.environ, "EBB_MANAGER": cluster.url, "EBB_TOKEN": TOKEN}
         for text in examples:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", text),
@@ -48,8 +47,7 @@ async def test_the_client_without_asyncio_raises_what_the_other_one_does(tmp_pat
         return caught.value.status
 
     async with cluster_of(tmp_path) as cluster:
-        assert cluster.server is not None
-        assert await asyncio.to_thread(ask, str(cluster.server.make_url("")).rstrip("/")) == 404
+        assert await asyncio.to_thread(ask, cluster.url) == 404
 
 
 def test_it_is_for_its_context_only() -> None:

@@ -197,8 +197,7 @@ async def test_the_example_starts_a_vm_with_no_less_than_its_minimum_and_no_more
 
 async def test_the_example_serves_a_placement_with_deflation(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, silent_after_s=60.0) as cluster:
-        assert cluster.server is not None
-        manager = str(cluster.server.make_url("")).rstrip("/")
+        manager = cluster.url
 
         async def known() -> bool:
             return bool((await cluster.get("/v1/hosts"))["hosts"])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-import pytest_asyncio
-import structlog
 import yaml
 from typer.testing import CliRunner
 
@@ -29,7 +26,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.vms import ClusterVM, OnPreemption, VMSpec
-from tests.manager.with_agent import Lab, lab_of
+from tests.manager.with_agent import Lab
 from tests.waiting import until
 
 SIZE = {"cpu_cores": 1.0, "memory_mib": 512.0}
@@ -143,14 +140,6 @@ def test_one_that_no_host_took_is_created() -> None:
     for declared in (spec, VMSpec.model_validate({**WEB, "nominal": {"cpu_cores": 1, "memory_mib": 256}})):
         assert change_to(declared, there(spec, state="failed", host=None)).action == "create"
     assert change_to(spec, there(spec, state="failed")).action == "none"
-
-
-@pytest_asyncio.fixture
-async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    async with lab_of(tmp_path) as made:
-        yield made
-    structlog.reset_defaults()
 
 
 async def ebb(lab: Lab, *words: str) -> Any:

@@ -8,12 +8,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
@@ -33,7 +30,7 @@ from hostagent.mechanisms import fixes
 from hostagent.mechanisms.layers import HostFacts, examine
 from hostagent.operations import mode_commands
 from hostagent.vm import guest_link
-from tests.manager.with_agent import Lab, lab_of
+from tests.manager.with_agent import Lab
 from tests.waiting import until
 
 #: A domain that has nothing, on a host that has nothing and forbids nothing: every mechanism but bandwidth is blocked.
@@ -46,15 +43,6 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciler, "SURVEY_S", 0.2)
     monkeypatch.setattr(guest_link, "RETRY_S", 0.2)
     monkeypatch.setattr(mode_commands, "KEEP_S", 0.2)
-
-
-@pytest.fixture
-async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
-    # Logs of the manager must not stand between what a command prints in the same process.
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    async with lab_of(tmp_path) as made:
-        yield made
-    structlog.reset_defaults()
 
 
 async def ebb(lab: Lab, *words: str) -> tuple[int, str, str]:

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from ebbtide.cli.main import app
-from ebbtide.client import ManagerClient
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import Vector
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.execution.test_dry_runs import everything
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask
 
@@ -25,9 +24,8 @@ SHRUNK = Vector(cpu_cores=1.5, memory_mib=650.0)
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(quiet_logs: None, tmp_path: Path) -> AsyncIterator[Cluster]:
     """host-a is full of two deflated VMs; host-b is empty; host-c takes part in no live migration."""
-    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     a, b, c = (FakeAgent(f"host-{name}", cpu_cores=6.0, memory_mib=2400.0) for name in "abc")
     async with cluster_of(tmp_path, a, b, c, silent_after_s=60.0) as made:
         for name in ("low-1", "low-2"):
@@ -37,22 +35,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         a.vms = {name: status.model_copy(update={"current": SHRUNK}) for name, status in a.vms.items()}
         await made.ready()
         yield made
-    structlog.reset_defaults()
 
 
 async def ebb(cluster: Cluster, tmp_path: Path, *words: str) -> Any:
-    assert cluster.server is not None
     token = tmp_path / "token"
     token.write_text(TOKEN)
-    argv = ["plan", "rebalance", *words, "--manager", str(cluster.server.make_url("")), "--token-file", str(token)]
+    argv = ["plan", "rebalance", *words, "--manager", cluster.url, "--token-file", str(token)]
     return await asyncio.to_thread(CliRunner().invoke, app, argv)
-
-
-async def everything(cluster: Cluster) -> Any:
-    lists = [await cluster.get(f"/v1/{name}?limit=1000") for name in ("vms", "operations", "events")]
-    # Counts reports as well.
-    del lists[0]["changes"]
-    return lists, [(list(agent.vms.values()), list(agent.arrived)) for agent in cluster.agents]
 
 
 async def test_the_moves_their_cost_and_what_they_give_back_are_shown_and_nothing_changes(
@@ -72,8 +61,7 @@ async def test_the_moves_their_cost_and_what_they_give_back_are_shown_and_nothin
 
 
 async def test_the_move_that_is_proposed_can_be_made_and_is_proposed_no_more(cluster: Cluster) -> None:
-    assert cluster.server is not None
-    async with ManagerClient(str(cluster.server.make_url("")).rstrip("/"), TOKEN) as client:
+    async with cluster.client() as client:
         (move,) = (await client.dry_run_rebalancing()).moves
         moved = await ask(cluster, move.vm, "migrate", live=True, copy_storage=move.copies_disk, host=move.target)
         assert (moved.state, moved.host) == ("done", move.target)

@@ -13,10 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import structlog
 
 from tests.cluster.sequence import HERDS, Sequence
-from tests.hostagent.random_parts import ERRORS, note_errors
+from tests.hostagent.random_parts import ERRORS, errors_noted
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -46,12 +45,10 @@ DEEP_RUNS = [range(first, first + 100) for first in (*range(0, 1000, 100), *rang
 def test_no_vm_is_lost_or_in_two_places_or_preempted_for_nothing_and_all_come_back(
     numbers: Numbers[int],
 ) -> None:
-    configured = structlog.get_config()
-    structlog.configure(processors=[note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
     happened: Counter[str] = Counter()
     if "EBB_SEQUENCE" in os.environ:
         numbers = [int(os.environ["EBB_SEQUENCE"])]
-    try:
+    with errors_noted():
         for number in numbers:
             # A store is written to the disk at every record: in memory where the machine has a file system for that.
             with TemporaryDirectory(prefix="ebb-sequence-", dir=QUICK) as directory:
@@ -62,8 +59,5 @@ def test_no_vm_is_lost_or_in_two_places_or_preempted_for_nothing_and_all_come_ba
                     raise AssertionError(f"sequence {number}") from error
             assert not ERRORS, f"sequence {number}: {ERRORS}"
             happened += sequence.happened
-    finally:
-        structlog.configure(**configured)
-        ERRORS.clear()
     print(dict(happened))
     assert len(numbers) == 1 or (happened["preempted"] and happened["returned"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
+import re
 import shutil
 import tempfile
 import time
@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import libvirt
+import psutil
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from ebbtide.deflation.bounds import EMULATOR_SHARE
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.lab import paths
+from ebbtide.lab import paths, readings
 from ebbtide.lab.domains import remove_domains, remove_logs
 from ebbtide.lab.guest_link import channel_path
 from ebbtide.lab.image import Image, build_image
-from ebbtide.lab.readings import DomainView, domain_cap, qemu_pid, vcpu_quotas
+from ebbtide.lab.readings import DomainView, qemu_pid, vcpu_quotas
 from ebbtide.lab.services import LIBVIRTD, ensure_services, open_libvirt
 from ebbtide.lab.state import LabState
 from ebbtide.messages.operations import Operation
@@ -295,8 +296,8 @@ class Ward:
         """CPU time of a domain's process, its emulator's threads included, by the host's clock."""
 
         def used_s() -> float:
-            fields = Path(f"/proc/{qemu_pid(self.domain(name))}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            times = psutil.Process(qemu_pid(self.domain(name))).cpu_times()
+            return float(times.user + times.system)
 
         # What was used between both readings was used within this time, however long a busy machine takes to read.
         began = time.monotonic()
@@ -391,6 +392,14 @@ class Ward:
             remove_domains(URI, [self.host_id], print, revive)
         finally:
             remove_logs([self.host_id])
+
+
+def domain_cap(pid: int) -> float | None:
+    """Cores of the group that the groups of a domain's vCPUs are in; None: it has no cap."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    vcpu = next(thread for thread in threads if readings._VCPU_THREAD.match((thread / "comm").read_text()))
+    around = re.sub(r"/[^/\n]*$", "", (vcpu / "cgroup").read_text(), flags=re.MULTILINE)
+    return readings._quota(around, readings._cpu_mounts(Path("/proc/self/mountinfo").read_text()))
 
 
 def _none(problems: list[str], why: str = "") -> None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline
@@ -20,6 +21,7 @@ from app_adapters.server import HookServer
 from guestagent import applications, preemption
 from guestagent.people import write_to_terminals
 from guestagent.preemption import PROGRAMS, read_programs
+from tests.adapters.proc import ended, state
 from tests.guestagent.harness import Bench, Host, bench
 from tests.waiting import until_sync
 
@@ -100,18 +102,10 @@ def test_what_runs_at_the_deadline_is_killed_with_what_it_started(
     monkeypatch.setattr(preemption, "time", clock)
     program(guest, "slow", f"{starts}sleep 300 & echo $$ $! > {pids}; wait")
     assert host.result("preemption", **{**NOTICE, "seconds_left": 200.0}) == {"programs": 1, "running": 1}
-    for _ in range(1200):
-        if pids.exists() and len(pids.read_text().split()) == 2:
-            break
-        time.sleep(0.05)
+    until_sync(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     ahead_s = 200.0  # the deadline is here, with both of them running
     assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
-    for pid in map(int, pids.read_text().split()):
-        for _ in range(100):
-            if _has_ended(pid):
-                break
-            time.sleep(0.05)
-        assert _has_ended(pid)
+    until_sync(lambda: all(map(ended, map(int, pids.read_text().split()))), "they have ended", 5)
 
 
 def test_the_number_of_a_program_that_has_ended_is_nobodys_until_its_group_has_been_killed(
@@ -125,22 +119,10 @@ def test_the_number_of_a_program_that_has_ended_is_nobodys_until_its_group_has_b
     while host.result("preemption", **NOTICE) != {"programs": 2, "running": 1}:
         time.sleep(0.05)
     short = int(pid.read_text())
-    assert Path(f"/proc/{short}").exists()
-    assert _has_ended(short)
+    assert state(short) == psutil.STATUS_ZOMBIE
     gate.write_text("go on\n")
     assert until_ended(host, **NOTICE) == {"programs": 2, "running": 0}
-    for _ in range(100):
-        if not Path(f"/proc/{short}").exists():
-            break
-        time.sleep(0.05)
-    assert not Path(f"/proc/{short}").exists(), "in the end it is"
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    until_sync(lambda: not psutil.pid_exists(short), "its end is taken note of", 5)
 
 
 def test_an_agent_that_was_started_again_does_not_run_the_programs_again(tmp_path: Path) -> None:

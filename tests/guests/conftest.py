@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.client import ManagerClient
 from ebbtide.lab import paths
 from ebbtide.lab.cluster import HostSlice, Lab
 from ebbtide.lab.state import LabState
@@ -23,6 +24,13 @@ class RunningLab:
     lab: Lab
     state: LabState
     environment: dict[str, str]
+
+    @property
+    def token(self) -> str:
+        return self.state.manager_token_file.read_text().strip()
+
+    def client(self) -> ManagerClient:
+        return ManagerClient(self.state.manager_url, self.token)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

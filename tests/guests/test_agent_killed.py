@@ -44,8 +44,7 @@ async def connected(client: ManagerClient) -> None:
 
 
 async def test_a_killed_agent_brings_a_real_guest_to_the_planned_size(lab: RunningLab) -> None:
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as client:
+    async with lab.client() as client:
         spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=320))
         async with placed(client, spec) as host:
             await connected(client)

@@ -44,7 +44,7 @@ class Api:
 
     def __init__(self, lab: RunningLab) -> None:
         self._url = lab.state.manager_url
-        self._headers = {"Authorization": f"Bearer {lab.state.manager_token_file.read_text().strip()}"}
+        self._headers = {"Authorization": f"Bearer {lab.token}"}
 
     async def get(self, path: str) -> Any:
         async with (
@@ -112,7 +112,7 @@ async def chart_follows(tab: Tab, api: Api, moved: Any) -> None:
 async def test_a_vm_placed_on_the_page_deflates_a_real_guest_and_the_page_shows_what_api_and_kernel_say(
     lab: RunningLab,
 ) -> None:
-    api, token = Api(lab), lab.state.manager_token_file.read_text().strip()
+    api, token = Api(lab), lab.token
     async with vm(lab, LOW) as (client, domain), chromium() as browser:
         await calm(lab, client, domain)
         tab = await tab_of(browser)

@@ -204,8 +204,7 @@ class Scene:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def vm_and_manager(lab: RunningLab) -> AsyncIterator[Scene]:
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as client:
+    async with lab.client() as client:
         scene = Scene(lab, client)
         await set_mode(client, scene.away, HostMode.PAUSED)
         try:

@@ -19,7 +19,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from tests.guests.conftest import RunningLab
 from tests.guests.solo import eventually
-from tests.guests.test_lifecycle import client_of, done
+from tests.guests.test_lifecycle import done
 from tests.guests.test_ordinary_guests import LEAST_MIB, NAME, SIZE_MIB, SMALL_MIB, actual_mib, ordinary, reached
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
@@ -53,7 +53,7 @@ def channels(domain: Any) -> tuple[bool, bool]:
 
 
 async def test_an_adopted_guest_has_the_channel_while_it_runs_and_its_agent_is_talked_to(lab: RunningLab) -> None:
-    async with client_of(lab) as client, ordinary(lab) as (domain, _link):
+    async with lab.client() as client, ordinary(lab) as (domain, _link):
         host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
         await done(client, await client.adopt(domain.name(), host, name=NAME, minimum=Vector(memory_mib=LEAST_MIB)))
         try:

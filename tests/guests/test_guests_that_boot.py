@@ -100,8 +100,7 @@ class Scene:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(lab: RunningLab) -> AsyncIterator[ManagerClient]:
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as made:
+    async with lab.client() as made:
         yield made
 
 

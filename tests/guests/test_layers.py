@@ -35,8 +35,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 @asynccontextmanager
 async def vm(lab: RunningLab, spec: VMSpec) -> AsyncIterator[tuple[ManagerClient, str]]:
     """A VM whose guest agent is connected, and its domain."""
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as client, placed(client, spec) as host:
+    async with lab.client() as client, placed(client, spec) as host:
         async with asyncio.timeout(240):
             while not (await client.vm(spec.name)).guest_connected:
                 await asyncio.sleep(0.5)

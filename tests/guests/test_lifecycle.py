@@ -7,7 +7,7 @@ import contextlib
 import re
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import libvirt
@@ -30,12 +30,6 @@ NOMINAL = Vector(cpu_cores=2.0, memory_mib=640.0)
 SMALLER = PartialVector(cpu_cores=1.0, memory_mib=512.0)
 #: From here on it writes into another file.
 SNAPSHOT = ("taken", "--disk-only", "--no-metadata")
-
-
-@contextlib.asynccontextmanager
-async def client_of(lab: RunningLab) -> AsyncIterator[ManagerClient]:
-    async with ManagerClient(lab.state.manager_url, lab.state.manager_token_file.read_text().strip()) as client:
-        yield client
 
 
 async def done(client: ManagerClient, operation: Operation) -> Operation:
@@ -76,7 +70,7 @@ def state_of(domain: str) -> str:
 
 
 async def test_a_vm_is_resized_stopped_and_started_again_on_its_disk(lab: RunningLab) -> None:
-    async with client_of(lab) as client:
+    async with lab.client() as client:
         spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=320.0))
         async with placed(client, spec) as host:
             domain = f"ebb-{host}.{NAME}"
@@ -147,7 +141,7 @@ def quota_us(domain: str) -> int:
 
 
 async def test_a_foreign_domain_is_adopted_throttled_and_given_back_untouched(lab: RunningLab, foreign: str) -> None:
-    async with client_of(lab) as client:
+    async with lab.client() as client:
         host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
         before = (await asyncio.to_thread(virsh, "schedinfo", foreign), await asyncio.to_thread(state_of, foreign))
         assert re.search(r"vcpu_period *: 10000\n", before[0] or "")

@@ -20,14 +20,16 @@ from typing import Any
 
 import libvirt
 import pytest
-import pytest_asyncio
 
 from ebbtide.lab import processes
-from ebbtide.lab.cluster import MANAGER, Lab
+from ebbtide.lab.cluster import MANAGER
 from ebbtide.lab.state import LabHost, Process
 from ebbtide.messages.operations import OperationState
 from hostagent.libvirt.hypervisor import domain_name
-from tests.guests.moving import CACHE, LIMIT_S, SLOW_MIB_S, Moving, lab_of_two, moving_in
+from tests.guests.moving import CACHE, LIMIT_S, SLOW_MIB_S, Moving
+from tests.guests.test_live_migration import at_rest as at_rest
+from tests.guests.test_live_migration import lab as lab
+from tests.guests.test_live_migration import moving as moving
 from tests.guests.test_modes import ended
 
 pytestmark = [
@@ -41,23 +43,6 @@ pytestmark = [
 LOOK_S = 0.002
 #: Some of its memory, bytes.
 PART = 16 * 2**20
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    with lab_of_two() as made:
-        yield made
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def moving(lab: Lab) -> AsyncIterator[Moving]:
-    async with moving_in(lab) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def at_rest(moving: Moving) -> None:
-    await moving.at_rest()
 
 
 class Step(enum.IntEnum):

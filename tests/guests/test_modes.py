@@ -68,8 +68,7 @@ async def until_quota(domain: str, quota: int) -> None:
 
 
 async def test_what_is_told_comes_true_a_pause_leaves_a_foreign_hand_and_off_undoes_all(lab: RunningLab) -> None:
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as client:
+    async with lab.client() as client:
         spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=320.0))
         async with placed(client, spec) as host:
             domain = f"ebb-{host}.{NAME}"

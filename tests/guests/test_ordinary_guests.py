@@ -31,7 +31,7 @@ from hostagent.domain_xml.templates import DomainParameters, DomainTemplate, ren
 from hostagent.libvirt.disks import create_overlay
 from tests.guests.conftest import RunningLab
 from tests.guests.solo import eventually
-from tests.guests.test_lifecycle import client_of, done
+from tests.guests.test_lifecycle import done
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(900)]
 
@@ -162,7 +162,7 @@ def actual_mib(domain: Any) -> float:
 async def test_a_guest_without_any_agent_gives_memory_has_it_back_and_keeps_it_once_it_falls_silent(
     lab: RunningLab,
 ) -> None:
-    async with client_of(lab) as client, ordinary(lab) as (domain, link):
+    async with lab.client() as client, ordinary(lab) as (domain, link):
         host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
         found, spare_mib = await client.adoptable(domain.name(), host), await available_mib(link)
         assert (found.why_not, found.size.memory_mib) == ("", SIZE_MIB)
@@ -212,7 +212,7 @@ async def test_a_guest_without_any_agent_gives_memory_has_it_back_and_keeps_it_o
 async def test_a_guest_with_qemu_guest_agent_only_has_its_cpus_off_line_and_a_stopped_agent_holds_nothing_up(
     lab: RunningLab,
 ) -> None:
-    async with client_of(lab) as client, ordinary(lab, QEMU_AGENT) as (domain, link):
+    async with lab.client() as client, ordinary(lab, QEMU_AGENT) as (domain, link):
         host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
         await done(client, await client.adopt(domain.name(), host, name=NAME, minimum=Vector(memory_mib=LEAST_MIB)))
         try:

@@ -116,8 +116,7 @@ def check_notice(text: str, kind: str) -> None:
 
 @contextlib.asynccontextmanager
 async def scene_in(lab: RunningLab) -> AsyncIterator[Scene]:
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as client:
+    async with lab.client() as client:
         scene = Scene(lab, client)
         await set_mode(client, scene.large, HostMode.PAUSED)
         try:

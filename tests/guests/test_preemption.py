@@ -61,8 +61,7 @@ async def hog(lab: RunningLab, domain: str) -> None:
 async def test_a_deflation_that_falls_short_preempts_its_guest_and_the_record_names_the_layer(lab: RunningLab) -> None:
     large, small = (host.id for host in lab.state.hosts)
     domain = f"ebb-{small}.{LOW.name}"
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as client:
+    async with lab.client() as client:
         begun_at = time.time()
         await set_mode(client, large, HostMode.PAUSED)
         try:

@@ -40,8 +40,7 @@ HIGH = VMSpec(name="urgent", priority=Priority.FIXED, nominal=Vector(cpu_cores=4
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(lab: RunningLab) -> AsyncIterator[ManagerClient]:
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as made:
+    async with lab.client() as made:
         yield made
 
 
@@ -144,7 +143,7 @@ def promtool(text: bytes) -> subprocess.CompletedProcess[bytes]:
 
 
 async def test_promtool_has_nothing_against_any_metric(lab: RunningLab) -> None:
-    token = lab.state.manager_token_file.read_text().strip()
+    token = lab.token
     async with aiohttp.ClientSession(lab.state.manager_url, headers={"Authorization": f"Bearer {token}"}) as session:
         for path in ("/metrics", *(f"/v1/hosts/{host.id}/metrics" for host in lab.state.hosts)):
             async with session.get(path) as response:

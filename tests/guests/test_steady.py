@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from benchmarks.host.bench_host import in_guest, lab_link
-from ebbtide.client import ManagerClient
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
@@ -25,8 +24,7 @@ LEFT_MIB = 56
 
 
 async def test_idle_memory_makes_the_reserve_and_comes_back_when_the_guest_needs_it(lab: RunningLab) -> None:
-    token = lab.state.manager_token_file.read_text().strip()
-    async with ManagerClient(lab.state.manager_url, token) as client:
+    async with lab.client() as client:
         spec = VMSpec(name=NAME, priority=Priority.DEFLATABLE, nominal=NOMINAL, minimum=Vector(memory_mib=400.0))
         async with placed(client, spec) as host:
 

@@ -28,7 +28,7 @@ from tests.debian_guest import DebianGuest, running_debian
 from tests.debian_image import build_debian
 from tests.guests.conftest import RunningLab
 from tests.guests.solo import eventually
-from tests.guests.test_lifecycle import client_of, done
+from tests.guests.test_lifecycle import done
 from tests.guests.test_ordinary_guests import AGENT, NAME, QEMU_AGENT, actual_mib, memory_rows, reached, target
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(2400)]
@@ -89,7 +89,7 @@ async def test_a_stock_guest_gives_half_of_what_it_does_not_use_and_has_it_back_
 ) -> None:
     with_agent = kind is GuestKind.QEMU_GUEST_AGENT
     channels = [QEMU_AGENT] if with_agent else []
-    async with client_of(lab) as client:
+    async with lab.client() as client:
         with debian(lab, ["qemu-guest-agent"], channels=channels) as guest:
             guest.eventually("systemctl is-system-running", "running|degraded", BOOT_S)
             if with_agent:
@@ -195,7 +195,7 @@ async def test_cloud_init_brings_the_agent_and_the_one_file_runs_under_the_oldes
     with open_folder() as folder:
         disks, python = [seed(folder)], oldest_python()
         disks.append(zipapp_disk(folder, python))
-        async with client_of(lab) as client:
+        async with lab.client() as client:
             with debian(lab, ["cloud-init", "python3"], channels=[AGENT], disks=disks) as guest:
                 # Nobody does anything in the guest.
                 await eventually(lambda: opened(guest), "cloud-init has installed the agent", BOOT_S)

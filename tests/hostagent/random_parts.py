@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
+import pytest
 import structlog
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ResourceVector
@@ -105,3 +111,45 @@ def note_errors(logger: Any, method: str, event: Any) -> Any:
     if method in ("error", "exception", "critical") and len(ERRORS) < 3:
         ERRORS.append(str(structlog.processors.format_exc_info(logger, method, dict(event)))[-1500:])
     raise structlog.DropEvent
+
+
+@contextmanager
+def errors_noted() -> Iterator[None]:
+    configured = structlog.get_config()
+    structlog.configure(processors=[note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
+    try:
+        yield
+    finally:
+        structlog.configure(**configured)
+        ERRORS.clear()
+
+
+@contextmanager
+def made_up() -> Iterator[None]:
+    """Guests of the present world, no disk, and errors noted; what a run left of its loop is gone in the end."""
+    with pytest.MonkeyPatch.context() as patch, errors_noted():
+        patch.setattr(asyncio, "open_unix_connection", connect)
+        patch.setattr(os, "fsync", lambda file: None)
+        try:
+            yield
+        finally:
+            asyncio.set_event_loop(None)
+
+
+def phases() -> list[Phase]:
+    """Of hypothesis: in CI nobody waits for a smaller example."""
+    return [stage for stage in Phase if stage is not Phase.shrink or not os.environ.get("CI")]
+
+
+def run_machine(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
+    with made_up():
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=steps,
+                deadline=None,
+                phases=phases(),
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

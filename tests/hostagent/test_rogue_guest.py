@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -17,8 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
-import structlog
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ebbtide.deflation.resources import ResourceVector
@@ -249,19 +247,13 @@ class Bench:
 @pytest.mark.parametrize(
     ("examples", "least"), [(20, 500), pytest.param(240, 10_000, marks=pytest.mark.deep)], ids=["run", "deep"]
 )
-def test_a_rogue_guest_gains_nothing_and_harms_nobody_whatever_it_says(
-    monkeypatch: pytest.MonkeyPatch, examples: int, least: int
-) -> None:
-    monkeypatch.setattr(asyncio, "open_unix_connection", parts.connect)
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-    configured = structlog.get_config()
-    structlog.configure(processors=[parts.note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
+def test_a_rogue_guest_gains_nothing_and_harms_nobody_whatever_it_says(examples: int, least: int) -> None:
     Rogue.sent = 0
 
     @settings(
         max_examples=examples,
         deadline=None,
-        phases=[stage for stage in Phase if stage is not Phase.shrink or not os.environ.get("CI")],
+        phases=parts.phases(),
         suppress_health_check=list(HealthCheck),
     )
     @given(st.lists(reactions, min_size=30, max_size=80))
@@ -280,10 +272,7 @@ def test_a_rogue_guest_gains_nothing_and_harms_nobody_whatever_it_says(
             assert ERRORS == []
             assert bench.loop.complaints == []
 
-    try:
+    with parts.made_up():
         fight()
-    finally:
-        structlog.configure(**configured)
-        asyncio.set_event_loop(None)
     print(f"{Rogue.sent} messages of the rogue")
     assert Rogue.sent >= least

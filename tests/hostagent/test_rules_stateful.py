@@ -8,7 +8,6 @@ their waiting take seconds.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -18,9 +17,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import structlog
-from hypothesis import HealthCheck, settings
-from hypothesis import Phase as Stage
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -28,7 +24,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from ebbtide.deflation.cascade.instructions import Mode
@@ -423,26 +418,7 @@ class HostMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("examples", "least_steps"), [parts.RUN, pytest.param(*parts.DEEP_RUN, marks=pytest.mark.deep)], ids=["run", "deep"]
 )
-def test_the_rules_hold_whatever_happens_in_whatever_order(
-    monkeypatch: pytest.MonkeyPatch, examples: int, least_steps: int
-) -> None:
-    monkeypatch.setattr(asyncio, "open_unix_connection", parts.connect)
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-    configured = structlog.get_config()
-    structlog.configure(processors=[parts.note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
+def test_the_rules_hold_whatever_happens_in_whatever_order(examples: int, least_steps: int) -> None:
     Count.steps = 0
-    try:
-        run_state_machine_as_test(
-            HostMachine,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=parts.STEPS_EACH,
-                deadline=None,
-                phases=[stage for stage in Stage if stage is not Stage.shrink or not os.environ.get("CI")],
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    finally:
-        structlog.configure(**configured)
-        asyncio.set_event_loop(None)
+    parts.run_machine(HostMachine, examples, parts.STEPS_EACH)
     assert Count.steps >= least_steps

@@ -18,6 +18,7 @@ from cluster_manager.defaults import LeadershipTimes
 from cluster_manager.manager import Manager
 from cluster_manager.settings import AgentLimits, Settings
 from cluster_manager.store.database import Database
+from ebbtide.client import ManagerClient
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.rest.descriptions import PROBLEM_JSON
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
@@ -62,12 +63,20 @@ class Cluster:
     server: TestServer | None = None
     manager: Manager | None = None
 
+    @property
+    def url(self) -> str:
+        assert self.server is not None
+        return str(self.server.make_url("")).rstrip("/")
+
+    def client(self, token: str = TOKEN) -> ManagerClient:
+        return ManagerClient(self.url, token)
+
     async def start_manager(self) -> None:
         self.manager = Manager(self.settings)
         self.server = Listening(make_app(self.manager))
         await self.server.start_server(shutdown_timeout=AT_ONCE_S)
         for agent in self.agents:
-            agent.manager = str(self.server.make_url("")).rstrip("/")
+            agent.manager = self.url
 
     async def stop_manager(self) -> None:
         assert self.server is not None
@@ -90,10 +99,8 @@ class Cluster:
                 await agent.send_report()
 
     async def call(self, method: str, path: str, token: str = TOKEN, **options: Any) -> tuple[int, Any]:
-        assert self.server is not None
         headers = {"Authorization": f"Bearer {token}", "Accept": PROBLEM_JSON, **options.pop("headers", {})}
-        url = self.server.make_url("") / "" if not path else str(self.server.make_url("")).rstrip("/") + path
-        async with self.session.request(method, url, headers=headers, **options) as response:
+        async with self.session.request(method, self.url + (path or "/"), headers=headers, **options) as response:
             return response.status, await response.json()
 
     async def get(self, path: str) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import structlog
 
 from cluster_manager.store.backup import back_up
 from cluster_manager.store.database import Database
@@ -66,6 +67,13 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     made = server.new()
     yield made
     server.drop(made)
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """The command configures the process's logs, which other tests share."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import structlog
 from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -37,7 +36,6 @@ from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.enrolled import Enrolled, read_enrolled
 from cluster_manager.store.settling import BUSY, EPOCH_S, EPOCHS, MOST_EPOCHS, rise, settled_phase
 from cluster_manager.store.store import Store
-from ebbtide.client import ManagerClient
 from ebbtide.client.errors import ManagerRefused
 from ebbtide.deflation.fencing import MOST_STEP
 from ebbtide.deflation.sharing.return_queue import ReturnPace
@@ -52,6 +50,8 @@ from tests.manager.databases import FORGETFUL, Server, rows_of
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.two_agents import two_hosts
 from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 VERSION = len(schema.MIGRATIONS)
 Empty = Callable[[], Database]
@@ -78,8 +78,7 @@ def empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 async def backup_of(cluster: Cluster, file: Path, token: str = TOKEN) -> int:
     """What `ebb backup` asks for."""
-    assert cluster.server is not None
-    async with ManagerClient(str(cluster.server.make_url("")), token) as client:
+    async with cluster.client(token) as client:
         with file.open("w+b") as opened:
             return await client.backup(opened)
 
@@ -389,13 +388,6 @@ def test_a_client_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyP
 
 
 # --- the command, on files -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """The command configures the process's logs, which other tests share."""
-    yield
-    structlog.reset_defaults()
 
 
 def command(database: Path, file: Path | str) -> int:

@@ -85,8 +85,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[Cluster, RealAgent]]:
         async with cluster_of(tmp_path, agents=PATIENT) as cluster, aiohttp.ClientSession(headers=headers) as session:
             agent = RealAgent(world, tmp_path, session)
             await agent.start()
-            assert cluster.server is not None
-            relay = asyncio.create_task(agent.relay(str(cluster.server.make_url("")).rstrip("/")), name="relay")
+            relay = asyncio.create_task(agent.relay(cluster.url), name="relay")
             try:
                 async with asyncio.timeout(30):
                     await until(lambda: _registered(cluster))

@@ -5,25 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-import structlog
 
 from cluster_manager.store.engines import lock_path, mark_file
 from cluster_manager.store.enrolled import Enrolled
 from tests.manager.test_backup import command, kinds
 
+pytestmark = pytest.mark.usefixtures("logging_as_before")
+
 UNREAD = "no store of before was read: revoke again who was revoked since the backup\n"
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """The command configures the process's logs, which other tests share."""
-    yield
-    structlog.reset_defaults()
 
 
 def without_enrolment(store: Path) -> None:

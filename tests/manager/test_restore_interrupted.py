@@ -11,12 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from cluster_manager import restoring
 from cluster_manager.errors import StoreError
@@ -30,12 +28,7 @@ from ebbtide.lab.state import write_private
 from tests.manager.databases import Server
 from tests.manager.test_backup import command, kinds
 
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """The command configures the process's logs, which other tests share."""
-    yield
-    structlog.reset_defaults()
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 def bytes_of(database: Path) -> bytes:

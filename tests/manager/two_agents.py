@@ -96,7 +96,7 @@ class TwoHosts:
     @property
     def url(self) -> str:
         if self.cluster.server is not None:
-            self._url = str(self.cluster.server.make_url("")).rstrip("/")
+            self._url = self.cluster.url
         return self._url
 
     async def kill(self, who: str) -> None:

@@ -48,8 +48,7 @@ class Lab:
 
     @property
     def url(self) -> str:
-        assert self.cluster.server is not None
-        return str(self.cluster.server.make_url("")).rstrip("/")
+        return self.cluster.url
 
     async def add_old_host(self, name: str = "host-old") -> None:
         """One that has not reported since an earlier manager."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.lab.cluster import free_ports
 from ebbtide.lab.rootfs import debian_mirror
 from guestagent import __version__
 
@@ -109,10 +109,7 @@ def test_the_manager_serves_with_the_options_and_the_secrets_that_are_there(debi
     for secret in ("token", "hosts.key"):
         assert debian.run("stat", "-c", "%a %U %G", f"/etc/ebbtide/{secret}") == "640 root ebbtide\n"
     assert "can start with it" in debian.run("ebb", "config", "check", "/etc/ebbtide/manager.toml")
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
-    address = f"127.0.0.1:{port}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     restored_without_a_start(debian)
     command = debian.command(
         "setpriv", "--pdeathsig=KILL", "--reuid=ebbtide", "--regid=ebbtide", "--clear-groups", "ebb-manager"

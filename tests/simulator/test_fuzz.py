@@ -4,8 +4,6 @@ counted; nothing else."""
 from __future__ import annotations
 
 import gzip
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -35,12 +33,6 @@ EXAMPLES: Final = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
 )
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 @st.composite

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,6 @@ SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[Healt
 FLOATS = st.floats(0, 1e20, allow_nan=False)
 #: Without line breaks, which csv cannot hold, and without surrogates, which no file can.
 WORDS = st.text(st.characters(exclude_characters="\n\r", exclude_categories=["Cs"]), min_size=1, max_size=6)
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 @st.composite

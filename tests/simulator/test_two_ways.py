@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,12 +22,6 @@ from tests.simulator import samples
 from tests.simulator.test_fuzz import EXAMPLES, mutated
 
 BOTH = [name for name, form in ALL.items() if isinstance(form, Format) and columnwise.suits(form)]
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 def reading(path: Path, name: str, fast: bool) -> tuple[list[Batch], dict[str, Any], str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.lab import image, rootfs
+from ebbtide.lab.cluster import free_ports
 from ebbtide.lab.errors import ChannelOperationFailed, ImageError, LinkError, MissingTool
 from ebbtide.lab.guest import labd
 from ebbtide.lab.guest_link import LabLink, channel_path, value_digest
@@ -138,9 +139,7 @@ def test_busybox_has_all_that_the_scripts_of_the_guest_call() -> None:
 
 @pytest.fixture(scope="module")
 def memcached() -> Iterator[None]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     process = subprocess.Popen(["memcached", "-u", "nobody", "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-m", "64"])
     try:
         deadline_s = time.monotonic() + 20

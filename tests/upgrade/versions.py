@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from ebbtide.lab.cluster import free_ports
 from ebbtide.lab.state import write_private
 from tests.hostagent.world import World
 
@@ -37,11 +37,6 @@ def checkout(into: Path) -> Path:
     into.mkdir()
     subprocess.run(["tar", "-x", "-C", str(into)], input=archived.stdout, check=True)
     return into
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Daemon:
@@ -80,7 +75,7 @@ class Versions:
         self.home, self.world = home, world
         self._session = session
         self._agent, self._manager = Daemon(home, "agent"), Daemon(home, "manager")
-        self._agent_port, self._manager_port = _free_port(), _free_port()
+        self._agent_port, self._manager_port = free_ports(2)
         self.url = f"http://127.0.0.1:{self._manager_port}"
         self._number = 0
         write_private(home / "token", TOKEN)

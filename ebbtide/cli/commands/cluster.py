@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator
 from enum import StrEnum
@@ -31,6 +30,7 @@ from ebbtide.cli.commands.options import (
 from ebbtide.cli.output import Steps, Table, clock, print_json, print_table, shown, size
 from ebbtide.deflation.modes import HostMode
 from ebbtide.errors import EbbError
+from ebbtide.files import replacing
 from ebbtide.messages.hosts import HostStatus
 from ebbtide.messages.machines import CalibrationReport, MachineRanking
 
@@ -237,18 +237,9 @@ def backup(
         # A link goes on pointing where it does.
         file = Path(os.path.realpath(file))
         # Beside it, 0600: what is there is replaced by a whole backup or not at all.
-        with _terminated_like_interrupted():
-            descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-            try:
-                with os.fdopen(descriptor, "w+b") as opened:
-                    with Steps(quiet=to.for_programs) as steps:
-                        steps("the manager makes the backup")
-                        size_bytes = to.ask(lambda client: client.backup(opened))
-                    opened.flush()
-                    os.fsync(opened.fileno())
-                Path(name).replace(file)
-            finally:
-                Path(name).unlink(missing_ok=True)
+        with _terminated_like_interrupted(), replacing(file) as opened, Steps(quiet=to.for_programs) as steps:
+            steps("the manager makes the backup")
+            size_bytes = to.ask(lambda client: client.backup(opened))
     except OSError as error:
         raise EbbError(f"{file} cannot be written: {error.strerror}") from error
     made = {"file": str(file), "bytes": size_bytes}

@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from signal import Signals
@@ -21,6 +19,7 @@ from typing import Any, Final
 import cloudpickle
 import distributed
 
+from ebbtide.files import replacing
 from ebbtide.matcher.engines import dask_inside
 from ebbtide.matcher.engines.records import UNRECORDED, Record, Records, exit_code_of, merged, shell_of
 from ebbtide.matcher.engines.settings import EngineSettings
@@ -245,12 +244,8 @@ class Dask:
         path = self._records.held_path(attempt)
         if path.exists():
             return
-        handle, written = tempfile.mkstemp(dir=self._directory, prefix=".held.")
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(written).replace(path)
+        with replacing(path) as file:
+            file.write(body.encode())
 
     def _held(self) -> set[str]:
         """Attempts that were taken on and not dropped: held ones, unless the scheduler has them."""

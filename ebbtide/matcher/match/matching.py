@@ -1,4 +1,4 @@
-"""The match maker: which machine a task runs on, or waits for (Agarwal et al. 2023, §3.1.2, Algorithms 1 and 3).
+"""The match maker: which machine a task runs on, or waits for (Agarwal et al. 2023, §3.1.2, Algorithm 1).
 
 The order of tasks is the engine's; here each is given to the machine with the least expected worst-case completion
 time (Eq. 2), over all machines at once. All figures are by the kernel functions of
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from ebbtide.deflation.errors import InvalidField
-from ebbtide.matcher.match.choices import better_on_heartbeat, choose
+from ebbtide.matcher.match.choices import choose
 from ebbtide.matcher.match.fleet import Fleet, Marks, Running
 from ebbtide.matcher.match.match_cache import EVER_S, NOTHING_S, Band, MatchCache
 from ebbtide.matcher.match.offers import Offer, Weighed
@@ -88,7 +88,7 @@ class MatchOptions:
     #: (`matcher.predict.expected_time.release_s`). For machines that the newest leave first; by landmarks and sizes
     #: only, and not in Algorithm 3. Off: paper.
     releases: bool = False
-    #: Algorithm 3.
+    #: Algorithm 3, by which the simulator alone decides.
     threshold: float = THRESHOLD
     #: P_c of machines without history.
     unknown: float = UNKNOWN
@@ -226,36 +226,6 @@ class MatchMaker:
                 fleet.end(task)
             fleet.forget_promises()
         return decisions
-
-    def on_heartbeat(self, machine: str, demands: Sequence[Demand], now: float) -> Decision | None:
-        """Algorithm 3: what is started since a machine has reported; None: nothing.
-
-        Of the tasks that have room there, the one most likely to complete, if more than the threshold; otherwise the
-        shortest task goes where Algorithm 1 sends it, if there is room.
-        """
-        self.predictor.advance(now)
-        self.fleet.advance(now)
-        best: Decision | None = None
-        row = self.predictor.rows.get(machine, -1)
-        rows = np.array([row], np.int64)
-        for demand in demands if row >= 0 else ():
-            room_at = self.fleet.room_of(row, demand.cores, demand.memory_mib)
-            if room_at > now:
-                continue
-            duration_s = self.duration_s(demand)
-            band = self._match_cache.of(rows, np.array([room_at]), demand.cores, now)
-            weighed = self._weigh(demand, duration_s, band, False, None)
-            found = weighed.probability(0)
-            so_far, so_far_s = (-1.0, math.inf) if best is None else (best.completion_probability, best.duration_s)
-            if found is not None and better_on_heartbeat(
-                found, duration_s, self.options.threshold, so_far or 0.0, so_far_s
-            ):
-                compared_s = float(weighed.compared[0])
-                best = Decision(demand.task, machine, True, 0.0, found, compared_s, duration_s)
-        if best is not None or not demands:
-            return best
-        decision = self.decide(min(demands, key=self.duration_s), now)
-        return decision if decision.starts else None
 
     def duration_s(self, demand: Demand) -> float:
         """The duration that a task is counted with (`matcher.predict.expected_time.usable_duration_s`)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import time
 import traceback
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ebbtide.files import replacing
 from ebbtide.simulator import archives
 from ebbtide.simulator.errors import ExperimentError, SimulatorError
 from ebbtide.simulator.experiments.model import Model, Outcome, Progress, checked
@@ -102,16 +102,9 @@ def write_whole(path: Path, content: bytes) -> None:
 
     :raises ExperimentError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, 0o666) as file:
+            file.write(content)
     except OSError as error:
         raise ExperimentError("output", f"{path} cannot be written: {error.strerror}") from error

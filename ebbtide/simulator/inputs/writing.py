@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ebbtide.files import replacing
 from ebbtide.simulator.errors import TraceError
 from ebbtide.simulator.extras import Later
 from ebbtide.simulator.inputs.batches import HINTS, KINDS, TEXTS, Batch, Floats, Ragged
@@ -36,17 +36,12 @@ def write(path: Path, kind: str, batches: Iterable[Batch]) -> int:
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise TraceError(str(path), "must end in .csv or .parquet")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        try:
-            with _writer(suffix, part, kind) as put:
-                rows = 0
-                for batch in batches:
-                    put(batch)
-                    rows += len(batch)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path, 0o666, durable=False) as file, _writer(suffix, Path(file.name), kind) as put:
+            rows = 0
+            for batch in batches:
+                put(batch)
+                rows += len(batch)
     except OSError as error:
         raise TraceError(str(path), f"cannot be written: {error}") from error
     return rows

@@ -14,6 +14,7 @@ import pytest
 
 from app_adapters.registry import MODULES
 from guestagent.hooks import DropIn, read_drop_in
+from tests.adapters.proc import rss_mib
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs/reference/adapters.md").read_text()
@@ -74,9 +75,7 @@ def test_the_example_runs_as_printed(tmp_path: Path) -> None:
         assert promised["promised"]["memory_mib"] == pytest.approx(before_mib - 80, abs=5)
         assert ended["state"] == "released"
         assert ended["released"]["memory_mib"] == pytest.approx(before_mib - 80, abs=5)
-        status = Path(f"/proc/{service.pid}/status").read_text()
-        (resident_kib,) = re.findall(r"VmRSS:\s+(\d+) kB", status)
-        assert int(resident_kib) / 1024 == pytest.approx(80, abs=5)
+        assert rss_mib(service.pid) == pytest.approx(80, abs=5)
         service.communicate(b"", timeout=60)
         assert service.returncode == 0
     finally:

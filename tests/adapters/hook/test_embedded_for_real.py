@@ -27,6 +27,7 @@ from app_adapters.asgi import HookApplication, hook_application
 from app_adapters.processes.inelastic import InelasticAdapter
 from tests.adapters.cache import free_port
 from tests.adapters.embedded import PICTURES
+from tests.adapters.proc import rss_mib
 from tests.adapters.rest import Rest, address_of
 from tests.guestagent.harness import bench
 
@@ -50,8 +51,7 @@ class Service:
 
     def resident_mib(self) -> float:
         """By the kernel, of all its processes that hold pictures."""
-        status = "".join(Path(f"/proc/{pid}/status").read_text() for pid in self.pids)
-        return sum(int(kib) / 1024 for kib in re.findall(r"VmRSS:\s+(\d+) kB", status))
+        return sum(map(rss_mib, self.pids))
 
 
 def eventually(holds: Callable[[], Any], limit_s: float = 60.0) -> Any:

@@ -47,10 +47,9 @@ class Screen:
 
 
 def command(cluster: Cluster, directory: Path, *words: str) -> list[str]:
-    assert cluster.server is not None
     token = directory / "token"
     token.write_text(TOKEN)
-    reach = ["--manager", str(cluster.server.make_url("")), "--token-file", str(token)]
+    reach = ["--manager", cluster.url, "--token-file", str(token)]
     return [sys.executable, "-m", "ebbtide.cli.main", "top", *words, *reach]
 
 

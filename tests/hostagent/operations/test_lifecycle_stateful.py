@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-
 import pytest
-import structlog
-from hypothesis import HealthCheck, settings
-from hypothesis import Phase as Stage
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import invariant, rule
 
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.commands import SpecCommand, StartCommand, StopCommand
@@ -95,23 +89,6 @@ class LifecycleMachine(HostMachine):
 @pytest.mark.timeout(600)
 # A task that is cancelled before its first step never comes to await what it was to run.
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_the_rules_hold_whoever_is_stopped_started_and_resized(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio, "open_unix_connection", parts.connect)
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-    configured = structlog.get_config()
-    structlog.configure(processors=[parts.note_errors], wrapper_class=structlog.make_filtering_bound_logger(30))
-    try:
-        run_state_machine_as_test(
-            LifecycleMachine,
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                phases=[stage for stage in Stage if stage is not Stage.shrink or not os.environ.get("CI")],
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-    finally:
-        structlog.configure(**configured)
-        asyncio.set_event_loop(None)
+def test_the_rules_hold_whoever_is_stopped_started_and_resized() -> None:
+    parts.run_machine(LifecycleMachine, EXAMPLES, STEPS)
     assert Count.steps > 500

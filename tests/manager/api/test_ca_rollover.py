@@ -30,7 +30,7 @@ from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import AccessSettings
 from ebbtide.rest.tls import KeyPair, client_context
 from ebbtide.rest.tokens import principal
-from hostagent.control import renewal, succession
+from hostagent.control import asking, renewal
 from tests.manager import cluster
 from tests.manager.api.test_enrolment import request
 from tests.manager.api.test_enrolment_attacks import Parts
@@ -127,8 +127,7 @@ async def test_hosts_take_over_the_ca_that_follows_and_the_one_before_is_dropped
 ) -> None:
     monkeypatch.setattr(renewal, "EVERY_S", 0.1)
     # A manager that ends within this process may leave a connection in its handshake open.
-    monkeypatch.setattr(renewal, "LIMIT_S", 2.0)
-    monkeypatch.setattr(succession, "LIMIT_S", 2.0)
+    monkeypatch.setattr(asking, "LIMIT_S", 2.0)
     tls = tmp_path / "tls"
     pki = Pki(tls)
     before = pki.pair("ebb-manager")

@@ -18,7 +18,6 @@ from cluster_manager.api import events as api_events
 from cluster_manager.api.app import make_app
 from cluster_manager.inventory import event_feed
 from cluster_manager.inventory.event_feed import Listener
-from ebbtide.client import ManagerClient
 from ebbtide.messages.explanations import Event
 from ebbtide.rest.access import Access
 from ebbtide.rest.roles import Role
@@ -268,10 +267,9 @@ async def test_a_stream_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.
 @each_store
 async def test_the_client_follows_over_a_restart(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ebbtide.client.manager.STREAM_PAUSE_S", 0.05)
-    assert cluster.server is not None
     await happen(cluster, "before")
     found: list[str] = []
-    client = ManagerClient(str(cluster.server.make_url("")), TOKEN)
+    client = cluster.client()
 
     async def follow() -> None:
         async with client:
@@ -283,7 +281,7 @@ async def test_the_client_follows_over_a_restart(cluster: Cluster, monkeypatch: 
         await until(lambda: has(found, 1))
         await cluster.stop_manager()
         await cluster.start_manager()
-        client.url = str(cluster.server.make_url("")).rstrip("/")
+        client.url = cluster.url
         await happen(cluster, "after")
         await until(lambda: has(found, 2))
         assert found == ["before", "after"]

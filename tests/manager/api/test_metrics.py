@@ -37,9 +37,8 @@ def host(name: str) -> FakeAgent:
 
 
 async def text_of(cluster: Cluster, path: str = "/metrics") -> tuple[int, bytes]:
-    assert cluster.server is not None
     headers = {"Authorization": f"Bearer {cluster.settings.token}"}
-    url = str(cluster.server.make_url("")).rstrip("/") + path
+    url = cluster.url + path
     async with cluster.session.get(url, headers=headers) as response:
         return response.status, await response.read()
 

@@ -13,7 +13,7 @@ import pytest
 
 from cluster_manager.api.app import make_app
 from cluster_manager.manager import Manager
-from ebbtide.client import ManagerClient, ManagerRefused
+from ebbtide.client import ManagerRefused
 from ebbtide.client.connection import refusal_of
 from ebbtide.messages.common import Problem, problem_in
 from ebbtide.messages.problem_codes import PROBLEMS, ProblemCode, ReasonCode
@@ -194,8 +194,7 @@ async def test_a_task_that_no_machine_can_hold_is_refused(cluster: Cluster) -> N
 
 
 async def test_the_client_has_the_code_and_all_fields(cluster: Cluster) -> None:
-    assert cluster.server is not None
-    async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+    async with cluster.client() as client:
         with pytest.raises(ManagerRefused) as caught:
             await client.vm("nobody")
     assert (caught.value.status, caught.value.code, caught.value.field) == (404, ProblemCode.NOT_FOUND, "name")

@@ -13,12 +13,11 @@ import pytest
 
 from cluster_manager.plans.reading import UnreadPlan
 from cluster_manager.store.rows import StoredPlan
-from ebbtide.client import ManagerClient
 from ebbtide.deflation.modes import HostMode
 from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport
 from ebbtide.messages.vms import VMSpec
-from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.fake_agent import FakeAgent
 from tests.waiting import until
 
@@ -170,8 +169,7 @@ async def test_a_host_that_does_not_answer_is_said(tmp_path: Path) -> None:
 
 
 async def test_the_client_rehearses(cluster: Cluster) -> None:
-    assert cluster.server is not None
-    async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+    async with cluster.client() as client:
         size = Vector(cpu_cores=1.0, memory_mib=400.0)
         assert (await client.dry_run_creation(VMSpec(name="tiny", nominal=size))).would == "done"
         assert (await client.dry_run_deletion("low-1")).kind == "delete"

@@ -58,8 +58,7 @@ async def test_only_vms_that_have_changed_come_and_names_of_those_that_are_gone(
     for name in ("one", "two", "three"):
         await cluster.create(vm(name, "fixed", cpu_cores=1.0, memory_mib=400.0))
     await cluster.ready()
-    assert cluster.server is not None
-    async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+    async with cluster.client() as client:
         all_ = await client.changed_vms(0)
         assert all_.is_whole
         assert [row.name for row in all_.rows] == ["one", "three", "two"]
@@ -114,8 +113,7 @@ async def test_vms_of_a_host_that_falls_silent_change_and_so_does_one_that_its_h
     async with cluster_of(tmp_path, agent, silent_after_s=0.4) as cluster:
         await cluster.create(vm("one", cpu_cores=1.0, memory_mib=400.0))
         await cluster.ready()
-        assert cluster.server is not None
-        async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+        async with cluster.client() as client:
             since = (await client.changed_vms(0)).changes
             agent.trouble.mute = True
             said = ""
@@ -148,8 +146,7 @@ async def test_a_vm_that_its_host_has_no_more_has_changed_when_that_host_is_hear
         await cluster.create(vm("one", cpu_cores=1.0, memory_mib=400.0))
         agent.vms.clear()
         await cluster.ready()
-        assert cluster.server is not None
-        async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+        async with cluster.client() as client:
             agent.trouble.mute = True
             since = 0
 

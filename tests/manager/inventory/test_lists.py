@@ -9,10 +9,10 @@ import pytest
 import pytest_asyncio
 
 from cluster_manager.plans.plans import VMPhase
-from ebbtide.client import ManagerClient, connection
+from ebbtide.client import connection
 from ebbtide.deflation.allocations import Priority
 from tests.manager import cluster as clusters
-from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
+from tests.manager.cluster import Cluster, cluster_of, vm
 from tests.manager.conftest import KINDS, stores_of
 from tests.manager.fake_agent import FakeAgent
 from tests.manager.plan_events import record
@@ -211,8 +211,7 @@ async def test_a_filter_that_can_be_none_is_named(cluster: Cluster, path: str, f
 
 async def test_the_client_reads_all_pages(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PAGE", 2)
-    assert cluster.server is not None
-    async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+    async with cluster.client() as client:
         assert [found.name for found in await client.vms()] == [*NAMES, "too-big"]
         assert [found.name for found in await client.vms(prefix="db")] == ["db-1", "db-2"]
         assert len(await client.operations(7)) == 7

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebbtide.client import ManagerClient, ManagerRefused
+from ebbtide.client import ManagerRefused
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from tests.manager.cluster import TOKEN, Cluster, cluster_of, vm
@@ -125,8 +125,7 @@ async def test_a_vm_that_was_made_anew_has_another_version(cluster: Cluster) -> 
 
 
 async def test_the_client_names_the_version_it_means(cluster: Cluster) -> None:
-    assert cluster.server is not None
-    async with ManagerClient(str(cluster.server.make_url("")), TOKEN) as client:
+    async with cluster.client() as client:
         old = (await client.vm("low-1")).version
         size = Vector(**SIZE)
         await client.wait(await client.set_target("low-1", size, generation=3, version=old))

@@ -38,8 +38,7 @@ async def test_a_full_disk_under_the_store_is_said_to_clients_until_there_is_roo
 ) -> None:
     monkeypatch.setattr("tests.manager.cluster.database_in", lambda directory: directory / "manager.sqlite")
     async with cluster_of(small_disk, FakeAgent("host-a")) as cluster:
-        assert cluster.server is not None
-        url = str(cluster.server.make_url("")).rstrip("/")
+        url = cluster.url
         filler = small_disk / "filler"
         _fill(filler)
 

@@ -346,8 +346,8 @@ async def test_core_changes_are_taken_once_and_any_text_of_a_host_is_storable(da
     assert (await store.add_core_changes("h", [change(1), change(2**40)]))[0] == 2**40
     assert (await store.add_core_changes("h", [change(2), change(2**40)]))[0] == 2**40
     assert (await store.add_core_changes("other", []))[0] == 0
-    rows = await store.core_changes("a", 10)
-    assert [row.sequence for row in rows] == [2**40, 2, 1]
+    rows = await store.core_changes_of("h", 0)
+    assert [row.sequence for row in rows] == [1, 2, 2**40]
     assert {row.cause.replace("\x00", "\N{REPLACEMENT CHARACTER}") for row in rows} == {
         "bad \N{REPLACEMENT CHARACTER} text"
     }

@@ -103,7 +103,7 @@ async def test_a_deletion_by_its_owner_is_no_shrink_but_a_preemption_is(tmp_path
             await cluster.create(vm(name))
         await cluster.create(vm("high-1", "fixed", 5.3, 800.0))
         await agent.send_report()
-        stored = await cluster.manager.store.core_changes(None, 100)
+        stored = await cluster.manager.store.core_changes_since(0.0)
         ends = {row.machine: row.by_owner for row in stored if row.cores_after == 0}
         (preempted,) = {"low-2", "low-3"} - agent.running
         assert ends == {"low-1": True, preempted: False}
@@ -121,7 +121,8 @@ async def test_a_deletion_that_was_refused_makes_a_later_preemption_no_owners_wi
         assert (await cluster.create(vm("high-1", "fixed", 6.0, 800.0))).state is OperationState.DONE
         assert "low-1" not in agent.running
         await agent.send_report()
-        newest = (await cluster.manager.store.core_changes("low-1", 1))[0]
+        stored = await cluster.manager.store.core_changes_since(0.0)
+        newest = [row for row in stored if row.machine == "low-1"][-1]
         assert (newest.cores_after, newest.by_owner) == (0.0, False)
 
 
@@ -133,7 +134,8 @@ async def test_a_deletion_that_failed_on_its_way_is_its_owners_wish_when_its_hos
         assert (await cluster.delete("low-1")).state is OperationState.FAILED
         agent.add_change("low-1", 3.0, 0.0, cause=agent.bodies[-1]["request_id"])
         await agent.send_report()
-        newest = (await cluster.manager.store.core_changes("low-1", 1))[0]
+        stored = await cluster.manager.store.core_changes_since(0.0)
+        newest = [row for row in stored if row.machine == "low-1"][-1]
         assert (newest.cores_after, newest.by_owner) == (0.0, True)
 
 
@@ -180,7 +182,7 @@ async def test_machines_that_are_gone_with_their_host_teach_no_more(tmp_path: Pa
             }
             assert lasts["low-1"].at < gone_at, "nobody has seen its cores since"
             # As nobody took them away, that is no shrink.
-            newest = {row.machine: row for row in reversed(await cluster.manager.store.core_changes(None, 100))}
+            newest = {row.machine: row for row in await cluster.manager.store.core_changes_since(0.0)}
             assert {name: (row.cores_before, row.by_owner) for name, row in newest.items()} == {
                 "low-1": (3.0, True),
                 "low-2": (3.0, True),
@@ -207,7 +209,7 @@ async def test_where_a_vm_is_to_move_nothing_is_said_of_it_as_long_as_its_host_s
             cause="told",
         )  # fmt: skip
         await changes.take(report_of("away").model_copy(update={"core_changes": (told,)}))
-        return sequence in {change.sequence for change in await store.core_changes(SPEC.name, 10)}
+        return sequence in {change.sequence for change in await store.core_changes_of("away", 0)}
 
     for sequence, state in enumerate((VMState.RUNNING, VMState.PAUSED, VMState.MIGRATING, VMState.STOPPED), 1):
         await hosts.take(report_of("home", HERE.model_copy(update={"state": state})))

@@ -252,18 +252,13 @@ def live(seed: int, predicting: PredictorOptions, options: MatchOptions, steps: 
         kind = world.draw.random()
         if kind < 0.75:
             found.append(decide_everywhere(world, world.demand(), 2 * MACHINES if world.draw.random() < 0.4 else 0))
-        elif kind < 0.9:
+        else:
             demands = [replace(world.demand(), task=f"w{number}") for number in range(int(world.draw.integers(1, 9)))]
             others = world.anew().decide_all(demands, world.now)
             world.promised = []
             for one, other in zip(world.maker.decide_all(demands, world.now), others, strict=True):
                 same(one, other)
                 found.append(one)
-        else:
-            demands = [replace(world.demand(), task=f"w{number}") for number in range(3)]
-            machine = world.any_machine()
-            anew = world.anew()
-            same(world.maker.on_heartbeat(machine, demands, world.now), anew.on_heartbeat(machine, demands, world.now))
     return found
 
 

@@ -17,29 +17,12 @@ from ebbtide.matcher.predict.changes import Change
 from ebbtide.matcher.predict.expected_time import may_wait, release_s
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
 from tests.matcher.equation_one import completion_probability, history_of
-from tests.matcher.pools import renewal_pool
-
-NOW_S = 86_400.0
-
-
-def law(generator: np.random.Generator) -> float:
-    return float(generator.exponential(400.0) if generator.random() < 0.7 else generator.exponential(15_000.0))
-
-
-def pool(options: PredictorOptions | None = None) -> Predictor:
-    """A pool with a day of history, then a machine that has just changed and one that has been steady for long."""
-    predictor = Predictor(0.0, options)
-    own = [
-        Change("steady", 30_000.0, 0.0, 8.0),
-        Change("shaky", NOW_S - 10.0, 0.0, 8.0),
-    ]
-    for change in sorted([*renewal_pool(40, law, NOW_S, seed=6), *own], key=lambda change: change.at):
-        predictor.observe(change)
-    return predictor
+from tests.matcher.match.reports import on_heartbeat
+from tests.matcher.pools import NOW_S, renewal_pool, short_or_long, steady_and_shaky
 
 
 def maker(options: MatchOptions | None = None, **cores: float) -> MatchMaker:
-    fleet = Fleet(pool())
+    fleet = Fleet(steady_and_shaky())
     for name, amount in cores.items():
         fleet.put(name, amount)
     return MatchMaker(fleet, options)
@@ -217,7 +200,7 @@ def test_short_tasks_leave_steady_machines_to_others_if_told_to_spare_them() -> 
 def test_a_heartbeat_starts_the_task_most_likely_to_complete_there() -> None:
     matcher = maker(steady=8.0, shaky=8.0)
     demands = [Demand(name, 4.0, duration_s=d) for name, d in (("long", 9000.0), ("short", 300.0), ("mid", 900.0))]
-    decision = matcher.on_heartbeat("steady", demands, NOW_S)
+    decision = on_heartbeat(matcher, "steady", demands, NOW_S)
     assert decision is not None
     assert (decision.task, decision.machine, decision.starts) == ("short", "steady", True)
 
@@ -225,12 +208,12 @@ def test_a_heartbeat_starts_the_task_most_likely_to_complete_there() -> None:
 def test_below_the_threshold_the_shortest_task_goes_where_algorithm_1_sends_it() -> None:
     matcher = maker(MatchOptions(threshold=0.999), steady=8.0, shaky=8.0)
     demands = [Demand("long", 4.0, duration_s=9000.0), Demand("short", 4.0, duration_s=3000.0)]
-    decision = matcher.on_heartbeat("shaky", demands, NOW_S)
+    decision = on_heartbeat(matcher, "shaky", demands, NOW_S)
     assert decision is not None
     assert (decision.task, decision.machine) == ("short", "steady")
     matcher.fleet.start("steady", Running("other", 8.0, 0.0, NOW_S - 100.0, NOW_S + 60.0))
-    assert matcher.on_heartbeat("shaky", demands, NOW_S) is None
-    assert matcher.on_heartbeat("shaky", [], NOW_S) is None
+    assert on_heartbeat(matcher, "shaky", demands, NOW_S) is None
+    assert on_heartbeat(matcher, "shaky", [], NOW_S) is None
 
 
 @pytest.mark.parametrize(
@@ -258,7 +241,7 @@ def test_an_option_that_makes_no_sense_names_its_field(field: str, value: float)
 
 def test_over_all_machines_it_decides_as_algorithm_1_does_one_by_one() -> None:
     """Against a plain loop over machines with the exact form, by completed intervals."""
-    changes = list(renewal_pool(60, law, NOW_S, seed=11))
+    changes = list(renewal_pool(60, short_or_long, NOW_S, seed=11))
     predictor = Predictor(0.0, PredictorOptions(censored=False))
     for change in changes:
         predictor.observe(change)
@@ -367,7 +350,7 @@ def test_what_ends_soon_beside_a_task_counts_as_room_that_its_machine_can_lose()
     options = PredictorOptions(form="landmark", sized=True)
     kept = []
     for releases, ends_in_s in ((False, 60.0), (True, 60.0), (True, 50_000.0)):
-        fleet = Fleet(pool(options))
+        fleet = Fleet(steady_and_shaky(options))
         fleet.put("shaky", 8.0)
         fleet.start("shaky", Running("older", 4.0, 0.0, NOW_S - 100.0, NOW_S + ends_in_s))
         found = MatchMaker(fleet, MatchOptions(releases=releases)).decide(Demand("t", 4.0, duration_s=3600.0), NOW_S)

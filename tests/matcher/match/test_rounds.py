@@ -5,38 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Seen
 from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION, OFFERS, Choice, Pool, choose, demand_of
 from ebbtide.matcher.match.tasks import Task, TaskOrder, TaskPhase, cancelled, observe, outcome, released
-from ebbtide.matcher.predict.changes import Change
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
-from tests.matcher.pools import renewal_pool
+from tests.matcher.pools import NOW_S, steady_and_shaky
 
-NOW_S = 86_400.0
 BOTH = {"steady": EngineMachine("steady", 8, 8), "shaky": EngineMachine("shaky", 8, 8)}
-
-
-def law(generator: np.random.Generator) -> float:
-    return float(generator.exponential(400.0) if generator.random() < 0.7 else generator.exponential(15_000.0))
-
-
-def learned(options: PredictorOptions) -> Predictor:
-    """A pool with a day of history, one machine that has just changed and one that has been steady for long."""
-    predictor = Predictor(0.0, options)
-    own = [Change("steady", 30_000.0, 0.0, 8.0), Change("shaky", NOW_S - 10.0, 0.0, 8.0)]
-    for change in sorted([*renewal_pool(40, law, NOW_S, seed=6), *own], key=lambda change: change.at):
-        predictor.observe(change)
-    return predictor
 
 
 @pytest.fixture(scope="module")
 def taught() -> Predictor:
     """By which every shrink counts."""
-    return learned(PredictorOptions())
+    return steady_and_shaky(PredictorOptions())
 
 
 def task(name: str, cores: int = 4, duration_s: float | None = 3600.0, **more: object) -> Task:
@@ -102,7 +86,7 @@ def test_attempts_and_dislike_lead_to_the_steady_machine_and_checkpoints_away_fr
 
 def test_usually_a_shrink_that_leaves_a_task_its_room_is_survived() -> None:
     """Here all shrinks are by one core, and hardly any two come within one task."""
-    predictor = learned(LIVE_PREDICTION)
+    predictor = steady_and_shaky(LIVE_PREDICTION)
     probabilities = [chosen(predictor, [task("t", cores)])["t"].completion_probability for cores in (7, 8)]
     assert None not in probabilities
     survived, none = (1.0 - (probability or 0.0) for probability in probabilities)

@@ -200,7 +200,7 @@ def test_a_full_disk_is_named_and_leaves_no_parts(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ExperimentError, match=r"npz cannot be written: No space left on device"):
         run(put(tmp_path, HEAD), output=tmp_path / "out", workers=0)
-    assert not list((tmp_path / "out").rglob("*.part"))
+    assert [left.name for left in (tmp_path / "out").rglob(".*")] == [".lock"]
     assert not (tmp_path / "out" / "meta.json").exists()
 
 

@@ -30,6 +30,7 @@ from ebbtide.simulator.jobs.lists import enqueue, put_on
 from ebbtide.simulator.matching import heartbeats, hooks
 from ebbtide.simulator.matching.arrays import Matching
 from ebbtide.simulator.matching.policy import fresh
+from tests.matcher.match.reports import on_heartbeat
 
 #: Curves are learned at every look, on both sides.
 PLAIN = PredictorOptions(fresh_s=0.0, window_s=20_000.0, horizon_s=1800.0, look_every_s=300.0)
@@ -302,7 +303,7 @@ def test_a_report_is_answered_live_as_it_is_simulated(predicting: PredictorOptio
         maker = live_maker(scene, predicting, options)
         for machine in range(len(scene.cores)):
             task, probability = heartbeats.most_likely(s, p, machine, scene.now)
-            found = maker.on_heartbeat(name(machine), demands, scene.now)
+            found = on_heartbeat(maker, name(machine), demands, scene.now)
             if task < 0:
                 none += 1
                 by_algorithm_1 = maker.decide(min(demands, key=maker.duration_s), scene.now)

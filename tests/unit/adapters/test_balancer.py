@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +33,8 @@ from app_adapters.web.balancer import (
     balancer_options,
     weight_for,
 )
+from tests.adapters.proc import state
+from tests.waiting import until_sync
 
 LIMIT_OF_A_COMMAND = "app_adapters.web.balancer.run.__defaults__"
 
@@ -239,15 +241,10 @@ def test_a_service_that_a_command_has_started_outlives_it(tmp_path: Path, monkey
         # It has ended, and what it started holds its output.
         WeightCommand("a", ["sh", "-c", f"sleep 600 & echo $! >{tmp_path}/pid"]).tell(9)
     pid = int((tmp_path / "pid").read_text())
-    end = time.monotonic() + 60
-    while (state := state_of(pid)) == "R" and time.monotonic() < end:  # it is about to sleep
-        time.sleep(0.01)
+    until_sync(lambda: state(pid) != psutil.STATUS_RUNNING, "it is about to sleep")
+    found = state(pid)
     os.kill(pid, signal.SIGKILL)
-    assert state == "S"
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    assert found == psutil.STATUS_SLEEPING
 
 
 @pytest.mark.parametrize("status", [204, 500])
