@@ -215,7 +215,7 @@ async def test_a_dry_run_of_what_would_be_refused_ends_as_the_command_would(lab:
     told, document = await ebb(lab, *huge), await ebb(lab, *huge, "-o", "json")
     for foretold in (told, document):
         assert main.exit_code_of(foretold.exception) == 1
-        assert str(foretold.exception).startswith("dry run, nothing is changed: refused huge: "), foretold.exception
+        assert str(foretold.exception).startswith("dry run, nothing is changed: refused huge"), foretold.exception
     assert "refused" not in told.stdout, "it is said once"
     assert json.loads(document.stdout)["would"] == "failed"
 
