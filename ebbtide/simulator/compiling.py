@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar, cast
 
 from ebbtide.simulator.errors import MissingExtra
 from ebbtide.simulator.extras import Later
-from ebbtide.simulator.modules import closure
+from ebbtide.simulator.modules import closure, seen
 from ebbtide.simulator.references import teach
 
 numba: Any = Later("numba", "numba.extending")
@@ -236,12 +236,12 @@ def _module_of(function: Callable[..., Any]) -> str:
     return str(function.__module__)
 
 
-@functools.cache
 def _directory(modules: frozenset[str]) -> Path:
     """The directory for machine code that is made from these modules and from what they import."""
     digest = hashlib.blake2b(digest_size=8)
-    for name, file in sorted(closure(modules, ours=True).items()):
-        digest.update(name.encode() + b"\0" + file.read_bytes())
+    for name in sorted(closure(modules, ours=True)):
+        # As they were imported: a file that has changed since is not what runs here.
+        digest.update(f"{name} {seen(name)}\0".encode())
     home = _home()
     directory = home / digest.hexdigest()
     try:
@@ -260,8 +260,9 @@ def _home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ebbtide" / "compiled"
 
 
+@functools.cache
 def _tidy(home: Path) -> None:
-    """Remove machine code of sources that are long gone."""
+    """Remove, once a process, machine code of sources that are long gone."""
     oldest = time.time() - _KEPT_S
     for old in home.iterdir():
         if old.stat().st_mtime < oldest:

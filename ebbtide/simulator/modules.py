@@ -62,17 +62,25 @@ def hashes(modules: Iterable[str]) -> list[str]:
     """
     found = []
     for name in modules:
-        path = file_of(name)
-        word = "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
-        # What is imported again has another.
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        before, known = _SEEN.get(name, (None, None))
-        if known is None or before is not spec:
-            _SEEN[name] = spec, word
-        elif known != word:
-            raise _old(path or name)
-        found.append(word)
+        found.append(seen(name))
+        if _hash(file_of(name)) != found[-1]:
+            raise _old(file_of(name) or name)
     return found
+
+
+def seen(name: str) -> str:
+    """The hash of a module's file when this process first looked at it after importing it; empty: it has none."""
+    # What is imported again has another.
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    before, known = _SEEN.get(name, (None, None))
+    if known is None or before is not spec:
+        known = _hash(file_of(name))
+        _SEEN[name] = spec, known
+    return known
+
+
+def _hash(path: Path | None) -> str:
+    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _old(what: Path | str) -> ExperimentError:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ebbtide.simulator.errors import ExperimentError
 from ebbtide.simulator.experiments import code
 from ebbtide.simulator.experiments.experiment import Run
-from ebbtide.simulator.experiments.finished import Finished, execute, failed
+from ebbtide.simulator.experiments.finished import Finished, code_of, execute, failed
 from ebbtide.simulator.experiments.model import model_named
 from ebbtide.simulator.experiments.processes import Event
 from ebbtide.simulator.experiments.shared import packed
@@ -69,15 +69,6 @@ def remote(model: str, token: str, content: bytes, given: Mapping[str, Any], see
         _PREPARED.clear()
         _PREPARED[token] = found
     return execute(model_named(model), given, seed, found[0], lambda share: None)
-
-
-def code_of(model: str, modules: Sequence[str]) -> list[str]:
-    """What makes a model's outcomes in this process (`code.fingerprints`). Raises what that and `model_named` raise."""
-    found = model_named(model)
-    for module in modules:
-        # What elsewhere is imported by now may here not be yet.
-        importlib.import_module(module)
-    return code.fingerprints(found, modules)
 
 
 #: What a worker's code is compared with.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from ebbtide.files import replacing
 from ebbtide.simulator import archives
 from ebbtide.simulator.errors import ExperimentError, SimulatorError
-from ebbtide.simulator.experiments.model import Model, Outcome, Progress, checked
+from ebbtide.simulator.experiments import code
+from ebbtide.simulator.experiments.model import Model, Outcome, Progress, checked, model_named
 
 #: The form of the files; another is run again.
 _VERSION: Final = 1
@@ -56,6 +58,15 @@ def execute(model: Model[Any], given: Mapping[str, Any], seed: int, prepared: An
         # Whatever it is, it must not end the other runs.
         return failed(error)
     return Finished(outcome, time.perf_counter() - begin_s)
+
+
+def code_of(model: str, modules: Sequence[str]) -> list[str]:
+    """What makes a model's outcomes in this process (`code.fingerprints`). Raises what that and `model_named` raise."""
+    found = model_named(model)
+    for module in modules:
+        # What elsewhere is imported by now may here not be yet.
+        importlib.import_module(module)
+    return code.fingerprints(found, modules)
 
 
 def save(path: Path, finished: Finished) -> None:

@@ -17,8 +17,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ebbtide.simulator.experiments import worker
+from ebbtide.simulator.experiments.code import own_modules
 from ebbtide.simulator.experiments.experiment import Run
-from ebbtide.simulator.experiments.finished import Finished
+from ebbtide.simulator.experiments.finished import Finished, code_of
+from ebbtide.simulator.experiments.model import model_named
 from ebbtide.simulator.experiments.shared import packed
 
 #: How long a worker may take to end before it is killed.
@@ -59,13 +61,14 @@ class _Worker:
 
 
 class Workers:
-    """Worker processes for one model. Use as a context manager; its end is theirs.
+    """Worker processes for one model, whose code is that of this process. Use as a context manager; its end is theirs.
 
     :param count: how many.
     """
 
     def __init__(self, model: str, prepared: Any, count: int) -> None:
-        self._hello = (model, packed(prepared))
+        modules = own_modules(model_named(model), model)
+        self._hello = (model, packed(prepared), modules, code_of(model, modules))
         self._count = count
         self._workers: list[_Worker] = []
 

@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from ebbtide.simulator import compiling
-from ebbtide.simulator.experiments.finished import execute, failed
+from ebbtide.simulator.errors import ExperimentError
+from ebbtide.simulator.experiments.finished import code_of, execute, failed
 from ebbtide.simulator.experiments.model import model_named
 
 #: Seconds between two words about how far a run is.
@@ -35,11 +36,13 @@ def serve(connection: Connection) -> None:
             connection.send(message)
 
     compiling.LISTENERS.append(lambda what: send(COMPILING, number, what))
-    name, content = connection.recv()
+    name, content, modules, ours = connection.recv()
     model: Any = None
     prepared: Any = None
     broken = None
     try:
+        if code_of(name, modules) != ours:
+            raise ExperimentError("model", f"the source of {name} has changed since the sweep began: run it again")
         model, prepared = model_named(name), pickle.loads(content)
     except Exception as error:
         broken = failed(error)

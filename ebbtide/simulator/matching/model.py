@@ -262,8 +262,8 @@ def _of_pools(pools: int, seed: int) -> tuple[str, ...]:
     if 1 <= seed <= pools:
         return ()
     return (
-        f"seeds other than 1 to {pools} have the pools of those again, and intervals take them as independent: "
-        "pools says how many pools there are, and must be no less than the seeds",
+        f"seeds other than 1 to {pools} have the pools of those again, and where both are run intervals take them as "
+        "independent: the setting pools must be no less than the seeds",
     )
 
 

@@ -216,6 +216,15 @@ def test_a_process_that_dies_in_the_middle_of_a_message_costs_its_run_only(monke
     assert event.finished.error == "its process ended with 0"
 
 
+def test_a_process_whose_code_is_not_that_of_the_sweep_makes_no_run() -> None:
+    """It was begun after a model's source had changed: its outcomes would stand under the old source's name."""
+    with processes.Workers(LINEAR, None, 1) as workers:
+        workers._hello = (*workers._hello[:-1], ["other"])
+        (event,) = [one for one in workers.events([Run(Case({}, {}), 1, "key")]) if one.finished is not None]
+    assert event.finished is not None
+    assert event.finished.error.endswith("has changed since the sweep began: run it again")
+
+
 def test_a_slip_in_the_last_case_is_found_before_the_first_run(tmp_path: Path, log: Path) -> None:
     text = f'[experiment]\nname="a"\nmodel="{LINEAR}"\n[settings]\nlog="{log}"\n[sweep]\nx=[1, 2, -1]\n'
     with pytest.raises(ExperimentError, match=r"lines.toml: settings.x must be at least 0, but is -1 \(x=-1\)"):
