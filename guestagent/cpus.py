@@ -227,8 +227,10 @@ class Cpus:
         for pid in pids:
             for tid in self._threads(pid):
                 allowed = self._allowed(pid, tid)
-                if allowed and not allowed >= online and (name := self._user_task(pid, tid)) is not None:
-                    found.setdefault(allowed, f"task {tid} ({name})")
+                if not allowed or allowed >= online or allowed in found:
+                    continue  # so that of thousands of threads that are bound alike one has its status read
+                if (name := self._user_task(pid, tid)) is not None:
+                    found[allowed] = f"task {tid} ({name})"
         return found
 
     def _threads(self, pid: str) -> list[str]:

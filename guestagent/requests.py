@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -55,7 +56,7 @@ class RequestSocket:
 
     `status` tells how the VM is.
 
-    Raises: OSError where the socket cannot be made.
+    Raises: OSError where the socket cannot be made, or another guest agent listens there.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class RequestSocket:
         self._status = status
         self._closed = threading.Event()
         self._path = os.path.join(run_dir, SOCKET_NAME)
+        if _is_served(self._path):
+            raise OSError(errno.EADDRINUSE, "another guest agent listens there", self._path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # Made under another name, so that it never is there with wrong permissions; an old one is replaced.
@@ -79,6 +82,7 @@ class RequestSocket:
             os.chown(new, -1, group_id)
             os.chmod(new, 0o660)
             self._listener.listen(4)
+            self._made = os.stat(new)
             os.rename(new, self._path)
         except OSError:
             self._listener.close()
@@ -93,7 +97,8 @@ class RequestSocket:
         self._thread.join(2 * CONNECTION_LIMIT_S)
         self._listener.close()
         with contextlib.suppress(OSError):  # another process has removed it
-            os.unlink(self._path)
+            if os.path.samestat(self._made, os.stat(self._path)):
+                os.unlink(self._path)
 
     def _serve(self) -> None:
         complaint = ""
@@ -128,6 +133,13 @@ class RequestSocket:
         except RpcError as error:
             return error_line(request.id, error)
         return answer_line(request.id, {"passed_on": True})
+
+
+def _is_served(path: str) -> bool:
+    """Whether a process takes connections there: what a killed one has left refuses them."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(CONNECTION_LIMIT_S)
+        return probe.connect_ex(path) in (0, errno.EAGAIN)
 
 
 def _read_line(connection: socket.socket) -> bytes:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds into dist/, or $2: wheel, sdist and Debian package of ebbtide; for guests a wheel, one file (ebb-guestagent.pyz)
-# and a Debian package. $1: the Python that builds, which has setuptools. The network is needed only for what
+# with its unit, and a Debian package. $1: the Python that builds, which has setuptools. The network is needed only for what
 # requirements.lock names, as pip is set up; with --bare as $3 not even for that: the Debian package of ebbtide is then
 # without it, for looking at the rest. A build that fails leaves the folder as it was; packages of before make room.
 set -euo pipefail
@@ -39,6 +39,7 @@ cp -r "$work/guest/guestagent" "$work/guest/app_adapters" "$work/zip/"
 printf 'import sys\n\nfrom guestagent.main import main\n\nsys.exit(main())\n' >"$work/zip/__main__.py"
 find "$work/zip" -exec touch --date "@$SOURCE_DATE_EPOCH" {} +
 "$python" -m zipapp "$work/zip" --python '/usr/bin/env python3' --output "$dist/ebb-guestagent.pyz"
+install -m 644 packaging/systemd/ebb-guestagent.service "$dist/"
 
 # $1: the tree of a Debian package, but for what every one has; $2: its name; $3: its architecture; standard input: more
 # of its control file. The same tree makes the same file.
@@ -153,5 +154,5 @@ EOF
 ls -l "$dist" | awk 'NR > 1 { print $5, $9 }'
 # Nothing else that is there: the folder may be anybody's.
 mkdir -p "$folder"
-rm -f "$folder"/ebbtide{-,_}*.{whl,tar.gz,deb} "$folder/ebb-guestagent.pyz"
+rm -f "$folder"/ebbtide{-,_}*.{whl,tar.gz,deb} "$folder"/ebb-guestagent.{pyz,service}
 mv "$dist"/* "$folder/"

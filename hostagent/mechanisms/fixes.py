@@ -14,6 +14,15 @@ CHANNEL = "io.ebbtide.guest.0"
 QEMU_AGENT = "org.qemu.guest_agent.0"
 #: What a guest's kernel has to be told, so that memory plugged later can be unplugged again.
 MOVABLE = "memhp_default_state=online_movable"
+#: How one that is started by its own boot loader is told.
+MOVABLE_IN_GUEST = f"""\
+# in a guest of Debian or Ubuntu, for memory that is plugged from now on:
+rule='SUBSYSTEM=="memory", ACTION=="add", ATTR{{state}}=="offline", ATTR{{state}}="online_movable"'
+echo "$rule" >/etc/udev/rules.d/80-ebbtide.rules
+# or, for its next starts, add {MOVABLE} to GRUB_CMDLINE_LINUX in /etc/default/grub and run
+update-grub
+# in a guest of Fedora or RHEL, for its next starts:
+grubby --update-kernel=ALL --args={MOVABLE}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ def channel(domain: DomainFacts) -> str:
 
 
 def guest_agent(domain: DomainFacts) -> str:
-    return text(f"Start the guest agent inside {domain.name}", shell="ebb-guestagent")
+    return text(f"Start the guest agent inside {domain.name}", shell="systemctl start ebb-guestagent")
 
 
 def cold_first() -> str:
@@ -114,11 +123,13 @@ virt-xml {domain.name} --edit --cpu numa.cell0.id=0,numa.cell0.cpus={cpus},numa.
 virt-xml {domain.name} --add-device --memdev \
 model=virtio-mem,target.size={device},target.node=0,target.block=2048,target.requested={device * 1024}""",
         vagrant="# vagrant-libvirt has no option for it: run the virt-xml lines after `vagrant halt`",
-        shell=f"# in the guest: add {MOVABLE} to GRUB_CMDLINE_LINUX in /etc/default/grub, then\nupdate-grub",
+        shell=MOVABLE_IN_GUEST,
     )
 
 
-def movable(domain: DomainFacts) -> str:
+def movable(has_cmdline: bool) -> str:
+    if not has_cmdline:
+        return text("See that the guest's kernel keeps plugged memory movable", shell=MOVABLE_IN_GUEST)
     return text(
         "Tell the guest's kernel to keep plugged memory movable",
         xml=f"<os>\n  <cmdline>... {MOVABLE}</cmdline>\n</os>",

@@ -330,9 +330,10 @@ class _Domain:
         """What would make an available mechanism better."""
         if mechanism is Mechanism.BALLOON and "without" in self._balloon_words():
             return fixes.balloon(self.names)
+        # Without one its boot loader has it, which cannot be read from here.
         cmdline = self.root.findtext("./os/cmdline")
-        if mechanism in (Mechanism.VIRTIO_MEM, Mechanism.DIMM) and cmdline is not None and MOVABLE not in cmdline:
-            return fixes.movable(self.names)
+        if mechanism in (Mechanism.VIRTIO_MEM, Mechanism.DIMM) and MOVABLE not in (cmdline or ""):
+            return fixes.movable(cmdline is not None)
         return ""
 
 

@@ -296,10 +296,13 @@ class AdoptionCommands:
         if request is not None:
             target = size if resizes else None
             await self._begin_release(vm, returning(old, size), target, request.cause(current))
-        outcomes = []
+        outcomes, off_line = [], ""
         if resizes:
             outcomes.append(await host.resize_one(vm, deadline_s))
-            reached = vm.intent.committed.vector()
+            # Of its CPU only quota and cap are ours to give back: what its guest has off line may be its own doing.
+            reached = vm.intent.committed.vector().larger(ResourceVector(cpu_cores=size.cpu_cores))
+            if not size.fits_in(vm.intent.committed.vector() + NEAR):
+                off_line = f", but for CPUs that its guest has off line ({outcomes[0].sentence})"
             if vm.intent.phase in RESIZING or not (size.fits_in(reached + NEAR) and reached.fits_in(size + NEAR)):
                 return await self._kept(operation, vm, old, outcomes[0])
         try:
@@ -321,7 +324,7 @@ class AdoptionCommands:
             # It is its owner's again, and nothing may be taken from it any more.
             log.warning("a release was not told", vm=vm.name, why=str(error))
         await host.drop(vm)
-        sentence = f"{vm.domain} is as it was when it was adopted, and is not looked after any more"
+        sentence = f"{vm.domain} is as it was when it was adopted{off_line}, and is not looked after any more"
         host.note(vm.name, DecisionKind.REMOVE, sentence, {})
         return done(operation, sentence, *outcomes)
 

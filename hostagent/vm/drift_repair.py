@@ -49,6 +49,8 @@ class DriftRepair:
         self.unsettled = True
         #: Host-side seconds of each parked vCPU at the last look, to see whether it runs.
         self._parked: dict[int, float] = {}
+        #: What the guest said of its CPUs before it booted anew, which runs all of them until it says more.
+        self.said_before_boot: frozenset[int] | None = None
         self._parked_running: tuple[int, ...] = ()
         #: How often something had to be put right that was changed from outside, and when it may be tried again.
         self.drift_total = 0
@@ -69,7 +71,7 @@ class DriftRepair:
     def sample(self, vcpus: int, vcpu_seconds: Sequence[float]) -> None:
         """Take note of what can be seen of all VMs at once: whether a parked vCPU runs nevertheless."""
         said = self._resizer.link.online
-        online = said if said is not None else frozenset(range(vcpus))
+        online = said if said is not None and said is not self.said_before_boot else frozenset(range(vcpus))
         earlier, self._parked = self._parked, parked_seconds(vcpu_seconds, online)
         running = tuple(cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S)
         if running and not self._parked_running:

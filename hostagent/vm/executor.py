@@ -313,32 +313,48 @@ class Executor:
     # --- guest and hypervisor ------------------------------------------------------------------------------------
 
     async def _unplug(self, instruction: Unplug) -> str:
-        reasons = []
-        until = _now() + instruction.limit_s
-        online = instruction.online
-        if instruction.plug_vcpus is not None and online is not None:
-            reasons.append(await self._plug_vcpus(instruction.plug_vcpus, until))
-            online = await self._present(online)
-        if online is not None and self._ordinary is not None:
-            reasons.append(await self._sizes.set_guest_cpus(self._domain, online))
-            self._cpus_asked = False
-        elif online is not None:
-            limit_s = min(instruction.limit_s, 20.0)
-            self._cpus_until = _now() + limit_s
+        reasons: list[str] = []
+        until, online = _now() + instruction.limit_s, instruction.online
+        if online is not None:
             try:
-                answer = await self._link.call("cpus.set", {"online": list(online)}, CpusSet, limit_s)
-            finally:
-                self._cpus_until = 0.0
-            reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
-            # By what the kernel read back: a vCPU that stayed on line stays plugged. None is plugged by its word.
-            if instruction.unplug_vcpus and (count := max(answer.online) + 1) < self._vcpus:
-                left = max(until - _now(), 0.0)
-                reasons.append(await self._sizes.set_vcpus(self._domain, count, left))
+                reasons += await self._set_cpus(instruction, online, until)
+            except (GuestUnreachable, GuestRefused) as error:
+                reasons.append(str(error))  # memory that is given with them is its kernel's matter
         if instruction.plugged_mib is not None and not await self._given(instruction, instruction.plugged_mib, until):
             left = max(until - _now(), 0.0)
             reasons.append(await self._sizes.set_plugged(self._domain, instruction.plugged_mib, left))
             self.asked_for_more = False
         return "; ".join(reason for reason in reasons if reason)
+
+    async def _set_cpus(self, instruction: Unplug, online: tuple[int, ...], until: float) -> list[str]:
+        """Why not all are as they should be, in words.
+
+        :raises GuestUnreachable: it does not answer.
+        :raises GuestRefused: it does not do it.
+        """
+        reasons = []
+        if instruction.plug_vcpus is not None:
+            reasons.append(await self._plug_vcpus(instruction.plug_vcpus, until))
+        if self._ordinary is not None:
+            reasons.append(await self._sizes.set_guest_cpus(self._domain, online))
+            self._cpus_asked = False
+            return reasons
+        if set(online).difference(self._link.online or ()):
+            wanted, online = online, await self._present(online)
+            if lacking := set(wanted).difference(online):
+                reasons.append(f"the guest has no CPU {', '.join(map(str, sorted(lacking)))}")
+        limit_s = min(instruction.limit_s, 20.0)
+        self._cpus_until = _now() + limit_s
+        try:
+            answer = await self._link.call("cpus.set", {"online": list(online)}, CpusSet, limit_s)
+        finally:
+            self._cpus_until = 0.0
+        reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
+        # By what the kernel read back: a vCPU that stayed on line stays plugged. None is plugged by its word.
+        if instruction.unplug_vcpus and (count := max(answer.online) + 1) < self._vcpus:
+            left = max(until - _now(), 0.0)
+            reasons.append(await self._sizes.set_vcpus(self._domain, count, left))
+        return reasons
 
     async def _given(self, instruction: Unplug, plugged_mib: float, until: float) -> bool:
         """Whether the guest says within a while that it has given what it is asked for, where that is enough."""

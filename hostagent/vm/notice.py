@@ -65,17 +65,24 @@ async def _tell(
     until, seen = began + max(notice_s - kept_s, 0.0), began + min(POLLED_S, notice_s * POLLED_SHARE)
     said = "its guest was not told: it has no agent that answers"
     first: float | None = None
+    #: Whether it was sent the notice and did not answer: programs that start may keep its agent from that.
+    is_sent = False
     back_until = began + (min(BACK_S, notice_s * BACK_SHARE) if link.may_come_back else 0.0)
     while not running.withdrawn and (left_s := until - loop.time()) > 0:
         programs: PreemptionTold | None = None
         if link.connected:
+            if is_sent and first is None:
+                back_until = max(back_until, loop.time() + BACK_S)
             params = {**told, "seconds_left": round(left_s, 3)}
             limit_s = min(max(left_s, CALL_LIMITS_S[0]), CALL_LIMITS_S[1])
             try:
                 programs = await link.call("preemption", params, PreemptionTold, limit_s)
-            except (GuestUnreachable, GuestRefused) as error:
-                said = f"its guest was not told: {error}" if first is None else said
-                if isinstance(error, GuestRefused) and error.code == UNKNOWN_METHOD:
+            except GuestUnreachable as error:
+                if first is None:
+                    is_sent, said = True, f"its guest was sent its notice, and has not answered: {error}"
+            except GuestRefused as error:
+                said = f"its guest was not told: {error}" if first is None and not is_sent else said
+                if error.code == UNKNOWN_METHOD:
                     break
         if programs is None:
             if loop.time() >= back_until:

@@ -300,9 +300,11 @@ class Resizer:
         """Write down the size that was measured and hold the VM to it from outside."""
         row = self.record.allocation()
         size = reached.smaller(self.record.upper)
-        if outcome.before.cpu_cores > outcome.target.cpu_cores > size.cpu_cores:
-            # CPUs went off line under the old quota and the new one is not set yet: no reason to take more than asked.
-            size = size.with_component("cpu_cores", outcome.target.cpu_cores)
+        asked = outcome.target.cpu_cores
+        # CPUs went off line under the old quota and the new one is not set yet, or are off line without having been
+        # asked for: no reason to take more than asked.
+        kept = asked if outcome.before.cpu_cores > asked else min(asked, previous.cpu_cores)
+        size = size.larger(ResourceVector(cpu_cores=kept))
         if size.cpu_cores > row.current.cpu_cores:
             # It is not known which of these CPUs are on line: a quota holds it to what it is charged with.
             size = size.with_component("cpu_cores", row.current.cpu_cores)

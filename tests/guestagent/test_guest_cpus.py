@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,23 @@ def test_kernel_threads_and_zombies_pin_nothing(tree: GuestTree, cpus: Cpus) -> 
     path = tree.procfs / "30/task/30/status"
     path.write_text(path.read_text().replace("S (sleeping)", "Z (zombie)"))
     assert cpus.status().unpluggable == [3, 2, 1]
+
+
+def test_of_threads_that_are_bound_alike_one_has_its_status_read(
+    tree: GuestTree, cpus: Cpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    status_of = cpus._task_status
+
+    def counted(pid: str, tid: str) -> Any:
+        read.append(tid)
+        return status_of(pid, tid)
+
+    monkeypatch.setattr(cpus, "_task_status", counted)
+    tree.task(20, "kworker/2", "2", ppid=2)
+    tree.task(100, "pool", "2", threads=dict.fromkeys(range(101, 140), "2"))
+    assert cpus.status().unpluggable == [3, 1]
+    assert len([tid for tid in read if tid != "20"]) == 1
 
 
 def test_a_guest_that_forbids_the_question_is_asked_by_its_files(tree: GuestTree) -> None:

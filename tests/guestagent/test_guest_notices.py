@@ -225,6 +225,21 @@ def test_a_socket_that_a_killed_agent_left_is_replaced(tmp_path: Path) -> None:
     assert [notice.memory_mib for notice in passed_on] == [5]
 
 
+def test_a_second_agent_leaves_the_socket_to_the_one_that_listens(tmp_path: Path) -> None:
+    passed_on: list[Any] = []
+    made = requests.RequestSocket(str(tmp_path), -1, passed_on.append, dict)
+    with pytest.raises(OSError, match="another guest agent listens there"):
+        requests.RequestSocket(str(tmp_path), -1, passed_on.append, dict)
+    requests.ask_for_more(str(tmp_path), 5, 0, "")
+    (tmp_path / "request.sock").unlink()
+    after = requests.RequestSocket(str(tmp_path), -1, passed_on.append, dict)
+    made.close()
+    requests.ask_for_more(str(tmp_path), 6, 0, "")
+    after.close()
+    assert [notice.memory_mib for notice in passed_on] == [5, 6]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_guest_that_is_out_of_descriptors_for_a_moment_is_asked_through_the_same_socket_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

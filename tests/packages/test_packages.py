@@ -61,6 +61,7 @@ def unpacked(package: Path, place: Path) -> Path:
 def test_all_are_built(dist: Path) -> None:
     assert sorted(path.name for path in dist.iterdir()) == [
         "ebb-guestagent.pyz",
+        "ebb-guestagent.service",
         f"ebbtide-{__version__}-py3-none-any.whl",
         f"ebbtide-{__version__}.tar.gz",
         f"ebbtide-guest_{debian_version()}_all.deb",

@@ -19,7 +19,7 @@ VCPUS = "<vcpus>" + "".join(f"<vcpu id='{n}' enabled='yes' hotpluggable='{'yes' 
 HEALTHY = f"""<domain type='kvm' id='7'>
 <name>web</name><memory unit='KiB'>2097152</memory>
 <vcpu placement='static'>4</vcpu>{VCPUS}</vcpus>
-<os><type arch='x86_64' machine='q35'>hvm</type></os>
+<os><type arch='x86_64' machine='q35'>hvm</type><cmdline>memhp_default_state=online_movable</cmdline></os>
 <devices>{CHANNEL}{BALLOON}{VIRTIO_MEM}{DIMM}{DISK}{INTERFACE}</devices></domain>"""
 FACTS = HostFacts(2048, 2000, cgroups="v2", acpi_unplug="", qemu_version=7_002_000, cold_first=True)
 

@@ -69,7 +69,7 @@ Give the guest agent its channel:
 START_AGENT = """\
 Start the guest agent inside web:
   shell:
-    ebb-guestagent"""
+    systemctl start ebb-guestagent"""
 COLD_FIRST = """\
 Have cold pages become free first on this host; under emulation it has shown no gain:
   shell:
@@ -127,8 +127,13 @@ target.requested=1048576
   Vagrantfile:
     # vagrant-libvirt has no option for it: run the virt-xml lines after `vagrant halt`
   shell:
-    # in the guest: add memhp_default_state=online_movable to GRUB_CMDLINE_LINUX in /etc/default/grub, then
-    update-grub"""
+    # in a guest of Debian or Ubuntu, for memory that is plugged from now on:
+    rule='SUBSYSTEM=="memory", ACTION=="add", ATTR{state}=="offline", ATTR{state}="online_movable"'
+    echo "$rule" >/etc/udev/rules.d/80-ebbtide.rules
+    # or, for its next starts, add memhp_default_state=online_movable to GRUB_CMDLINE_LINUX in /etc/default/grub and run
+    update-grub
+    # in a guest of Fedora or RHEL, for its next starts:
+    grubby --update-kernel=ALL --args=memhp_default_state=online_movable"""
 ADD_BALLOON = """\
 Give the domain a balloon with statistics and free page reporting:
   XML:
@@ -402,9 +407,16 @@ def test_a_balloon_without_statistics_is_available_and_gets_a_hint() -> None:
 
 
 def test_a_kernel_command_line_that_keeps_plugged_memory_unmovable_gets_a_hint() -> None:
-    xml = HEALTHY.replace("</os>", "<cmdline>quiet</cmdline></os>")
-    assert "memhp_default_state=online_movable" in finding(M.VIRTIO_MEM, xml).fix
-    assert finding(M.VIRTIO_MEM, xml.replace("quiet", "memhp_default_state=online_movable")).fix == ""
+    xml = HEALTHY.replace("memhp_default_state=online_movable", "quiet")
+    assert "libvirt.cmd_line = '... memhp_default_state=online_movable'" in finding(M.VIRTIO_MEM, xml).fix
+
+
+def test_a_guest_with_a_boot_loader_of_its_own_gets_the_hint_for_its_distribution() -> None:
+    fix = finding(M.VIRTIO_MEM, without("<cmdline>memhp_default_state=online_movable</cmdline>")).fix
+    assert "/etc/udev/rules.d/80-ebbtide.rules" in fix
+    assert "update-grub" in fix
+    assert "grubby --update-kernel=ALL --args=memhp_default_state=online_movable" in fix
+    assert fix in PAGE
 
 
 def test_dimms_that_are_unplugged_now_are_found_in_the_configuration() -> None:

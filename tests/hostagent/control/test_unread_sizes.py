@@ -64,7 +64,7 @@ async def test_a_resize_that_broke_off_below_the_minimum_is_charged_with_it_and_
     target = ResourceVector(1.0, 1024.0)
     outcome = Outcome(left, left, target, (), ResourceVector(0.7), 1.0, "nothing could be set")
     async with vm.lock:
-        await vm.resizer.commit(outcome, ResourceVector(1.0, 1024.0), left.size, "t")
+        await vm.resizer.commit(outcome, left.size, left.size, "t")
     assert vm.intent.committed.cpu_cores == 0.5
     assert two_vms[0].quota == 0.5
 

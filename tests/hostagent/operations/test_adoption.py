@@ -19,7 +19,7 @@ from hostagent.state.intents import Before, Intent, Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm, make_agent, succeeding
 from tests.hostagent.doing import reclaim, report
-from tests.hostagent.world import World
+from tests.hostagent.world import Domain, World
 from tests.waiting import until
 
 
@@ -284,6 +284,35 @@ async def test_a_release_that_falls_short_leaves_the_vm_looked_after_and_can_be_
     world.failures.clear()
     assert (await release(command, "again")).state == "done"
     assert (domain.quota, domain.intent) == (None, "")
+
+
+async def test_cpus_that_a_guest_cannot_have_on_line_are_neither_taken_nor_keep_its_owner_from_it(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create("old-web", "")
+    domain = world.domains["old-web"]
+    domain.state, domain.vcpus, domain.online, domain.vcpu_seconds = "running", 4, {0, 1}, [0.0] * 4
+
+    def without_smt(d: Domain, params: dict[str, Any]) -> dict[str, Any]:
+        d.online = set(params["online"]) & {0, 1}
+        failed = [{"cpu": cpu, "reason": "Operation not permitted"} for cpu in set(params["online"]) - {0, 1}]
+        return {"online": sorted(d.online), "failed": failed}
+
+    monkeypatch.setattr(world, "_cpus_set", without_smt)
+    body: dict[str, Any] = {"request_id": "adopt", "domain": "old-web", "name": "web"}
+    assert (await command("POST", "/v1/adoptions", body)).state == "done"
+    await until(lambda: host.vms["web"].link.connected)
+    for generation, cores in ((2, 4.0), (3, 1.0)):
+        target = {"cpu_cores": cores, "memory_mib": 400.0}
+        body = {"request_id": f"t{generation}", "generation": generation, "target": target, "deadline_s": 20.0}
+        await command("PUT", "/v1/vms/web/target", body)
+        # A target for memory takes no CPU.
+        assert host.vms["web"].intent.committed == Vector(cpu_cores=cores, memory_mib=400.0)
+    back = await release(command)
+    assert back.state == "done", back.sentence
+    assert "but for CPUs that its guest has off line (gave back" in back.sentence
+    assert "Operation not permitted" in back.sentence
+    assert (domain.bound_mib, domain.quota, domain.cap, domain.intent) == (512.0, None, None, "")
 
 
 async def test_a_release_that_failed_and_could_not_be_written_is_not_carried_out_later(

@@ -24,7 +24,7 @@ from tests.waiting import until
 START_AGENT = """\
 Start the guest agent inside ebb-host-a.low-1:
   shell:
-    ebb-guestagent"""
+    systemctl start ebb-guestagent"""
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from ebbtide.deflation.cascade.ordinary import OrdinaryGuest
 from ebbtide.deflation.cascade.reinflation import TellApplication, Told
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.guest import ApplicationPromise, ApplicationRelease, ColdFreed, Cpus, CpusSet, GuestStatus, Memory
-from hostagent.errors import GuestUnreachable, HypervisorError
+from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
 from hostagent.libvirt.hypervisor import GuestCpus, HostSideReading
 from hostagent.vm import executor as module
 from hostagent.vm.executor import Executor
@@ -183,6 +183,52 @@ async def test_no_guest_can_have_a_vcpu_plugged_by_a_step_that_unplugs() -> None
     link.online = (0, 1)
     await executor.carry_out(unplug)
     assert sizes.counts == [2]
+
+
+class Growing(Statistics):
+    """A VM whose memory is plugged."""
+
+    plugged_mib: float | None = None
+
+    async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
+        self.plugged_mib = plugged_mib
+        return ""
+
+
+class Switching(Link):
+    """A guest agent that is told of CPUs, of which its guest has one."""
+
+    online: tuple[int, ...] | None = (0,)
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(500)
+        self._error, self.maps = error, list[list[int]]()
+
+    async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool = True) -> Any:
+        if method != "cpus.set":
+            return await super().call(method, params, answer, limit_s, breaks)
+        self.maps.append(params["online"])
+        if self._error is not None:
+            raise self._error
+        return CpusSet(online=params["online"])
+
+
+@pytest.mark.parametrize("error", [GuestRefused("CPU 0 is busy"), GuestUnreachable("no answer")])
+async def test_cpus_that_a_guest_does_not_put_on_line_keep_no_memory_from_it(error: Exception) -> None:
+    sizes, link = Growing((500, 1)), Switching(error)
+    measured = await Executor("domain", sizes, link, "request").carry_out(  # type: ignore[arg-type]
+        Unplug(1, 5.0, (0,), 256.0)
+    )
+    assert isinstance(measured, Measured)
+    assert (sizes.plugged_mib, measured.reason, measured.error) == (256.0, str(error), "")
+
+
+async def test_a_guest_is_told_of_no_cpu_that_it_does_not_have() -> None:
+    sizes, link = Growing((500, 1)), Switching()
+    executor = Executor("domain", sizes, link, "request")  # type: ignore[arg-type]
+    measured = await executor.carry_out(Unplug(1, 5.0, (0, 1, 2), None))
+    assert isinstance(measured, Measured)
+    assert (link.maps, measured.reason) == ([[0]], "the guest has no CPU 1, 2")
 
 
 class Reclaiming:

@@ -76,7 +76,8 @@ def test_without_a_program_those_that_poll_have_five_seconds() -> None:
 
 @pytest.mark.parametrize("error", [GuestUnreachable("no answer"), GuestRefused("no method preemption", UNKNOWN_METHOD)])
 def test_a_guest_that_cannot_be_told_is_powered_off_at_once(error: HostAgentError) -> None:
-    assert notice_to(Link(0, 0.0, error)) == (30.0, f"its guest was not told: {error}")
+    left_s, said = notice_to(Link(0, 0.0, error))
+    assert (left_s, said.endswith(f": {error}")) == (30.0, True)
     silent = Link(0, 0.0)
     silent.connected = False
     assert notice_to(silent) == (30.0, "its guest was not told: it has no agent that answers")
@@ -135,6 +136,37 @@ def test_an_agent_that_does_not_come_back_costs_ten_seconds_or_a_third_of_the_no
     found_s, said = notice_to(gone, notice_s)
     assert found_s == pytest.approx(left_s, abs=0.5)
     assert said == "its guest was not told: it has no agent that answers"
+
+
+def test_a_guest_that_is_slow_to_answer_its_notice_keeps_the_rest_of_it() -> None:
+    class Slow(Link):
+        """Its programs take 22 s to start; a call that it does not answer ends a conversation, and it says hello."""
+
+        answers_at, back_at = 22.0, 0.0
+
+        @property
+        def connected(self) -> bool:
+            return asyncio.get_running_loop().time() >= self.back_at
+
+        @connected.setter
+        def connected(self, value: bool) -> None: ...
+
+        async def call(self, method: str, params: Mapping[str, Any], answer: type, limit_s: float) -> PreemptionTold:
+            if asyncio.get_running_loop().time() < self.answers_at:
+                await asyncio.sleep(limit_s)
+                self.back_at = asyncio.get_running_loop().time() + 2.0
+                raise GuestUnreachable(f"no answer in {limit_s:g} s")
+            return await super().call(method, params, answer, limit_s)
+
+    slow, silent = Slow(1, 5.0), Slow(1, 5.0)
+    slow.may_come_back = silent.may_come_back = True
+    left_s, said = notice_to(slow, 60.0)
+    assert said.endswith("and 1 of 1 programs ended in time")
+    assert left_s == pytest.approx(27.0), "its programs ran from 28 s on"
+    silent.answers_at = 1000.0
+    left_s, said = notice_to(silent, 60.0)
+    assert left_s == pytest.approx(20.0)
+    assert said.startswith("its guest was sent its notice, and has not answered: no answer in ")
 
 
 def test_an_agent_that_knows_of_no_notices_is_not_asked_again() -> None:

@@ -78,6 +78,26 @@ async def test_a_guest_that_reboots_is_not_yet_deflatable_from_that_moment_on(
     await until(lambda: status(host).not_yet is None)
 
 
+async def test_a_guest_that_boots_anew_breaks_no_word_by_running_all_its_cpus(
+    two_vms: list[Domain], command: Command, host: Host, world: World
+) -> None:
+    assert isinstance(host.hypervisor, FakeHypervisor)
+    (tell,) = host.hypervisor.listeners
+    await reclaim(command, cpu_cores=3.0)
+    domain = two_vms[0]
+    assert domain.online == {0, 1}
+    world.guests_answer, domain.online = False, {0, 1, 2}
+    tell("ebb-host-a.low-1", True)
+    ran_s = domain.vcpu_seconds[2]
+    await until(lambda: domain.vcpu_seconds[2] > ran_s + 2.0)
+    assert status(host).broken_offline_total == 0
+    world.guests_answer = True
+    await until(lambda: host.vms["low-1"].link.online == frozenset({0, 1, 2}))
+    domain.online, domain.liars = {0, 1}, {2}
+    host.vms["low-1"].request_check()
+    await until(lambda: status(host).broken_offline_total == 1)
+
+
 async def test_an_agent_that_was_lost_is_expected_back(command: Command, two_vms: list[Domain], host: Host) -> None:
     for vm in host.vms.values():
         vm.link.hang_up()
