@@ -209,7 +209,6 @@ def twice(value: float) -> float:
 def test_one_process_compiles_and_says_so_while_others_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiling, "_SILENT_S", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiling._directory.cache_clear()
     said: list[str] = []
     told = threading.Event()
 
