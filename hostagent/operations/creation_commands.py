@@ -114,6 +114,9 @@ class CreationCommands:
                         raise
                 try:
                     if suspend:
+                        # An earlier agent's word that it is settled may come late: paused then, it would count as
+                        # paused by another program.
+                        await vm.record.persist()
                         await self._host.hypervisor.suspend(vm.domain)
                     # Admitted at its committed size before its vCPUs run, and by any later start past us.
                     await vm.enforce_at_start()

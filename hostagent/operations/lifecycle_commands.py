@@ -311,7 +311,8 @@ class LifecycleCommands:
                 if vm.intent.saved_mib is None:
                     vm.record.intent = vm.intent.changed(redefine=False)
             if state == "running":
-                # By an earlier agent, or past it: it is not known how.
+                # By an earlier agent, or past it: it is not known how. Written, as that one's word may come late.
+                await vm.record.persist()
                 await host.hypervisor.suspend(vm.domain)
             # Held to its committed size before its vCPUs run.
             await vm.enforce_at_start()

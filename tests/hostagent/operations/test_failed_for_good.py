@@ -27,6 +27,7 @@ from hostagent.vm import host as host_module
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, has_failed, low_vm, succeeding
 from tests.hostagent.doing import reclaim
+from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.world import Domain, World
 from tests.waiting import until
 
@@ -246,6 +247,26 @@ async def test_a_start_that_was_written_too_late_is_not_carried_out_by_a_success
         vm = successor.host.vms["low-1"]
         await until(lambda: vm.intent.phase is Phase.STOPPED and not vm.lock.locked())
         assert (domain.state, world.starts) == ("stopped", 0)
+
+
+@pytest.mark.parametrize("kind", ["create", "start"])
+async def test_a_vm_that_a_successor_pauses_runs_on_though_the_word_that_it_had_settled_came_late(
+    agent: Agent, two_vms: list[Domain], world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Else the agent after that one would take it for paused by another program."""
+    domain, settled = two_vms[0], two_vms[0].intent
+    intent = Intent.model_validate_json(settled)
+    assert intent.cause is not None
+    cause = intent.cause.model_copy(update={"kind": kind})
+    await agent.close()
+    domain.intent = intent.changed(phase=Phase.STARTING, cause=cause).model_dump_json()
+    with monkeypatch.context() as hanging:
+        hanging.setattr(FakeHypervisor, "set_quota", lambda *_: asyncio.Event().wait())
+        async with succeeding(world, tmp_path):
+            domain.intent = settled
+            await until(lambda: domain.state == "paused")
+    async with succeeding(world, tmp_path):
+        await until(lambda: domain.state == "running")
 
 
 def made_without_answer(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> list[Intent]:
