@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.rest.settings import AccessSettings
+from hostagent import running
 from hostagent.libvirt import disks
-from hostagent.libvirt.definitions import usable_boot_mib
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
-from hostagent.libvirt.settings import LibvirtSettings
-from hostagent.operations.agent import Agent
-from hostagent.state.journal import Journal
-from hostagent.vm.host import Host, Slice
-from tests.hostagent.agent_process import CAPACITY
+from hostagent.options import HostAgentOptions
 from tests.hostagent.libvirt.test_disks import INTENT, VM
 from tests.hostagent.libvirt_stand_in import StandIn
 
@@ -23,14 +20,21 @@ async def test_while_a_vm_of_a_host_is_still_emulated_vms_cost_what_emulated_one
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_under: str, overhead_mib: float
 ) -> None:
     monkeypatch.setattr(disks, "create_overlay", lambda _, directory: directory / "disk.qcow2")
-    domains, uri = StandIn(tmp_path), "qemu+tls://host-a.example/system"
-    settings = LibvirtSettings("host-a", uri, "kvm", tmp_path, tmp_path / "disks", migration_uri=uri)
-    hypervisor = LibvirtHypervisor(settings, lambda uri: domains)
-    await hypervisor.create(VM, INTENT)
+    domains = StandIn(tmp_path)
+    monkeypatch.setattr(running, "LibvirtHypervisor", lambda settings: LibvirtHypervisor(settings, lambda uri: domains))
+    options = HostAgentOptions(
+        id="host-a",
+        capacity="cpu_cores=6,memory_mib=3600",
+        token_file=tmp_path / "token",
+        state_dir=tmp_path,
+        disk_dir=tmp_path / "disks",
+        accelerator="kvm",
+        migration_uri="qemu+tls://host-a.example/system",
+    )
+    agent = await running._agent(options, AccessSettings())
+    host = agent.host
+    await host.hypervisor.create(VM, INTENT)
     domains.lookupByName(VM)._root.set("type", made_under)
-    part = Slice("host-a", "http://127.0.0.1:1", CAPACITY, "kvm", 160.0, emulated_overhead_mib=320.0)
-    host = Host(part, hypervisor, Journal(tmp_path))
-    agent = Agent(host, usable_boot_mib)
     await agent.start()
     try:
         report = host.report()
