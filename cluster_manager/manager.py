@@ -29,6 +29,7 @@ from cluster_manager.history.ageing import Ageing
 from cluster_manager.history.reading import Histories
 from cluster_manager.history.recorder import Recorder
 from cluster_manager.inventory.agents import Agents, telling_what_was_sent
+from cluster_manager.inventory.certificate_end import CertificateEnd
 from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.event_feed import EventFeed
 from cluster_manager.inventory.hosts import Hosts
@@ -160,6 +161,7 @@ class Manager:
         self.ageing = Ageing(self.store, clock)
         self.histories = Histories(self.recorder, self.ageing, self.store, self.hosts, clock)
         self._housekeeping = Housekeeping(self.store, settings.retention, clock)
+        self._certificate_end = CertificateEnd(self.store, settings.certificates, clock)
         self._old_records = OldRecords(self.store, settings.engine, settings.retention.age_s, clock)
 
     async def start(self) -> None:
@@ -237,6 +239,7 @@ class Manager:
         self.alerts.start()
         self._housekeeping.start()
         self._old_records.start()
+        self._certificate_end.start()
         if self.settings.history:
             self.recorder.start()
             self.ageing.start()
@@ -258,7 +261,7 @@ class Manager:
                 parts.push_async_callback(session.close)
             saved = (self._old_records, self._seen, self.recorder, self.ageing, self._knowledge, self._housekeeping)
             first = (self.operations, self.tasks, self.acquirer, self.feed, self.rebalancing, self.alerts)
-            for part in (*saved, *first):
+            for part in (*saved, self._certificate_end, *first):
                 parts.push_async_callback(part.stop)
         log.info("term ended", epoch=self.epoch)
 

@@ -11,6 +11,7 @@ import asyncio
 import getpass
 import hashlib
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -198,7 +199,14 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
         what = given.config if named else given.directory / "host.pem"
         raise HostAgentError(f"{what} is there: this host has joined a cluster; --force replaces it")
     state_dir = _directory(old, "state_dir")
-    if was not in (UNNAMED, host) and (state_dir / "state.json").exists():
+    # Who may not look there will have no agent that has its state there.
+    has_state = os.path.exists(state_dir / "state.json")
+    if has_state and was == UNNAMED and given.id is None:
+        raise HostAgentError(
+            f"{state_dir} has the state of an agent, and {given.config} does not say what this host was called, as its "
+            "VMs are: give that name by --id; or move the directory away"
+        )
+    if has_state and was not in (UNNAMED, host):
         raise HostAgentError(
             f"the VMs of this host are {was}'s, and {host} would leave them as they are: join as {was} (--id); "
             f"or stop the agent, `ebb-hostagent release`, and move {state_dir} away"

@@ -108,10 +108,12 @@ async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
         migration_emulated=options.migration_emulated,
         cold_first=options.cold_first,
     )
-    overhead = OVERHEAD_MIB[kind] if options.overhead_mib is None else options.overhead_mib
+    overhead, emulated = (
+        OVERHEAD_MIB[one] if options.overhead_mib is None else options.overhead_mib for one in (kind, "qemu")
+    )
     url = url_of(options, access.scheme)
     capacity = own_capacity(options.reserve_mib) if options.capacity == "auto" else capacity_of(options.capacity)
-    part = Slice(options.id, url, capacity, kind, overhead, options.reserve_mib)
+    part = Slice(options.id, url, capacity, kind, overhead, options.reserve_mib, emulated)
     directories = {"state": options.state_dir, "disks": options.disk_dir, "saved": options.save_dir}
     journal = await asyncio.to_thread(Journal, options.state_dir, bool(options.manager))
     host = Host(part, LibvirtHypervisor(settings), journal, directories=directories)

@@ -13,6 +13,7 @@ from ebbtide.deflation.allocations import deflatable_capacity
 from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.sharing.overcommitment import may_do_more
 from ebbtide.deflation.sharing.proportional import split_need_in_turn
 from ebbtide.messages.commands import ReclaimCommand
 from ebbtide.messages.common import Vector
@@ -38,7 +39,8 @@ class Overcommitment:
         self._host = host
         self._numbers = itertools.count(1)
         self._pace = RepairPace()
-        #: How far the host was beyond its capacity when that was tried last, and what its VMs could give.
+        #: How far the host was beyond its capacity after the last try, and the most that its VMs could give then or
+        #: before it: a guest that the try puts under pressure gives nothing until it calms, and then no more than then.
         self._tried = ZERO, ZERO
         self._told = ""
         #: Names of VMs that gave less than they were asked for: asked last until the host is within its capacity.
@@ -66,8 +68,8 @@ class Overcommitment:
             self._short.clear()
             return
         now, deflatable = asyncio.get_running_loop().time(), self._deflatable()
-        if not (beyond.fits_in(self._tried[0]) and deflatable.fits_in(self._tried[1])):
-            self._pace.held()  # more is to be taken, or more can be: a guest may have said hello
+        if may_do_more(beyond, deflatable, *self._tried):
+            self._pace.at_once()  # a guest may have said hello
         if not host.modes.does(HostEvent.RECLAIM) or not self._pace.due(now):
             return
         self._pace.tried(now)
@@ -83,7 +85,7 @@ class Overcommitment:
             await persist_all(members)
             outcomes = await host.resize(members, DEADLINE_S, ended=claim.release)
             self._short |= {outcome.name for outcome in outcomes if not outcome.shortfall.vector().is_zero()}
-        self._tried = host.overcommitted(), self._deflatable()
+        self._tried = host.overcommitted(), deflatable.larger(self._deflatable())
 
     def _deflatable(self) -> ResourceVector:
         return deflatable_capacity(vm.row() for vm in self._host.vms.values())

@@ -131,8 +131,9 @@ class Steady:
                 log.exception("a round of steady mode failed")
 
     def _busy(self) -> list[str]:
-        """Names of the VMs with an operation beside which nothing is trimmed."""
-        return [vm.name for vm in self._host.vms.values() if vm.intent.phase not in AT_REST]
+        """Names of the VMs with an operation beside which nothing is trimmed: a step of ours is none."""
+        away = (vm for vm in self._host.vms.values() if vm.intent.phase not in AT_REST)
+        return [vm.name for vm in away if not (cause := vm.intent.cause) or not cause.request_id.startswith(STEADY)]
 
     def _keep(self) -> float:
         """How much is to be free now; the manager hears of it by the next report."""

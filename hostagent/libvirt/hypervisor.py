@@ -108,6 +108,8 @@ class DomainState:
     #: "running", "paused" or "stopped".
     state: str
     intent: Intent
+    #: Whether its guest is emulated, whatever new VMs of this host run under.
+    emulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,8 @@ class LibvirtHypervisor:
                 try:
                     intent, defined = self._ours(domain)
                     if intent is not None:
-                        found.append(DomainState(domain.name(), state_of(domain), intent))
+                        emulated = ElementTree.fromstring(domain.XMLDesc()).get("type") == "qemu"
+                        found.append(DomainState(domain.name(), state_of(domain), intent, emulated))
                         undefined += [] if defined else [domain.name()]
                 except libvirt.libvirtError as error:
                     if error.get_error_code() not in (
@@ -143,6 +144,7 @@ class LibvirtHypervisor:
             return found, undefined
 
         found, undefined = await self._connection.call(find)
+        self._moves.emulated = any(domain.emulated for domain in found)
         for name in undefined:
             await self._define_intent(name)
         return found

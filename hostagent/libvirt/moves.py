@@ -50,6 +50,8 @@ class LibvirtMoves:
         self._definitions = definitions
         #: As libvirt counts; 0: it has not been asked yet.
         self.qemu_version = 0
+        #: Whether one of this host's domains is emulated, though new ones may not be.
+        self.emulated = False
         connection.on_open(self._ask_version)
         self._image = _fingerprint(settings.image_dir / "base.qcow2") if settings.migration_uri is not None else ""
 
@@ -75,7 +77,7 @@ class LibvirtMoves:
         settings = self._settings
         if settings.migration_uri is None or settings.migration_emulated:
             return ""
-        return risk_of(settings.accelerator, self.qemu_version)
+        return risk_of("qemu" if self.emulated else settings.accelerator, self.qemu_version)
 
     async def receive(self, domain: str, identity: str, intent: intents.Intent) -> None:
         directory = self._settings.disk_dir / domain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,22 @@ def host_facts(versions: Versions, verdict: Path = ACPI_VERDICT, *, cold_first: 
         no_burst=burst.kernel_lacks_it(),
         no_quota=kernel_lacks_quotas(mountinfo),
         no_limit=kernel_lacks_limits(mountinfo),
-        huge_pool=has_huge_pool(),
+        huge_pools=huge_pools(),
         cold_first=cold_first,
     )
 
 
-def has_huge_pool(pools: Path = Path("/sys/kernel/mm/hugepages")) -> bool:
-    """Whether huge pages are set aside; surplus ones (``nr_overcommit_hugepages``) become free memory again."""
-    return any(
-        int((pool / "nr_hugepages").read_text()) > int((pool / "surplus_hugepages").read_text())
-        for pool in pools.glob("hugepages-*")
-    )
+def huge_pools(pools: Path = Path("/sys/kernel/mm/hugepages"), meminfo: Path = Path("/proc/meminfo")) -> frozenset[int]:
+    """The sizes of huge pages that are set aside, KiB; surplus ones (``nr_overcommit_hugepages``) become free memory
+    again. 0 is among them where those of the default size are.
+    """
+    found = {
+        int(pool.name.removeprefix("hugepages-").removesuffix("kB"))
+        for pool in pools.glob("hugepages-*kB")
+        if int((pool / "nr_hugepages").read_text()) > int((pool / "surplus_hugepages").read_text())
+    }
+    default = re.search(r"^Hugepagesize:\s*(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+    return frozenset(found | {0} if default is not None and int(default[1]) in found else found)
 
 
 def findings_of(domain: Any, facts: HostFacts) -> tuple[Finding, ...]:

@@ -65,8 +65,9 @@ class HostFacts:
     no_quota: str = ""
     #: Why the kernel limits the memory of no VM as it must be; empty where it does.
     no_limit: str = ""
-    #: Whether it has a pool of huge pages: what comes back to that does not become free memory.
-    huge_pool: bool = False
+    #: Sizes of huge pages, KiB, that it has a pool of: what comes back to that does not become free memory. 0: of the
+    #: default size.
+    huge_pools: frozenset[int] = frozenset()
     #: Whether its VMs' cold pages become free first.
     cold_first: bool = False
 
@@ -224,7 +225,7 @@ class _Domain:
         return found
 
     def _pool(self) -> list[_Obstacle]:
-        if not (self._hugepages() and self.facts.huge_pool):
+        if not self.facts.huge_pools & self._page_sizes():
             return []
         why = "huge pages that are given back go to the host's pool of them, which is no free memory"
         return [_Obstacle(why, fixes.no_hugepages(self.names))]
@@ -300,6 +301,16 @@ class _Domain:
 
     def _hugepages(self) -> bool:
         return self.root.find("./memoryBacking/hugepages") is not None
+
+    def _page_sizes(self) -> set[int]:
+        """Of its huge pages, KiB; 0: the host's default."""
+        if not self._hugepages():
+            return set()
+        pages = self.root.findall("./memoryBacking/hugepages/page")
+        named = [(page.get("size", "0"), page.get("unit", "KiB")) for page in pages] or [("0", "KiB")]
+        devices = self.root.findall("./devices/memory/source/pagesize")
+        named += [(size.text or "0", size.get("unit", "KiB")) for size in devices]
+        return {round(float(size) * _MIB.get(unit, _MIB["KiB"]) * 1024) for size, unit in named}
 
     def _limit(self) -> list[_Obstacle]:
         found = [_Obstacle(self.facts.no_limit)] if self.facts.no_limit else []

@@ -67,6 +67,7 @@ class Agent:
             await asyncio.to_thread(self.host.journal.begin)
         except JournalError as error:
             log.warning("it is not written down that there is an agent here", why=str(error))
+        self._charge(domains)
         for found in domains:
             self._take_in(found)
         await self.host.hypervisor.sweep()
@@ -92,6 +93,12 @@ class Agent:
                     raise
                 await wait(str(error))
 
+    def _charge(self, domains: Sequence[DomainState]) -> None:
+        """Domains that exist stay emulated, though a guest has booted under KVM since they were made."""
+        if self.host.slice.accelerator != "qemu" and (emulated := [one.name for one in domains if one.emulated]):
+            log.warning("VMs are emulated until they are made anew", domains=emulated)
+            self.host.charge_emulated()
+
     def _take_in(self, found: DomainState) -> ManagedVM:
         # One that was stopped on command is charged nothing; the reconciler admits a foreign start of it.
         running = found.state == "running" and found.intent.phase is not Phase.STOPPED
@@ -110,6 +117,7 @@ class Agent:
 
     async def _take_back(self, found: DomainState) -> None:
         """Look after a domain of ours that libvirt did not name for a while, as after a start."""
+        self._charge([found])
         vm = self._take_in(found)
         log.warning("a domain of ours is there again and is looked after", domain=found.name, vm=vm.name)
         await self._resuming.take_back(vm)

@@ -5,6 +5,7 @@ The judgement is made in `ebbtide.deflation.cascade.pressure`; this module feeds
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -44,6 +45,8 @@ class GuestPressure:
         self._boot_id = ""
         self._reserve_mib = LEAST_RESERVE_MIB
         self._said_at: float | None = None
+        #: When the guest began to boot, by the loop's clock.
+        self._booted_at = -math.inf
         #: What it said last, and when, by the loop's clock; None: nothing.
         self.said: tuple[MemoryState, float] | None = None
         #: Whether the last request that was noted did not count.
@@ -100,9 +103,13 @@ class GuestPressure:
         self.judge()
 
     def _says_anew(self, said_at: float) -> bool:
-        """Whether a statement is no old one: libvirt goes on giving the last one of a driver that has fallen silent."""
+        """Whether a statement is no old one: libvirt goes on giving the last one of a driver that has fallen silent.
+
+        By its age, since the time of day may be set meanwhile.
+        """
         before, self._said_at = self._said_at, said_at
-        return said_at != before and abs(time.time() - said_at) <= FRESH_S
+        age_s = time.time() - said_at
+        return said_at != before and abs(age_s) <= FRESH_S and age_s < _now() - self._booted_at
 
     def heard(self, notice: Notice) -> None:
         """Take in what the guest said of its own accord."""
@@ -124,7 +131,7 @@ class GuestPressure:
 
     def boots(self) -> None:
         """The guest boots anew, or is off: what it said is of the boot before."""
-        self.said = None
+        self.said, self._booted_at = None, _now()
         self._watch.boots(_now())
         self.judge()
 

@@ -9,7 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +65,8 @@ class Slice:
     vm_overhead_mib: float
     #: Host memory that is never handed out, whatever the slice says, MiB.
     reserve_mib: float = 512.0
+    #: What one costs that is emulated, where others are not, MiB.
+    emulated_overhead_mib: float = 0.0
 
 
 def host_memory_available_mib() -> float:
@@ -298,6 +300,11 @@ class Host:
     def holds(self, vm: ManagedVM) -> bool:
         """Whether this very VM is still here: another one may have its name by now."""
         return self.vms.get(vm.name) is vm
+
+    def charge_emulated(self) -> None:
+        """Charge each VM that is adopted from now on with what an emulated one costs: the report has one figure."""
+        part = self.slice
+        self.slice = replace(part, vm_overhead_mib=max(part.vm_overhead_mib, part.emulated_overhead_mib))
 
     def adopt(self, domain: str, intent: Intent, running: bool) -> ManagedVM:
         side = HostSide(

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import sqlite3
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from structlog.testing import capture_logs
 
-from cluster_manager import serving
 from cluster_manager.configured import settings_of_all
-from cluster_manager.manager import Manager
+from cluster_manager.inventory import certificate_end
+from cluster_manager.inventory.certificate_end import warn_of_end
 from cluster_manager.options import ManagerOptions
-from cluster_manager.serving import serve, tell_of_end, warn_of_end
+from cluster_manager.serving import serve
 from ebbtide.lab.state import write_private
 from ebbtide.rest.gate import Gate
 from ebbtide.rest.tls import first_end
@@ -117,25 +118,41 @@ def test_a_manager_whose_certificate_ends_in_less_than_thirty_days_says_so_when_
 async def test_a_manager_that_runs_on_says_again_and_again_that_its_certificate_ends(
     tmp_path: Path, pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "LOOKED_EVERY_S", 0.01)
-    running = asyncio.create_task(serve(*settings_of_all(options_of(tmp_path, pki))))
+    monkeypatch.setattr(certificate_end, "LOOKED_EVERY_S", 0.01)
+    options = options_of(tmp_path, pki)
+
+    def events() -> int:
+        with contextlib.closing(sqlite3.connect(options.database)) as store:
+            (count,) = store.execute("SELECT count(*) FROM events WHERE kind = 'certificate-ends'").fetchone()
+        return int(count)
+
+    running = asyncio.create_task(serve(*settings_of_all(options)))
     with capture_logs() as logs:
-        await until(lambda: running.done() or [line["log_level"] for line in logs].count("warning") > 2)
+        await until(lambda: running.done() or (sum("ends" in line for line in logs) > 2 and events() > 2))
+    assert not running.done()
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
 
 
 @pytest.mark.usefixtures("each_store")
-async def test_only_the_manager_that_leads_has_an_event_that_its_certificate_ends(tmp_path: Path, pki: Pki) -> None:
+async def test_whoever_begins_to_lead_has_an_event_that_its_certificate_ends_at_once(tmp_path: Path, pki: Pki) -> None:
     own = [pki.pair("ebb-manager", days=40).certificate.read_bytes()]
     async with cluster_of(tmp_path, certificates=lambda: own) as cluster:
+
+        async def events() -> list[str]:
+            return [row["sentence"] for row in (await cluster.get("/v1/events?kind=certificate-ends"))["events"]]
+
         assert cluster.manager is not None
-        await tell_of_end(cluster.manager)
-        assert not (await cluster.get("/v1/events"))["events"]
+        await cluster.manager._certificate_end.tell()
+        assert await events() == []
         own[:] = [pki.pair("ebb-manager", days=20).certificate.read_bytes()]
-        await tell_of_end(cluster.manager)
-        await tell_of_end(Manager(cluster.manager.settings))
-        (event,) = (await cluster.get("/v1/events?kind=certificate-ends"))["events"]
+        for terms in (1, 2):
+            await cluster.stop_manager()
+            await cluster.start_manager()
+            async with asyncio.timeout(20.0):
+                while len(told := await events()) < terms:
+                    await asyncio.sleep(0.01)
+            assert len(told) == terms
     ends = end_of(tmp_path / "tls/ebb-manager.pem").isoformat(timespec="seconds")
-    assert f" ends at {ends}: " in event["sentence"]
+    assert {f" ends at {ends}: " in sentence for sentence in told} == {True}

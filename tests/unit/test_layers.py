@@ -12,7 +12,7 @@ from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, M
 from ebbtide.deflation.ledger import Layer
 from hostagent.limits import cgroups
 from hostagent.mechanisms import acpi_probe
-from hostagent.mechanisms.host_facts import has_huge_pool
+from hostagent.mechanisms.host_facts import huge_pools
 from hostagent.mechanisms.layers import HostFacts, examine
 from tests.unit.layer_domains import (
     BALLOON,
@@ -47,7 +47,7 @@ OLD_KERNEL = dataclasses.replace(FACTS, no_limit=cgroups.NO_RECLAIM)
 NO_MEMORY_GROUPS = dataclasses.replace(FACTS, no_limit=cgroups.NO_MEMORY_GROUPS)
 NO_CPU_GROUPS = dataclasses.replace(FACTS, no_quota=cgroups.NO_CPU_GROUPS)
 NO_BANDWIDTH = dataclasses.replace(FACTS, no_quota=cgroups.NO_BANDWIDTH)
-POOL = dataclasses.replace(FACTS, huge_pool=True)
+POOL = dataclasses.replace(FACTS, huge_pools=frozenset({0, 2048}))
 NO_CGROUPS = dataclasses.replace(FACTS, cgroups="none")
 UNTRIED = dataclasses.replace(FACTS, acpi_unplug=acpi_probe.UNTRIED)
 OLD_QEMU = dataclasses.replace(FACTS, qemu_version=6_000_000)
@@ -371,16 +371,41 @@ def test_of_a_pool_of_huge_pages_nothing_is_taken_and_what_a_vm_lacks_is_given()
     assert finding(M.VIRTIO_MEM, HEALTHY, POOL).available, "its pages are small"
 
 
+@pytest.mark.parametrize(
+    ("page", "device", "pools", "taken"),
+    [
+        ("<page size='2048' unit='KiB'/>", "", {1048576}, True),
+        ("<page size='2048'/>", "", {0, 2048}, False),
+        ("<page size='1' unit='G'/>", "", {1048576}, False),
+        ("<page size='1' unit='GiB'/>", "", {0, 2048}, True),
+        ("", "", {1048576}, True),
+        ("", "", {0, 1048576}, False),
+        ("<page size='2048'/>", "<source><pagesize unit='KiB'>1048576</pagesize></source>", {1048576}, False),
+    ],
+)
+def test_only_a_pool_of_the_very_pages_that_a_vm_has_keeps_its_memory(
+    page: str, device: str, pools: set[int], taken: bool
+) -> None:
+    xml = HUGE.replace("<hugepages/>", f"<hugepages>{page}</hugepages>").replace("<target>", f"{device}<target>")
+    facts = dataclasses.replace(FACTS, huge_pools=frozenset(pools))
+    assert finding(M.VIRTIO_MEM, xml, facts).available == taken
+
+
 def test_huge_pages_are_a_pool_where_they_do_not_all_go_with_the_vms(tmp_path: Path) -> None:
-    assert not has_huge_pool(tmp_path)
+    (meminfo := tmp_path / "meminfo").write_text("HugePages_Surp:      512\nHugepagesize:       2048 kB\n")
+    assert huge_pools(tmp_path, meminfo) == set()
     small, large = tmp_path / "hugepages-2048kB", tmp_path / "hugepages-1048576kB"
     for pool, pages, surplus in ((small, 512, 512), (large, 0, 0)):
         pool.mkdir()
         (pool / "nr_hugepages").write_text(f"{pages}\n")
         (pool / "surplus_hugepages").write_text(f"{surplus}\n")
-    assert not has_huge_pool(tmp_path)
+    assert huge_pools(tmp_path, meminfo) == set()
     (large / "nr_hugepages").write_text("4\n")
-    assert has_huge_pool(tmp_path)
+    assert huge_pools(tmp_path, meminfo) == {1048576}
+    (small / "surplus_hugepages").write_text("0\n")
+    assert huge_pools(tmp_path, meminfo) == {0, 2048, 1048576}
+    meminfo.write_text("MemTotal: 1 kB\n")
+    assert huge_pools(tmp_path, meminfo) == {2048, 1048576}, "this kernel has no default"
 
 
 def test_a_usb_device_that_is_passed_through_pins_no_memory() -> None:

@@ -209,6 +209,10 @@ class RepairPace:
         self.not_before = now + self.pause_s
         self.pause_s = min(self.pause_s * 2, LONGEST_PAUSE_S)
 
+    def at_once(self) -> None:
+        """There is reason to try now; if that does not hold either, the pause after it is as it would have been."""
+        self.not_before = 0.0
+
     def held(self) -> None:
         """A look found nothing to repair."""
         self.not_before, self.pause_s = 0.0, FIRST_PAUSE_S

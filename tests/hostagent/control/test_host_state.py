@@ -129,6 +129,32 @@ async def test_an_overcommitted_host_is_deflated_at_once_where_more_is_to_be_tak
     assert host.overcommitted().is_zero()
 
 
+@pytest.mark.parametrize("grows", [False, True], ids=["a guest that the try pressed calms", "cores can be given, too"])
+async def test_what_cannot_bring_an_overcommitted_host_nearer_to_its_capacity_is_no_reason_to_try_sooner(
+    two_vms: list[Domain], host: Host, monkeypatch: pytest.MonkeyPatch, grows: bool
+) -> None:
+    tries: list[object] = []
+    vms = list(host.vms.values())
+
+    async def resize(host: Host, members: object, *_: object, **__: object) -> list[object]:
+        tries.append(members)
+        for vm in vms:
+            vm.resizer.mark_terminating("as good as under pressure")
+        return []
+
+    monkeypatch.setattr(Host, "resize", resize)
+    looks = Overcommitment(host)
+    host.slice = replace(host.slice, capacity=host.slice.capacity.less(host.free() + ResourceVector(memory_mib=100)))
+    if grows:
+        cores = iter(range(1, 9))
+        monkeypatch.setattr(looks, "_deflatable", lambda: ResourceVector(float(next(cores)), 704.0))
+    for _ in range(3):
+        await looks.look()
+        for vm in vms:
+            vm.resizer.terminating = ""
+    assert (len(tries), looks._pace.pause_s) == (1, 2 * FIRST_PAUSE_S)
+
+
 async def test_a_hypervisor_that_does_not_answer_is_a_state_of_the_host_within_one_survey(
     command: Command, two_vms: list[Domain], host: Host, world: World, client: Client
 ) -> None:

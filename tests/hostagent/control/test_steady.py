@@ -387,3 +387,22 @@ async def test_while_an_operation_keeps_trimming_waiting_it_is_named_and_its_tim
     clock += 100.0
     await round_with(1000.0, Phase.SETTLED)
     assert watching.status().refill_s == REFILL_S - 50.0
+
+
+async def test_a_step_of_steady_mode_is_no_operation_that_trimming_waits_for(
+    client: Client, host: Host, idle_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    resize = Host.resize
+
+    async def watched(host: Host, members: Any, *rest: Any, **named: Any) -> Any:
+        assert any(vm.intent.phase is not Phase.SETTLED for vm in members)
+        told.append(watching.status().sentence)
+        return await resize(host, members, *rest, **named)
+
+    watching = Steady(host)
+    monkeypatch.setattr(Host, "resize", watched)
+    await setting(client, enabled=True, reserve_mib=free_and(host, 160.0))
+    await until(lambda: bool(told))
+    assert "are kept for arrivals" in told[0]
+    assert "trimming waits" not in told[0]

@@ -56,3 +56,19 @@ async def test_a_stale_statement_is_no_new_one_when_the_clock_is_set_back_to_its
     monkeypatch.setattr(guest_pressure, "time", SimpleNamespace(time=lambda: READ_AT - 3600.0))
     say(pressure, ordinary, READ_AT - 3600.0)
     assert pressure.sentence == ""
+
+
+@pytest.mark.parametrize("ordinary", [False, True], ids=["our agent", "ordinary guest"])
+async def test_what_the_driver_said_last_before_a_reset_is_no_pressure_of_the_guest_that_boots(
+    pressure: GuestPressure, ordinary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(guest_pressure, "_now", lambda: clock)
+    say(pressure, ordinary, READ_AT - 1.0)
+    assert pressure.sentence
+    pressure.boots()
+    say(pressure, ordinary, READ_AT - 0.5)
+    assert not pressure.sentence
+    clock += 2.0
+    say(pressure, ordinary, READ_AT - 1.5)
+    assert pressure.sentence.startswith("under memory pressure"), "it is of this boot"

@@ -101,7 +101,7 @@ def test_the_examples_can_be_used_as_they_are(tmp_path: Path, name: str) -> None
     write_private(tmp_path / "alerts.toml", text)
     (webhook,) = read_webhooks(tmp_path / "alerts.toml")
     assert webhook.form == name
-    assert {"preempted", "lost", "failed"} <= webhook.kinds
+    assert {"preempted", "lost", "failed", "certificate-ends"} <= webhook.kinds
 
 
 def test_the_signature_is_that_of_standard_webhooks() -> None:

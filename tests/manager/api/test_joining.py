@@ -249,6 +249,24 @@ def test_a_host_has_the_id_in_its_options_unless_it_is_told_another_one(
     assert (found(), found("--id", "host-c")) == ("host-b", "host-c")
 
 
+@pytest.mark.parametrize("options", [None, 'id = "..."\n'], ids=["gone", "as they come"])
+def test_a_host_that_has_vms_and_no_options_any_more_is_asked_for_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: str | None
+) -> None:
+    monkeypatch.setattr(joining, "_own_name", lambda: "kvm-7")
+    monkeypatch.setattr(HostAgentOptions.model_fields["state_dir"], "default", tmp_path / "agent")
+    config = tmp_path / "hostagent.toml"
+    if options is not None:
+        config.write_text(options)
+    words = ["https://192.0.2.1:7100", "--config", str(config), "--directory", str(tmp_path), "--force"]
+    (tmp_path / "agent").mkdir()
+    assert joining._checked(joining._parser().parse_args(words))[0] == "kvm-7"
+    (tmp_path / "agent/state.json").touch()
+    with pytest.raises(HostAgentError, match=r"does not say what this host was called, as its VMs are: .* --id"):
+        joining._checked(joining._parser().parse_args(words))
+    assert joining._checked(joining._parser().parse_args([*words, "--id", "host-b"]))[0] == "host-b"
+
+
 async def test_an_agent_that_runs_is_restarted_with_its_new_certificate(
     inviting: Inviting, started: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

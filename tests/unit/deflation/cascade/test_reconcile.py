@@ -162,8 +162,14 @@ def test_a_repair_that_does_not_hold_is_tried_ever_more_rarely() -> None:
         now = pace.not_before
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert max(pauses) == LONGEST_PAUSE_S
+    pace.at_once()
+    assert pace.due(now)
+    pace.tried(now)
+    assert pace.not_before - now == LONGEST_PAUSE_S, "as if it had been tried in its turn"
     pace.held()
     assert pace.due(now)
+    pace.tried(now)
+    assert pace.not_before - now == FIRST_PAUSE_S
 
 
 def test_shares_that_a_service_manager_has_reset_are_set_again() -> None:
