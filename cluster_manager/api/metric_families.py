@@ -79,15 +79,22 @@ class _Cluster:
     capacity: Amounts = amounts("ebbtide_cluster_capacity", "What the hosts hand out")
     free: Amounts = amounts("ebbtide_cluster_free", "What the hosts could give away")
     deflatable: Amounts = amounts("ebbtide_cluster_deflatable", "What could be taken from VMs")
-    nominal: Amounts = amounts("ebbtide_cluster_nominal", "What VMs that are not off were sold", ("priority",))
-    minimum: Amounts = amounts("ebbtide_cluster_minimum", "The minimums of VMs that are not off", ("priority",))
+    nominal: Amounts = amounts(
+        "ebbtide_cluster_nominal",
+        "What VMs that are not off were sold, one that moves live on both hosts",
+        ("priority",),
+    )
+    minimum: Amounts = amounts(
+        "ebbtide_cluster_minimum", "Minimums of VMs that are not off, one that moves live on both hosts", ("priority",)
+    )
     bound: Amounts = amounts(
         "ebbtide_cluster_bound", "What hosts let VMs hold, one that moves live on both", ("priority",)
     )
     pressed: Metric = gauge("cluster_vms_under_pressure", "VMs under pressure.")
     vms: Metric = gauge(
         "cluster_vms",
-        "VMs that hosts report, silent and revoked ones left out; state: unknown where only later versions know it.",
+        "VMs that hosts report, one that moves live once, silent and revoked hosts left out; state: unknown where only "
+        "later versions know it.",
         "state",
         "priority",
     )
@@ -248,12 +255,13 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
             nominal, minimum, bound = sums[vm.priority]
             # What is off holds nothing, which would look like deflation.
             if vm.state is not VMState.STOPPED:
-                bound.add(vm.current)
-                if vm.name in counted:
-                    continue  # it moves live, and both hosts have it
-                counted.add(vm.name)
+                # One that moves live is in all three twice: else its cluster would look less deflated than it is.
                 nominal.add(vm.nominal)
                 minimum.add(vm.minimum)
+                bound.add(vm.current)
+                if vm.name in counted:
+                    continue
+                counted.add(vm.name)
             # Words of hosts make no labels.
             vms[vm.state.value if is_known(vm.state) else "unknown", vm.priority] += 1
     own = capacity.vector
