@@ -36,7 +36,7 @@ STATES: Final = ("ready", "overcommitted", "unavailable", "silent", "revoked")
 
 
 class _Manager:
-    """Of the manager itself; a standby has what stands before the reports, and no other."""
+    """Of the manager itself; a standby has what stands before the reports, and at 0 what `put_first_of` puts."""
 
     leader: Metric = gauge("manager_leader", "Whether this manager leads.")
     epoch: Metric = gauge("manager_epoch", "How often a manager has begun to lead on this store, as far as it knows.")
@@ -178,13 +178,11 @@ def put_term(sheet: Sheet, facts: TermFacts) -> None:
         sheet.put(MANAGER.operations, count, kind)
     for (kind, state), found in facts.durations.items():
         sheet.put_spread(MANAGER.operation, found, kind, state)
-    put_preemptions(sheet, facts.preempted)
+    put_first_of(sheet, facts.preempted, {outbox.webhook.name: outbox.drops for outbox in facts.outboxes})
     sheet.put(MANAGER.rebalancing, facts.moves)
     for outbox in facts.outboxes:
         for came in Outcome:
             sheet.put(MANAGER.alert_tries, outbox.tries.get(came, 0), outbox.webhook.name, came.value)
-        for drop in Drop:
-            sheet.put(MANAGER.alert_drops, outbox.drops.get(drop, 0), outbox.webhook.name, drop.value)
         sheet.put(MANAGER.alerts_waiting, len(outbox.waiting), outbox.webhook.name)
     for host, since in facts.waiting.items():
         sheet.put(CLUSTER.waiting, len(since), host)
@@ -226,10 +224,16 @@ class _Sum:
         return ResourceVector(self._cpu, self._memory, self._disk, self._network)
 
 
-def put_preemptions(sheet: Sheet, preempted: Mapping[str, int]) -> None:
-    """There from the beginning, and at a standby, so that the first one is an increase."""
+def put_first_of(sheet: Sheet, preempted: Mapping[str, int], drops: Mapping[str, Mapping[Drop, int]]) -> None:
+    """What is there from the beginning, and at a standby, so that the first one is an increase.
+
+    :param drops: alerts that were given up, by webhook.
+    """
     for reason in PreemptionReason:
         sheet.put(MANAGER.preemptions, preempted.get(reason.value, 0), reason.value)
+    for webhook, counts in drops.items():
+        for drop in Drop:
+            sheet.put(MANAGER.alert_drops, counts.get(drop, 0), webhook, drop.value)
 
 
 def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
