@@ -36,7 +36,7 @@ STATES: Final = ("ready", "overcommitted", "unavailable", "silent", "revoked")
 
 
 class _Manager:
-    """Of the manager itself; a standby has what stands before the reports, and no other."""
+    """Of the manager itself; a standby has what stands before the reports, and at 0 what `put_first_of` puts."""
 
     leader: Metric = gauge("manager_leader", "Whether this manager leads.")
     epoch: Metric = gauge("manager_epoch", "How often a manager has begun to lead on this store, as far as it knows.")
@@ -79,15 +79,22 @@ class _Cluster:
     capacity: Amounts = amounts("ebbtide_cluster_capacity", "What the hosts hand out")
     free: Amounts = amounts("ebbtide_cluster_free", "What the hosts could give away")
     deflatable: Amounts = amounts("ebbtide_cluster_deflatable", "What could be taken from VMs")
-    nominal: Amounts = amounts("ebbtide_cluster_nominal", "What VMs that are not off were sold", ("priority",))
-    minimum: Amounts = amounts("ebbtide_cluster_minimum", "The minimums of VMs that are not off", ("priority",))
+    nominal: Amounts = amounts(
+        "ebbtide_cluster_nominal",
+        "What VMs that are not off were sold, one that moves live on both hosts",
+        ("priority",),
+    )
+    minimum: Amounts = amounts(
+        "ebbtide_cluster_minimum", "Minimums of VMs that are not off, one that moves live on both hosts", ("priority",)
+    )
     bound: Amounts = amounts(
         "ebbtide_cluster_bound", "What hosts let VMs hold, one that moves live on both", ("priority",)
     )
     pressed: Metric = gauge("cluster_vms_under_pressure", "VMs under pressure.")
     vms: Metric = gauge(
         "cluster_vms",
-        "VMs that hosts report, silent and revoked ones left out; state: unknown where only later versions know it.",
+        "VMs that hosts report, one that moves live once, silent and revoked hosts left out; state: unknown where only "
+        "later versions know it.",
         "state",
         "priority",
     )
@@ -171,13 +178,11 @@ def put_term(sheet: Sheet, facts: TermFacts) -> None:
         sheet.put(MANAGER.operations, count, kind)
     for (kind, state), found in facts.durations.items():
         sheet.put_spread(MANAGER.operation, found, kind, state)
-    put_preemptions(sheet, facts.preempted)
+    put_first_of(sheet, facts.preempted, {outbox.webhook.name: outbox.drops for outbox in facts.outboxes})
     sheet.put(MANAGER.rebalancing, facts.moves)
     for outbox in facts.outboxes:
         for came in Outcome:
             sheet.put(MANAGER.alert_tries, outbox.tries.get(came, 0), outbox.webhook.name, came.value)
-        for drop in Drop:
-            sheet.put(MANAGER.alert_drops, outbox.drops.get(drop, 0), outbox.webhook.name, drop.value)
         sheet.put(MANAGER.alerts_waiting, len(outbox.waiting), outbox.webhook.name)
     for host, since in facts.waiting.items():
         sheet.put(CLUSTER.waiting, len(since), host)
@@ -219,10 +224,16 @@ class _Sum:
         return ResourceVector(self._cpu, self._memory, self._disk, self._network)
 
 
-def put_preemptions(sheet: Sheet, preempted: Mapping[str, int]) -> None:
-    """There from the beginning, and at a standby, so that the first one is an increase."""
+def put_first_of(sheet: Sheet, preempted: Mapping[str, int], drops: Mapping[str, Mapping[Drop, int]]) -> None:
+    """What is there from the beginning, and at a standby, so that the first one is an increase.
+
+    :param drops: alerts that were given up, by webhook.
+    """
     for reason in PreemptionReason:
         sheet.put(MANAGER.preemptions, preempted.get(reason.value, 0), reason.value)
+    for webhook, counts in drops.items():
+        for drop in Drop:
+            sheet.put(MANAGER.alert_drops, counts.get(drop, 0), webhook, drop.value)
 
 
 def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
@@ -248,12 +259,13 @@ def put_hosts(sheet: Sheet, hosts: list[OneHost]) -> None:
             nominal, minimum, bound = sums[vm.priority]
             # What is off holds nothing, which would look like deflation.
             if vm.state is not VMState.STOPPED:
-                bound.add(vm.current)
-                if vm.name in counted:
-                    continue  # it moves live, and both hosts have it
-                counted.add(vm.name)
+                # One that moves live is in all three twice: else its cluster would look less deflated than it is.
                 nominal.add(vm.nominal)
                 minimum.add(vm.minimum)
+                bound.add(vm.current)
+                if vm.name in counted:
+                    continue
+                counted.add(vm.name)
             # Words of hosts make no labels.
             vms[vm.state.value if is_known(vm.state) else "unknown", vm.priority] += 1
     own = capacity.vector

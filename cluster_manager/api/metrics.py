@@ -15,7 +15,7 @@ from pydantic import Field, RootModel
 
 from cluster_manager.api.forms import MANAGER, answer
 from cluster_manager.api.metric_families import MANAGER as OF_MANAGER
-from cluster_manager.api.metric_families import OneHost, TermFacts, declared, put_hosts, put_preemptions, put_term
+from cluster_manager.api.metric_families import OneHost, TermFacts, declared, put_first_of, put_hosts, put_term
 from cluster_manager.errors import DISK_FULL
 from cluster_manager.inventory.hosts import Host
 from cluster_manager.manager import Manager
@@ -63,7 +63,7 @@ async def metrics(request: web.Request) -> web.Response:
         states = {id_: "revoked" if id_ in revoked else manager.hosts.state(id_)[0] for id_ in manager.hosts.ids()}
         hosts = [(host, id_, states[id_]) for id_, host in manager.hosts.items()]
     else:
-        put_preemptions(sheet, {})
+        put_first_of(sheet, {}, {webhook.name: {} for webhook in manager.settings.webhooks})
     return sheets.answer(await asyncio.to_thread(_written, sheet, hosts, manager.now(), manager.settings))
 
 

@@ -90,14 +90,14 @@ class Histories:
 
     async def _figures(self, hosts: Collection[str], name: str, grid: Grid) -> Pack | None:
         """The figures of one name; None where there are none in that time."""
-        # First what is held: what goes over into the store meanwhile is found twice, which comes to the same.
-        packs = [pack for host in hosts for pack in self._recorder.held(host)]
         rows: list[tuple[HistoryRow, int, int]] = []
         async with self._readers:
-            for part in stretches(grid.start, grid.end, await self._ageing.folded(), self._clock()):
-                begin = part.begin - part.tier.longest_s
-                found = await self._store.history(hosts, part.tier.step_s, begin, part.end) if hosts else []
-                rows += [(row, part.begin, part.end) for row in found]
+            async with self._recorder.lock:
+                packs = [pack for host in hosts for pack in self._recorder.held(host)]
+                for part in stretches(grid.start, grid.end, await self._ageing.folded(), self._clock()):
+                    begin = part.begin - part.tier.longest_s
+                    found = await self._store.history(hosts, part.tier.step_s, begin, part.end) if hosts else []
+                    rows += [(row, part.begin, part.end) for row in found]
             return await asyncio.to_thread(_figures, packs, rows, name, grid)
 
     async def _marks(self, begin: float, end: float, **wanted: str) -> tuple[HistoryMark, ...]:
@@ -129,7 +129,7 @@ def _series(figures: Pack | None, columns: type[Columns], grid: Grid) -> dict[st
         return dict.fromkeys(columns.model_fields, (None,) * grid.steps)
     rows = figures.values[:, 0].astype(np.float64)
     rows[rows[:, SEEN] <= 0] = math.nan
-    # What was held and stored meanwhile is there twice.
+    # Samples stand for 15 s each, and do not come quite evenly.
     rows[:, SEEN] = np.minimum(rows[:, SEEN], grid.step_s)
     at = {**AT, "known_s": SEEN}
     return {

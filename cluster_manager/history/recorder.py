@@ -71,6 +71,8 @@ class Recorder:
         self._unasked: set[str] = set()
         self._asked_at = 0
         self._written_at = clock()
+        #: For as long as steps go over into the store, or what is held and what is stored are read: nothing twice.
+        self.lock = asyncio.Lock()
         #: The write under way, or the last one: it goes on where the turn that waits for it is broken off.
         self._storing: asyncio.Task[None] | None = None
         last = partial(self.write, under_way=True)
@@ -204,14 +206,14 @@ class Recorder:
         await asyncio.shield(self._storing)
 
     async def _store_steps(self, taken: Mapping[str, list[Pack]], rows: list[HistoryRow]) -> None:
-        await self._store.add_history(rows)
-        # Until now they were read from here: twice comes to the same, and never missing.
-        for host, packs in taken.items():
-            left = [pack for pack in self._over[host] if not any(pack is one for one in packs)]
-            if left:
-                self._over[host] = left
-            else:
-                del self._over[host]
+        async with self.lock:
+            await self._store.add_history(rows)
+            for host, packs in taken.items():
+                left = [pack for pack in self._over[host] if not any(pack is one for one in packs)]
+                if left:
+                    self._over[host] = left
+                else:
+                    del self._over[host]
 
 
 def _pack_of(step: Step) -> Pack:

@@ -114,7 +114,9 @@ def advance_return(state: ReturnPlan, event: Event) -> Step:
         case HostRead(report=report) if not state.reclaims and is_gone(state.spec, report):
             said = f"{state.vm} is not on {report.id} any more after its preemption"
             gone = SetVM(state.vm, VMPhase.ENDED, report.id, said)
-            return finish(state, OperationState.DONE, said).also(gone, Note("preempted", state.vm, report.id, said))
+            # Of one that certainly was preempted that was told when it was.
+            told = () if state.perhaps is None else (Note("preempted", state.vm, report.id, said),)
+            return finish(state, OperationState.DONE, said).also(gone, *told)
         case HostRead(report=report) if state.perhaps is not None and is_off(state.vm, report):
             said = f"{state.vm} was preempted on {report.id} (reason {state.perhaps}): it is off, as its host now says"
             known = SetPreempted(state.vm, report.id, state.perhaps, said)

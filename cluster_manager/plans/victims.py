@@ -142,7 +142,7 @@ def _gone(victim: Victim, sentence: str) -> tuple[Effect, ...]:
         return (SetPreempted(victim.vm, victim.host, victim.reason, sentence),)
     vm, host, reason = victim.vm, victim.host, PreemptionReason(victim.reason)
     # Another plan may be at work on it, and has its name then: when that has come to nothing, its way back ends it.
-    return SetVM(vm, VMPhase.ENDED, host, sentence), SetPreempted(vm, host, reason, sentence, unsure=True)
+    return SetVM(vm, VMPhase.ENDED, host, sentence), SetPreempted(vm, host, reason, sentence)
 
 
 def _perhaps_gone(arriving: str, victim: Victim, failure: str) -> SetPreempted:

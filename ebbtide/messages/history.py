@@ -63,8 +63,9 @@ class Columns(Body):
 
     known_s: Series = Field(
         (),
-        description="seconds of the step for which there were figures: a mean times this is an amount; empty: the "
-        "manager is of a version that does not say",
+        description="seconds of the step for which there were figures: the mean of nominal, minimum, bound, capacity, "
+        "free or vms times this is an amount; others may have been known for less of it; empty: the manager is of a "
+        "version that does not say",
     )
     nominal_cpu_cores: Series = Field(description="what was sold")
     nominal_memory_mib: Series = Field(description="what was sold")

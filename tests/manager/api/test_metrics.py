@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster_manager.alerts.webhooks import Webhook
 from cluster_manager.api import metrics
 from cluster_manager.api.metric_families import STATES, OneHost, declared, put_hosts
 from cluster_manager.inventory.agents import METRICS_LIMIT
@@ -91,7 +92,7 @@ def test_vms_that_are_off_are_in_no_sum_so_that_they_do_not_look_deflated() -> N
     assert found["ebbtide_cluster_vms"] == {("stopped", "deflatable"): 3.0, ("running", "deflatable"): 1.0}
 
 
-def test_a_vm_that_moves_live_is_sold_once_and_held_on_both_hosts() -> None:
+def test_a_vm_that_moves_live_is_one_vm_and_makes_the_cluster_look_no_less_deflated() -> None:
     spec = spec_of("web", "deflatable")
     hosts = []
     for name in ("host-a", "host-b"):
@@ -100,21 +101,24 @@ def test_a_vm_that_moves_live_is_sold_once_and_held_on_both_hosts() -> None:
     sheet = Sheet(declared())
     put_hosts(sheet, hosts)
     found = sheet.values()
-    for name, memory_mib in (("nominal", 800), ("minimum", 300), ("bound", 1600)):
+    for name, memory_mib in (("nominal", 1600), ("minimum", 600), ("bound", 1600)):
         assert found[f"ebbtide_cluster_{name}_memory_bytes"]["deflatable",] == memory_mib * MIB, name
     assert found["ebbtide_cluster_vms"] == {("migrating", "deflatable"): 1.0}
 
 
-async def test_a_standbys_preemptions_stand_at_0_so_that_its_first_one_is_an_increase(
+async def test_a_standbys_preemptions_and_lost_alerts_stand_at_0_so_that_its_first_one_is_an_increase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with cluster_of(tmp_path) as cluster:
+    webhook = Webhook("oncall", "http://127.0.0.1:1", b"key", frozenset())
+    async with cluster_of(tmp_path, webhooks=(webhook,)) as cluster:
         assert cluster.manager is not None
         monkeypatch.setattr(cluster.manager.leadership, "leads", lambda: False)
         found = await values_of(cluster)
         assert found["ebbtide_manager_leader"] == 0.0
         for reason in ("minimum", "shortfall"):
             assert found[f'ebbtide_manager_preemptions_total{{reason="{reason}"}}'] == 0.0
+        for reason in ("overflow", "expired", "refused"):
+            assert found[f'ebbtide_manager_alert_drops_total{{reason="{reason}",webhook="oncall"}}'] == 0.0
 
 
 def test_bandwidth_of_the_cluster_is_told_at_zero_where_hosts_declare_it() -> None:

@@ -239,6 +239,27 @@ async def test_the_mean_of_a_step_times_the_seconds_that_are_known_is_what_a_vm_
     assert host.columns.known_s == (1800.0, 1800.0)
 
 
+async def test_what_goes_over_into_the_store_while_it_is_read_counts_once(
+    term: Term, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await term.passes(60, report("host-a", 4.0, sized(4.0)))
+    await term.recorder.write()
+    await term.passes(60, report("host-a", 4.0, sized(2.0)))
+    read, writes = term.store.history, list[asyncio.Task[None]]()
+
+    async def written_meanwhile(hosts: Collection[str], step_s: int, begin: int, end: int) -> list[HistoryRow]:
+        if not writes:
+            writes.append(asyncio.create_task(term.recorder.write(), name="write meanwhile"))
+            await asyncio.wait(writes, timeout=0.2)
+        return await read(hosts, step_s, begin, end)
+
+    monkeypatch.setattr(term.store, "history", written_meanwhile)
+    for _ in range(2):
+        found = await term.vm(begin=BEGIN - 600, points=2)
+        assert (found["bound_cpu_cores"], found["known_s"]) == ([None, 3.0], [None, 120.0])
+        await asyncio.gather(*writes)
+
+
 async def test_steps_grow_coarser_with_age_and_all_of_a_month_is_there(term: Term, time: list[float]) -> None:
     """Samples once a minute: what they say does not change, so that there is something to compare with."""
     sizes = [2.0, 4.0, 1.0, 3.0]

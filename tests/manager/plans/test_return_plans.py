@@ -19,9 +19,11 @@ from cluster_manager.plans.plans import (
     Plan,
     Reclaim,
     ReinflationPending,
+    Remove,
     SetPreempted,
     SetVM,
     Start,
+    Step,
     Stop,
     VMPhase,
 )
@@ -29,6 +31,7 @@ from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.reading import read_plan
 from cluster_manager.plans.removals import start_removal
 from cluster_manager.plans.returns import Returns, start_return
+from cluster_manager.plans.victims import outcome
 from cluster_manager.store import queries
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
@@ -38,7 +41,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import OnPreemption, VMState, VMStatus
-from tests.manager.plan_events import ended, read, record, report_of, spec_of, status_of
+from tests.manager.plan_events import ended, placement, read, record, report_of, spec_of, status_of
 
 LOW, OTHER = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
 
@@ -65,10 +68,11 @@ def rows(effects: list[Effect]) -> list[tuple[VMPhase, str | None]]:
 
 def test_one_that_was_to_be_deleted_ends_where_its_host_does_not_have_it_any_more() -> None:
     spec = LOW.model_copy(update={"on_preemption": OnPreemption.DELETE})
-    step = start_return("return-low-1", spec, "a").next_step(read("a"))
-    assert rows(list(step.effects)) == [(VMPhase.ENDED, "a")]
-    assert [effect.kind for effect in step.effects if isinstance(effect, Note)] == ["preempted"]
-    assert step.state.finished
+    for perhaps, told in ((PreemptionReason.MINIMUM, ["preempted"]), (None, [])):
+        step = start_return("return-low-1", spec, "a", perhaps).next_step(read("a"))
+        assert rows(list(step.effects)) == [(VMPhase.ENDED, "a")]
+        assert [effect.kind for effect in step.effects if isinstance(effect, Note)] == told
+        assert step.state.finished
     mute = report_of("a").model_copy(update={"unavailable": "libvirt is gone"})
     step = start_return("return-low-1", spec, "a").next_step(replace(read("a"), report=mute))
     assert rows(list(step.effects)) == [(VMPhase.PREEMPTED, "a")], "such a host cannot say"
@@ -262,6 +266,36 @@ async def test_a_vm_that_is_preempted_before_its_deletion_has_its_host_waits_for
     if refused:
         (row,) = await store.rows(queries.vms(1, None, host=None, phases=None, prefix=None))
         assert not row.deleted_by_owner, "what takes its cores next is not its deletion"
+    await store.close()
+
+
+async def test_a_removal_for_another_vm_is_told_and_counted_once_though_a_move_had_its_name(database: Database) -> None:
+    store, totals = Store(database, lambda: 5.0), PlanTotals()
+    await store.open()
+    await record(store, "low-1", "a")
+    move = start_live_migration(
+        "move", MigrateRequest(request_id="move", live=True), LOW, "a", policy=PlacementPolicy.FIRST_FIT
+    )
+    victim = Remove(host="a", step=1, vm="low-1", reason=PreemptionReason.MINIMUM, notice_s=30.0)
+    arrival = placement(spec_of("high-1"))
+    for plan in (arrival, move):
+        await store.add_plan(plan, "")
+    arrival = arrival.model_copy(update={"instruction": victim})
+    gone = Step(arrival, outcome("high-1", victim, ended("delete")).effects)
+    failed = move.next_step(HostFailed(0.0, "a does not answer", uncertain=True))
+    for before, step in ((arrival, gone), (move, failed)):
+        await store.save_step(step.state, step.effects)
+        totals.add(before, step, 0.0)
+    (row,) = await store.preempted()
+    back = start_return("r", LOW.model_copy(update={"on_preemption": OnPreemption.DELETE}), "a", row.perhaps)
+    await store.add_plan(back, "")
+    step = back.next_step(read("a"))
+    await store.save_step(step.state, step.effects)
+    totals.add(back, step, 0.0)
+    assert await store.vms("low-1") == [], "its name is free"
+    events = await store.rows(queries.events_after(0, 100))
+    assert [event.vm for event in events if event.kind == "preempted"] == ["low-1"]
+    assert totals.preempted == {"minimum": 1}
     await store.close()
 
 
