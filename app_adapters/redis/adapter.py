@@ -78,7 +78,8 @@ class RedisAdapter(Adapter):
         password_file: str = "",
     ) -> None:
         self._address = address
-        self._state = StateFile(state_file or _state_path(address))
+        earlier = "" if state_file else _state_path(address, EARLIER_STATE_DIRECTORY)
+        self._state = StateFile(state_file or _state_path(address, STATE_DIRECTORY), earlier)
         self._minimum_mib = minimum_mib
         self._maximum_mib = maximum_mib
         self._policy = policy
@@ -347,11 +348,9 @@ def _raise_limit(client: RedisClient, limit_mib: float) -> None:
         client.config_set("maxmemory", int(limit_mib * MIB))
 
 
-def _state_path(address: tuple[str, int] | str) -> str:
+def _state_path(address: tuple[str, int] | str, directory: str) -> str:
     name = address if isinstance(address, str) else f"{address[0]}-{address[1]}"
-    base = f"redis-{name.strip('/').replace('/', '-')}.json"
-    earlier = os.path.join(EARLIER_STATE_DIRECTORY, base)
-    return earlier if os.path.exists(earlier) else os.path.join(STATE_DIRECTORY, base)
+    return os.path.join(directory, f"redis-{name.strip('/').replace('/', '-')}.json")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
