@@ -111,8 +111,9 @@ class Applications:
         self._closed = threading.Event()
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._hooks: dict[str, Hook] = {}
-        #: Applications whose drop-in file could be read before, and now cannot: what is owed to them stays owed.
-        self._left_out: set[str] = set()
+        #: Where each application's drop-in file was read last, also of those whose file is there and left out now:
+        #: what is owed to them stays owed.
+        self._files: dict[str, str] = {}
         self._problems: set[str] = set()
         self._sizes: dict[str, tuple[float, float]] = {}
         #: Counts what the host has asked for. By component: the number of the last request that named it, and its size.
@@ -130,7 +131,7 @@ class Applications:
 
     def sizes(self) -> list[ApplicationSize]:
         """Resident sizes, of hooks that are slow the last one known, if it is not old."""
-        hooks = self._load()
+        hooks, _ = self._load()
         total_mib = self._memory.status().total_mib
         answers = in_parallel({name: hook.capabilities for name, hook in hooks.items()}, SIZE_LIMIT_S)
         now = time.monotonic()
@@ -143,7 +144,7 @@ class Applications:
 
     def capabilities(self) -> ApplicationCapabilitiesResult:
         """What the applications offer; those that do not answer are left out."""
-        answers, _ = self._capabilities(self._load(), CAPABILITIES_LIMITS_S[0])
+        answers, _ = self._capabilities(self._load()[0], CAPABILITIES_LIMITS_S[0])
         return ApplicationCapabilitiesResult(list(answers.values()))
 
     def deflate(self, params: DeflateParams) -> DeflateResult:
@@ -165,7 +166,7 @@ class Applications:
         """Tell every application of a preemption, or of its end. One that does not hear it is logged, and told again
         until `for_s` seconds are over or that no longer holds."""
         until = time.monotonic() + for_s
-        hooks = self._load()
+        hooks, _ = self._load()
         in_parallel(
             {name: partial(self._tell, hook, body, until, holds) for name, hook in hooks.items()}, for_s + CALL_LIMIT_S
         )
@@ -200,7 +201,7 @@ class Applications:
             return ApplicationStatusResult(
                 request_id, "failed", {}, "", f"{record.result.state}: {record.result.reason}"
             )
-        hooks = self._load()
+        hooks, _ = self._load()
         names = list(record.asked if record is not None else hooks)
         answers = in_parallel(
             {name: partial(hooks[name].progress, request_id) for name in names if name in hooks},
@@ -338,12 +339,12 @@ class Applications:
 
     def _progress(self, requests: dict[str, str]) -> dict[str, str]:
         """How far each of some applications is with a request: running, released or failed, as of what it forgot."""
-        hooks = self._load()
+        hooks, left_out = self._load()
         answers = in_parallel(
             {name: partial(hooks[name].progress, id_) for name, id_ in requests.items() if name in hooks},
             PROGRESS_LIMIT_S,
         )
-        states = dict.fromkeys(self._left_out.intersection(requests), "failed")
+        states = dict.fromkeys(left_out.intersection(requests), "failed")
         for name, answer in answers.items():
             if isinstance(answer, HookError):
                 states[name] = "running" if isinstance(answer, HookTimeout) else "failed"
@@ -367,8 +368,7 @@ class Applications:
         :param owed: who is asked; the others keep what they were told.
         """
         began = time.monotonic()
-        hooks = self._load()
-        missed = set(self._left_out)
+        hooks, missed = self._load()
         unread = [f"{name}: its drop-in file is left out" for name in sorted(missed)]
         if not hooks:
             reason = _words(unread) or "no adapter is registered"
@@ -463,13 +463,15 @@ class Applications:
                 offers[name] = answer
         return offers, problems
 
-    def _load(self) -> dict[str, Hook]:
-        drop_ins, problems = read_drop_ins(self._directory, self._owner_uid)
+    def _load(self) -> tuple[dict[str, Hook], set[str]]:
+        """The hooks, and the names of those whose drop-in file is left out now and could be read before."""
+        found, problems = read_drop_ins(self._directory, self._owner_uid)
+        drop_ins = found.values()
         self._copy_for({drop_in.user: drop_in.uid for drop_in in drop_ins if drop_in.user})
         with self._lock:
-            for problem in set(problems) - self._problems:
+            for problem in set(problems.values()) - self._problems:
                 self._log("adapter left out: " + problem)
-            self._problems = set(problems)
+            self._problems = set(problems.values())
             known = self._hooks
             self._hooks = {
                 drop_in.name: known[drop_in.name]
@@ -477,8 +479,9 @@ class Applications:
                 else Hook(drop_in, self._token)
                 for drop_in in drop_ins
             }
-            self._left_out = (self._left_out.union(known) if problems else set()).difference(self._hooks)
-            return dict(self._hooks)
+            there = {name: path for name, path in self._files.items() if problems.keys() & {path, self._directory}}
+            self._files = {**there, **{drop_in.name: path for path, drop_in in found.items()}}
+            return dict(self._hooks), set(self._files).difference(self._hooks)
 
 
 def _refused(request_id: str, reason: str, retry_after_s: float | None = None) -> DeflateResult:

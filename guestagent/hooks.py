@@ -103,32 +103,32 @@ def _uid(path: str, user: Any) -> int:
     return uid
 
 
-def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[list[DropIn], list[str]]:
-    """Usable drop-ins by file name, and a sentence for each file that was left out."""
+def read_drop_ins(directory: str, owner_uid: int = 0) -> tuple[dict[str, DropIn], dict[str, str]]:
+    """Usable drop-ins, and a sentence for each file that was left out or for the directory; both by path."""
     found: dict[str, DropIn] = {}
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     try:
         info = os.stat(directory)
         names = sorted(name for name in os.listdir(directory) if name.endswith(".json"))
     except FileNotFoundError:
-        return [], []
+        return {}, {}
     except OSError as error:
-        return [], [f"{directory}: {error.strerror}"]
+        return {}, {directory: f"{directory}: {error.strerror}"}
     if info.st_uid != owner_uid or info.st_mode & 0o022:
-        return [], [f"{directory}: must belong to root and be writable by no other user"]
-    for name in names:
+        return {}, {directory: f"{directory}: must belong to root and be writable by no other user"}
+    for path in [os.path.join(directory, name) for name in names]:
         try:
-            drop_in = read_drop_in(os.path.join(directory, name), owner_uid)
+            drop_in = read_drop_in(path, owner_uid)
         except DropInError as error:
-            problems.append(str(error))
+            problems[path] = str(error)
             continue
-        if drop_in.name in found:
-            problems.append(f"{os.path.join(directory, name)}: name: {drop_in.name} is taken by another file")
+        if any(other.name == drop_in.name for other in found.values()):
+            problems[path] = f"{path}: name: {drop_in.name} is taken by another file"
         elif len(found) == DROP_INS:
-            problems.append(f"{os.path.join(directory, name)}: {DROP_INS} adapters are the most")
+            problems[path] = f"{path}: {DROP_INS} adapters are the most"
         else:
-            found[drop_in.name] = drop_in
-    return list(found.values()), problems
+            found[path] = drop_in
+    return found, problems
 
 
 class Tokens:

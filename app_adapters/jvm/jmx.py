@@ -1,7 +1,8 @@
 """A JVM's remote management port, spoken by a JVM in this process through JPype (the extra `jmx`; needs a JRE).
 
 Run as a program `jmx.py HOST:PORT`. Each line in is `{"pid": PID, "command": [NAME, ARGUMENT ...]}` or `{"pid": PID,
-"set": [FLAG, VALUE]}`, each line out `{"text": ...}` or `{"error": ...}`: this also where another JVM listens there.
+"set": [FLAG, VALUE]}`, each line out `{"text": ...}` or `{"error": ...}`: this also where a JVM of another pid listens
+there. PID is that of the JVM's own namespace, so that two containers with one JVM each are not told apart.
 Three beans alone are used: HotSpotDiagnostic, DiagnosticCommand, and of Runtime the name, which begins with the pid.
 """
 

@@ -152,6 +152,9 @@ class PostgresqlAdapter(Adapter):
         if "cpu_cores" in target:
             wanted.update(lowered(look.settings, core_settings(state["originals"], target["cpu_cores"])))
         changes = server_wide(wanted, look.sources)
+        obstacle = self._of_another(look) if changes else ""
+        if obstacle:
+            return Refusal(obstacle, floor={"memory_mib": round(_size_mib(look), 3)})
         if "cpu_cores" in target:
             promised["cpu_cores"] = float(look.settings[WORKERS] - changes.get(WORKERS, look.settings[WORKERS]))
         hidden = [f"{name} stays {look.settings[name]}, by {look.sources[name]}" for name in wanted.keys() - changes]
@@ -271,6 +274,17 @@ class PostgresqlAdapter(Adapter):
             return earlier
         return StateFile(self._state_path.replace("{system}", system))
 
+    def _of_another(self, look: _Look) -> str:
+        """Why the state file cannot be written now, empty where it can."""
+        file = self._file(look.system)
+        state = file.load() or {}
+        if state.get("system") == look.system or not state.get("changed"):
+            return ""
+        return (
+            f"{file.path} has what another cluster is to have back: name another --state-file, or remove it where that "
+            "cluster is gone"
+        )
+
     def _known(self, look: _Look) -> dict[str, Any] | None:
         """What was noted before the first change of this very cluster."""
         file = self._file(look.system)
@@ -323,13 +337,11 @@ class PostgresqlAdapter(Adapter):
         before_shared_mib, before_mib = _parts_mib(look)
         if changes:
             # First: what is changed must have an owner whatever happens.
+            obstacle = self._of_another(look)
+            if obstacle:
+                raise ApplicationError(obstacle)
             file = self._file(look.system)
             known = file.load()
-            if known is not None and known.get("system") != look.system and known.get("changed"):
-                raise ApplicationError(
-                    f"{file.path} has what another cluster is to have back: name another --state-file, or remove it "
-                    "where that cluster is gone"
-                )
             written_now = wrote(state["written"], changes, self._earlier())
             file.save({**state, "changed": sorted({*state["changed"], *changes}), "written": written_now})
             try:

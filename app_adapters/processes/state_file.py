@@ -13,10 +13,14 @@ STATE_BYTES = 65536
 
 
 class StateFile:
-    """A JSON object in a file. It is replaced as a whole, so that no crash leaves a part of one."""
+    """A JSON object in a file. It is replaced as a whole, so that no crash leaves a part of one.
 
-    def __init__(self, path: str) -> None:
+    `earlier_path` is where an earlier version has it: from there it goes to `path` when it is saved.
+    """
+
+    def __init__(self, path: str, earlier_path: str = "") -> None:
         self.path = path
+        self._earlier = StateFile(earlier_path) if earlier_path else None
 
     def load(self) -> dict[str, Any] | None:
         """What was saved, None where there is nothing.
@@ -27,7 +31,7 @@ class StateFile:
             with open(self.path, "rb") as file:
                 body = json.loads(file.read(STATE_BYTES).decode("utf-8"))
         except FileNotFoundError:
-            return None
+            return self._earlier.load() if self._earlier is not None else None
         except OSError as error:
             raise ApplicationError(f"the state file {self.path} cannot be read: {error.strerror}") from None
         except ValueError as error:
@@ -57,9 +61,13 @@ class StateFile:
             _sync_directory(directory)
         except OSError as error:
             raise ApplicationError(f"the state file {self.path} cannot be written: {error.strerror}") from None
+        if self._earlier is not None:
+            self._earlier.remove()
 
     def remove(self) -> None:
         """Forget what was saved. Raises: ApplicationError."""
+        if self._earlier is not None:  # first: it would be found again where this one is gone
+            self._earlier.remove()
         try:
             os.unlink(self.path)
         except FileNotFoundError:

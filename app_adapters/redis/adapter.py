@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import time
+from functools import partial
 from typing import Any
 
 from app_adapters import __version__
@@ -54,7 +55,9 @@ DECAY_S = 5.0
 STATE_DIRECTORY = "/var/lib/ebbtide"
 EARLIER_STATE_DIRECTORY = "/run/ebbtide"
 FILE_BYTES = 1 << 20
-LIMITS_KEPT = 20
+# In place of a run id: the server has its own settings, but its file has not.
+GIVEN_BACK = ""
+LIMITS_KEPT = 2000  # those of a deflation by 32 GiB, which a state file has room for
 
 
 class RedisAdapter(Adapter):
@@ -78,7 +81,8 @@ class RedisAdapter(Adapter):
         password_file: str = "",
     ) -> None:
         self._address = address
-        self._state = StateFile(state_file or _state_path(address))
+        earlier = "" if state_file else _state_path(address, EARLIER_STATE_DIRECTORY)
+        self._state = StateFile(state_file or _state_path(address, STATE_DIRECTORY), earlier)
         self._minimum_mib = minimum_mib
         self._maximum_mib = maximum_mib
         self._policy = policy
@@ -114,7 +118,7 @@ class RedisAdapter(Adapter):
             reserve = self._reserve(client, info)
             state = self._known(info)
             if state is None:
-                state = _first_state(client, info, self._full_mib(found, reserve, None))
+                state = _first_state(client, info, self._full_mib(found, reserve, None), self._limits_left())
         if target["memory_mib"] >= self._full_mib(found, reserve, state):
             return Promise({"memory_mib": 0.0}, 0.0, _nothing, "that is its full size")
         floor_mib = self._floor_mib(found, reserve)
@@ -152,10 +156,10 @@ class RedisAdapter(Adapter):
                 if full:
                     note = self._restore(client, known, info.get("config_file", ""))
                 else:
+                    with contextlib.suppress(ApplicationError):  # it has its memory all the same
+                        self._note_limits(known, [int(limit_mib * MIB)])
                     _raise_limit(client, limit_mib)
                 now = client.info()
-            if not full:
-                self._note_limit(known, now)
             limit = f"{number(now, 'maxmemory') / MIB:.0f} MiB" if number(now, "maxmemory") else "unlimited"
             if full and number(now, "maxmemory") != known["maxmemory"]:
                 raise ApplicationError(f"maxmemory is {limit} after it was set to {original_mib:.0f} MiB")
@@ -213,9 +217,11 @@ class RedisAdapter(Adapter):
         state = self._state.load()
         if state is None:
             return None
-        limits = state.setdefault("limits", [])  # an earlier version has none
-        if state.get("run_id") != info.get("run_id"):
-            if not isinstance(limits, list) or number(info, "maxmemory") not in limits:
+        limit, is_same_run = int(number(info, "maxmemory")), state.get("run_id") == info.get("run_id")
+        if "limits" not in state:  # an earlier version has none: the one of now is ours
+            state["limits"] = [limit] if is_same_run and limit != state.get("maxmemory") else []
+        if not is_same_run:
+            if not isinstance(state["limits"], list) or limit not in state["limits"]:
                 return None
             state["run_id"] = info.get("run_id")
         kinds = {"maxmemory": int, "maximum_mib": float, "settings": dict, "limits": list}
@@ -258,12 +264,13 @@ class RedisAdapter(Adapter):
                 policy = policy_to_use(info, self._policy)
                 if policy != info.get("maxmemory_policy"):
                     client.config_set("maxmemory-policy", policy)
-                note = shrink(client, before, wanted_mib, patience_s, force, deadline)
+                note_limits = partial(self._note_limits, state)
+                note = shrink(client, before, wanted_mib, patience_s, force, deadline, note_limits)
             except ApplicationError as error:
                 problem = str(error)
             info, after = self._look(client)
         with contextlib.suppress(ApplicationError):  # what was done is told all the same
-            self._note_limit(state, info)
+            self._note_limits(state, [int(number(info, "maxmemory"))])
         released_mib = max(before.rss - after.rss, 0.0)
         if released_mib > 16 and not problem:
             self._seconds_per_mib = max(time.monotonic() - began - patience_s, 0.0) / released_mib
@@ -279,12 +286,17 @@ class RedisAdapter(Adapter):
         complete = not problem or released_mib > 0
         return Release({"memory_mib": round(released_mib, 3)}, measured_by, "; ".join(parts + notes), complete)
 
-    def _note_limit(self, state: dict[str, Any], info: dict[str, str]) -> None:
-        """A limit of ours is known again where another has it written into the server's file."""
-        limit = int(number(info, "maxmemory"))
-        if limit != state["maxmemory"] and limit not in state["limits"]:
-            state["limits"] = [*state["limits"], limit][-LIMITS_KEPT:]
+    def _note_limits(self, state: dict[str, Any], limits: list[int]) -> None:
+        """A limit of ours, in bytes, is known again where another has it written into the server's file."""
+        new = [limit for limit in limits if limit != state["maxmemory"] and limit not in state["limits"]]
+        if new:
+            state["limits"] = [*state["limits"], *new][-LIMITS_KEPT:]
             self._state.save(state)
+
+    def _limits_left(self) -> list[int]:
+        """Those that the server's file may have still, though all has been given back."""
+        state = self._state.load() or {}
+        return state["limits"] if state.get("run_id") == GIVEN_BACK else []
 
     def _restore(self, client: RedisClient, state: dict[str, Any], config_file: str) -> str:
         """Everything as before the first deflation, also in the server's file; returns what is not so.
@@ -295,17 +307,18 @@ class RedisAdapter(Adapter):
         for name, value in state["settings"].items():
             if client.config_get(name) != value:
                 client.config_set(name, value)
-        note = ""
         if _limit_in_file(config_file) in state["limits"]:
             try:
                 client.call("CONFIG", "REWRITE")
             except ServerError as error:
-                note = f"{config_file} has the small limit, by another's CONFIG REWRITE, and cannot be written: {error}"
+                # The server is known again when it is started with that limit, and the next full size tries again.
+                self._state.save({**state, "run_id": GIVEN_BACK})
+                return f"{config_file} has the small limit, by another's CONFIG REWRITE, and cannot be written: {error}"
         self._state.remove()
-        return note
+        return ""
 
 
-def _first_state(client: RedisClient, info: dict[str, str], maximum_mib: float) -> dict[str, Any]:
+def _first_state(client: RedisClient, info: dict[str, str], maximum_mib: float, limits: list[int]) -> dict[str, Any]:
     """What is put back at full size, and the resident size at that."""
     earlier = {name: client.config_get(name) for name in HELPFUL}
     helpful = {name: value for name, value in earlier.items() if value is not None}
@@ -313,7 +326,7 @@ def _first_state(client: RedisClient, info: dict[str, str], maximum_mib: float) 
         "run_id": info.get("run_id"),
         "maxmemory": int(number(info, "maxmemory")),
         "settings": {**helpful, "maxmemory-policy": info.get("maxmemory_policy", NO_EVICTION)},
-        "limits": [],
+        "limits": limits,
         "maximum_mib": float(round(maximum_mib, 3)),
     }
 
@@ -347,11 +360,9 @@ def _raise_limit(client: RedisClient, limit_mib: float) -> None:
         client.config_set("maxmemory", int(limit_mib * MIB))
 
 
-def _state_path(address: tuple[str, int] | str) -> str:
+def _state_path(address: tuple[str, int] | str, directory: str) -> str:
     name = address if isinstance(address, str) else f"{address[0]}-{address[1]}"
-    base = f"redis-{name.strip('/').replace('/', '-')}.json"
-    earlier = os.path.join(EARLIER_STATE_DIRECTORY, base)
-    return earlier if os.path.exists(earlier) else os.path.join(STATE_DIRECTORY, base)
+    return os.path.join(directory, f"redis-{name.strip('/').replace('/', '-')}.json")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Iterator
+from typing import Callable, Iterator
 
 from app_adapters.adapter import Deadline
 from app_adapters.errors import ApplicationError
@@ -72,11 +72,18 @@ def _help_along(client: RedisClient) -> bool:
 
 
 def shrink(
-    client: RedisClient, first: Figures, wanted_mib: float, patience_s: float, force: bool, deadline: Deadline
+    client: RedisClient,
+    first: Figures,
+    wanted_mib: float,
+    patience_s: float,
+    force: bool,
+    deadline: Deadline,
+    note_limits: Callable[[list[int]], None],
 ) -> str:
     """Evict, wait for the allocator and purge; again where more stays resident than it said.
 
-    Returns why it ended above `wanted_mib`, empty where there is nothing to say. The memory is purged also on an error.
+    `note_limits` is given limits, in bytes, before they are set. Returns why it ended above `wanted_mib`, empty where
+    there is nothing to say. The memory is purged also on an error.
 
     Raises: ApplicationError.
     """
@@ -84,7 +91,7 @@ def shrink(
     near_mib, aim_mib = wanted_mib + tolerance_mib(wanted_mib), wanted_mib
     for _ in range(CORRECTIONS):
         try:
-            note = _descend(client, first, aim_mib, defragmenting, force, deadline)
+            note = _descend(client, first, aim_mib, defragmenting, force, deadline, note_limits)
         finally:
             found, refused = _settle(client, near_mib, patience_s, deadline)
         if note or found.rss <= near_mib or deadline.passed:
@@ -97,7 +104,13 @@ def shrink(
 
 
 def _descend(
-    client: RedisClient, first: Figures, wanted_mib: float, defragmenting: bool, force: bool, deadline: Deadline
+    client: RedisClient,
+    first: Figures,
+    wanted_mib: float,
+    defragmenting: bool,
+    force: bool,
+    deadline: Deadline,
+    note_limits: Callable[[list[int]], None],
 ) -> str:
     """Lower the limit until what will be resident is near the target; returns why it ended earlier, empty if not.
 
@@ -106,7 +119,7 @@ def _descend(
     goal_mib = wanted_mib + tolerance_mib(wanted_mib) / 2
     planned_mib, lowest_mib = limit_for(first, wanted_mib), limit_for(first, 0.0)
     if first.predicted <= goal_mib:
-        _lower(client, planned_mib, deadline)
+        _lower(client, planned_mib, deadline, note_limits)
         return ""
     now = _now(client)[1]
     for _ in range(ROUNDS):
@@ -117,7 +130,7 @@ def _descend(
             break
         if not force and in_vain(first, now):
             return "fragments hold the rest: more eviction would cost data for little"
-        _lower(client, limit_mib, deadline)
+        _lower(client, limit_mib, deadline, note_limits)
         now = _sampled(client, deadline)
     return ""
 
@@ -174,13 +187,15 @@ def _defragmented(client: RedisClient, goal_mib: float, deadline: Deadline) -> F
             return found
 
 
-def _lower(client: RedisClient, limit_mib: float, deadline: Deadline) -> None:
+def _lower(client: RedisClient, limit_mib: float, deadline: Deadline, note_limits: Callable[[list[int]], None]) -> None:
     """Lower the limit step by step, each one as soon as the last has been evicted down to.
 
     Raises: ApplicationError where the deadline passes or nothing more can be evicted; the limit is then one that lets
     writes go on.
     """
-    for step_mib in steps(_now(client)[1], limit_mib):
+    limits_mib = list(steps(_now(client)[1], limit_mib))
+    note_limits([int(step_mib * MIB) for step_mib in limits_mib])
+    for step_mib in limits_mib:
         # A server that evicts within one call never waits below, and what is sampled after the deadline is stale.
         if deadline.passed:
             raise ApplicationError("the deadline passed")

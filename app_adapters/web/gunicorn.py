@@ -73,6 +73,7 @@ class GunicornAdapter(PoolAdapter):
         self._configured = 0
         self._most_seen = 0
         self._set: int | None = None  # what this adapter made of it
+        self._sets = 0  # how often it did
         self._serving = 0
         # Workers before the first deflation that was not undone, 0: nothing is taken. None: not yet looked.
         self._taken: int | None = None
@@ -82,6 +83,7 @@ class GunicornAdapter(PoolAdapter):
         self._ending: dict[int, _Told] = {}
 
     def _processes(self) -> Processes:
+        sets = self._sets
         master = self._check_master()
         stats = self._stats(master)
         pids = _workers(master, stats)
@@ -93,7 +95,7 @@ class GunicornAdapter(PoolAdapter):
         nominal = self._nominal()
         if self._taken is None:  # another adapter may have taken those that are missing
             self._taken = nominal if len(serving) < nominal else 0
-        return Processes(master, pids, serving, nominal, self._reset_note(stats, serving))
+        return Processes(master, pids, serving, nominal, self._reset_note(stats, serving, sets))
 
     def _most(self, nominal: int) -> int:
         """As before the first deflation: fewer than it is configured for where others have set that."""
@@ -147,8 +149,11 @@ class GunicornAdapter(PoolAdapter):
     def _nominal(self) -> int:
         return self._workers or self._configured or max(self._most_seen, 1)
 
-    def _reset_note(self, stats: Stats | None, serving: list[int]) -> str:
-        """Whether the number is not the one that was set, as after a reload."""
+    def _reset_note(self, stats: Stats | None, serving: list[int], sets: int) -> str:
+        """Whether the number is not the one that was set, as after a reload.
+
+        :param sets: how often one had been set before this look.
+        """
         now = len(serving) if stats is None else stats.target
         with self._lock:
             # Without the control socket a worker that was restarted just now is missing, which is expected.
@@ -157,6 +162,9 @@ class GunicornAdapter(PoolAdapter):
                     f"gunicorn has {now} workers, {self._set} were set: it was reloaded (SIGHUP), or told by others"
                 )
                 self._set = None
+                # By gunicorn's own word alone: without it, a worker that ends for long counts as a serving one again.
+                if stats is not None and sets == self._sets and now >= (self._taken or 0):
+                    self._taken = 0
             return self._note
 
     def _note_told(self) -> None:
@@ -179,8 +187,10 @@ class GunicornAdapter(PoolAdapter):
                 self._originals.remember(master, start, {FULL: str(nominal)})
             except ApplicationError as error:
                 forgetful = f"{nominal} workers at full size, which a restart of this adapter forgets: {error}"
+        with self._lock:  # from here on a look must not take the number of before for another's
+            self._set = None
         if workers < self._serving:
-            self._taken = max(self._taken or 0, self._serving)
+            self._taken = max(self._taken or 0, min(self._serving, nominal))
         problem = self._have(master, workers, deadline)
         given_back = workers >= (self._taken or 0) and not problem
         if given_back:
@@ -192,13 +202,13 @@ class GunicornAdapter(PoolAdapter):
         return problem
 
     def _have(self, master: int, workers: int, deadline: Deadline) -> str:
-        self._set = None
         self._keep_ending(self._ending)
         if self._control is None:
             self._step(master, workers, deadline)
         elif not self._command(master, workers, deadline):
             return "the deadline passed before gunicorn's control socket answered"
-        self._set = workers
+        with self._lock:
+            self._set, self._sets = workers, self._sets + 1
         pids: list[int] = []
         changed = time.monotonic()
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from app_adapters.adapter import Adapter
 from app_adapters.server import HookServer
 from guestagent import applications
+from guestagent.hooks import in_parallel
 from tests.guestagent.elastic import Elastic, Workers
 from tests.guestagent.harness import Bench, Host
 from tests.waiting import until_sync
@@ -112,6 +114,55 @@ def test_an_application_whose_drop_in_cannot_be_read_for_a_moment_has_its_reinfl
     app.go.set()
     file.chmod(0o644)
     until_sync(lambda: app.size_mib == 350)
+    until_sync(lambda: "all have done up" in capfd.readouterr().err)
+
+
+def test_nothing_is_owed_to_an_application_whose_drop_in_goes_although_another_file_is_bad(
+    guest: Bench,
+    host: Host,
+    servers: list[HookServer],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+    (guest.adapters_dir / "bad.json").write_text("broken")
+    guest.register("app", serve(guest, servers, Elastic(300)))
+    ask(host, "down", memory_mib=400)
+    servers[0].stop()
+    host.result("application.reinflate", request_id="up", deadline_s=1, target={"memory_mib": 1024}, bound_mib=1024)
+    assert "app: told again of up" in capfd.readouterr().err
+    time.sleep(0.3)  # it is told again
+    (guest.adapters_dir / "app.json").unlink()
+    until_sync(lambda: "all have done up" in capfd.readouterr().err)
+
+
+def test_an_application_whose_drop_in_is_read_again_while_others_are_asked_has_its_reinflation(
+    guest: Bench,
+    host: Host,
+    servers: list[HookServer],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(applications, "AGAIN_S", (0.05, 0.1))
+    file = guest.adapters_dir / "app.json"
+    asked_while_bad = threading.Event()
+
+    def mended_meanwhile(calls: Any, limit_s: float) -> Any:
+        if file.stat().st_mode & 0o022 and not calls:
+            file.chmod(0o644)
+            guest.agent._applications.sizes()  # as another thread does
+            asked_while_bad.set()
+        return in_parallel(calls, limit_s)
+
+    monkeypatch.setattr(applications, "in_parallel", mended_meanwhile)
+    app = Elastic(300, maximum_mib=350)
+    guest.register("app", serve(guest, servers, app))
+    app.go.clear()
+    target = {"memory_mib": 1024}
+    host.result("application.reinflate", request_id="up", deadline_s=60, target=target, bound_mib=1024)
+    file.chmod(0o666)
+    until_sync(asked_while_bad.is_set)
+    app.go.set()
     until_sync(lambda: "all have done up" in capfd.readouterr().err)
 
 

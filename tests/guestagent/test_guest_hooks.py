@@ -214,16 +214,16 @@ def test_a_bad_file_does_not_hide_the_good_ones_and_a_name_counts_once(tmp_path:
     drop_in(tmp_path / "c.json", {"name": "good", "url": "http://127.0.0.1:2"})
     drop_in(tmp_path / "readme.txt", "not looked at")
     found, problems = read_drop_ins(str(tmp_path), UID)
-    assert found == [DropIn("good", "127.0.0.1", 1)]
-    assert [Path(problem.split(":")[0]).name for problem in problems] == ["b.json", "c.json"]
+    assert found == {f"{tmp_path}/a.json": DropIn("good", "127.0.0.1", 1)}
+    assert [Path(path).name for path in problems] == ["b.json", "c.json"]
 
 
 def test_no_more_adapters_are_asked_than_the_host_takes_an_answer_of(tmp_path: Path) -> None:
     for number in range(66):
         drop_in(tmp_path / f"{number:02}.json", {"name": f"a-{number:02}", "url": "http://127.0.0.1:1"})
     found, problems = read_drop_ins(str(tmp_path), UID)
-    assert [one.name for one in found] == [f"a-{number:02}" for number in range(64)]
-    assert problems == [f"{tmp_path}/{number}.json: 64 adapters are the most" for number in (64, 65)]
+    assert [one.name for one in found.values()] == [f"a-{number:02}" for number in range(64)]
+    assert list(problems.values()) == [f"{tmp_path}/{number}.json: 64 adapters are the most" for number in (64, 65)]
     status = GuestStatus.model_json_schema()
     assert status["properties"]["applications"]["maxItems"] == 64
 
@@ -232,9 +232,9 @@ def test_a_directory_that_others_may_write_is_left_out_as_a_whole(tmp_path: Path
     drop_in(tmp_path / "a.json", {"name": "a", "url": "http://127.0.0.1:1"})
     tmp_path.chmod(0o777)
     found, problems = read_drop_ins(str(tmp_path), UID)
-    assert found == []
-    assert "writable by no other user" in problems[0]
-    assert read_drop_ins(str(tmp_path / "absent"), UID) == ([], [])
+    assert found == {}
+    assert "writable by no other user" in problems[str(tmp_path)]
+    assert read_drop_ins(str(tmp_path / "absent"), UID) == ({}, {})
 
 
 def test_a_call_that_hangs_does_not_hold_up_the_others() -> None:

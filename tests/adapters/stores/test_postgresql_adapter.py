@@ -277,14 +277,15 @@ def test_two_clusters_at_one_port_each_get_their_own_settings_back(cluster: Clus
         other.stop()
 
 
-def test_what_another_cluster_is_to_have_back_is_not_written_over(cluster: Cluster, tmp_path: Path) -> None:
+def test_what_another_cluster_is_to_have_back_is_not_written_over_and_nothing_is_promised(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     state = tmp_path / "state.json"
     state.write_text(json.dumps({"system": "1", "changed": ["work_mem"]}))
     before = state.read_text()
     with hook(tmp_path, cluster, maximum_mib=1000.0) as rest:
-        rest.target("down", "deflate", 10)
-        ended = result(rest, "down")
-        assert (ended["state"], "another cluster" in ended["reason"]) == ("failed", True), ended
+        status, answer = rest.target("down", "deflate", 10)
+        assert (status, answer["state"], "another cluster" in answer["reason"]) == (409, "refused", True), answer
         assert (state.read_text(), cluster.auto_conf()) == (before, [])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from app_adapters.adapter import Deadline, Promise
 from app_adapters.processes.process import children
 from app_adapters.redis.adapter import RedisAdapter
 from app_adapters.redis.client import RedisClient, ServerError
@@ -321,6 +323,50 @@ def test_a_limit_that_another_has_written_into_the_servers_file_is_taken_out_at_
         assert limit_in(file.read_text()) == 300 * 2**20
 
 
+@pytest.mark.parametrize("ends", ["as it should", "killed"])
+def test_a_limit_on_the_way_down_that_another_has_written_into_the_servers_file_is_taken_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    file = tmp_path / "redis.conf"
+    file.write_text("maxmemory 300mb\nmaxmemory-policy allkeys-lru\n")
+    with served(tmp_path, config=str(file)) as server:
+        server.fill(100)
+        config_set = RedisClient.config_set
+
+        def rewritten_then(client: RedisClient, name: str, value: str | int | bytes) -> None:
+            config_set(client, name, value)
+            if name == "maxmemory":
+                monkeypatch.setattr(RedisClient, "config_set", config_set)
+                server.call("CONFIG", "REWRITE")
+                if ends == "killed":
+                    raise KeyboardInterrupt
+
+        adapter = RedisAdapter(("127.0.0.1", server.port), str(tmp_path / "state.json"), decay_s=0.0)
+        down = adapter.deflate({"memory_mib": 70}, "ask", Deadline(60))
+        assert isinstance(down, Promise)
+        monkeypatch.setattr(RedisClient, "config_set", rewritten_then)
+        with pytest.raises(KeyboardInterrupt) if ends == "killed" else contextlib.nullcontext():
+            down.work()
+        assert 90 < (limit_in(file.read_text()) or 0) / 2**20 < 300
+        with hook(tmp_path, server.port) as rest:
+            done(rest, "up", "reinflate", 1000)
+        assert limit_in(file.read_text()) == 300 * 2**20
+
+
+def test_a_limit_of_an_earlier_version_in_the_servers_file_is_taken_out(tmp_path: Path) -> None:
+    file, state = tmp_path / "redis.conf", tmp_path / "state.json"
+    file.write_text("maxmemory 300mb\nmaxmemory-policy allkeys-lru\n")
+    with served(tmp_path, config=str(file)) as server, hook(tmp_path, server.port) as rest:
+        server.fill(100)
+        done(rest, "down", "deflate", 70)
+        server.call("CONFIG", "REWRITE")
+        noted = json.loads(state.read_text())
+        del noted["limits"]
+        state.write_text(json.dumps(noted))
+        done(rest, "up", "reinflate", 1000)
+    assert limit_in(file.read_text()) == 300 * 2**20
+
+
 def test_a_file_of_the_server_that_has_no_limit_of_ours_is_not_written(tmp_path: Path) -> None:
     file = tmp_path / "redis.conf"
     file.write_text("maxmemory 300mb\nmaxmemory-policy allkeys-lru\n")
@@ -332,7 +378,8 @@ def test_a_file_of_the_server_that_has_no_limit_of_ours_is_not_written(tmp_path:
     assert file.read_text() == "maxmemory 200mb\n"
 
 
-def test_a_file_that_cannot_be_put_right_is_named_in_the_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["deflated again", "started again"])
+def test_a_file_that_cannot_be_put_right_is_named_in_the_reason_and_put_right_later(tmp_path: Path, then: str) -> None:
     file, password = tmp_path / "redis.conf", tmp_path / "password"
     password.write_text("offen")
     file.write_text("maxmemory 300mb\nmaxmemory-policy allkeys-lru\n")
@@ -343,8 +390,20 @@ def test_a_file_that_cannot_be_put_right_is_named_in_the_reason(tmp_path: Path) 
             done(rest, "down", "deflate", 70)
             server.call("CONFIG", "REWRITE")
             ended = done(rest, "up", "reinflate", 1000)
-    assert ended["state"] == "released"
-    assert f"{file} has the small limit" in ended["reason"]
+            assert ended["state"] == "released"
+            assert f"{file} has the small limit" in ended["reason"]
+            assert "nothing had been taken" in rest.target("again", "reinflate", 1000)[1]["reason"]
+            server.call("ACL", "SETUSER", "ops", "+config|rewrite")
+            if then == "deflated again":
+                done(rest, "further", "deflate", 80)
+                done(rest, "back", "reinflate", 1000)
+    if then == "started again":
+        with served(tmp_path, config=str(file)) as server, hook(tmp_path, server.port) as rest:
+            assert server.limit_mib() < 100
+            done(rest, "up", "reinflate", 1000)
+            assert server.limit_mib() == 300
+    assert limit_in(file.read_text()) == 300 * 2**20
+    assert not (tmp_path / "state.json").exists()
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

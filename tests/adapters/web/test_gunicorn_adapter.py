@@ -205,6 +205,30 @@ def test_workers_that_its_owner_has_taken_stay_away_where_nothing_was_taken(tmp_
             assert len(gunicorn.workers()) == 3
 
 
+@pytest.mark.parametrize("before", ["started more", "reloaded it"])
+def test_workers_that_its_owner_takes_stay_away_once_all_was_given_back_whoever_did_it(
+    tmp_path: Path, before: str
+) -> None:
+    with hooked(tmp_path, mib=1) as (gunicorn, rest):
+        if before == "started more":
+            os.kill(gunicorn.pid, signal.SIGTTIN)
+            gunicorn.wait_for_workers(5)
+        cores(rest, "down", "deflate", 2.0)
+        assert len(gunicorn.workers()) == 2
+        if before == "started more":
+            cores(rest, "up", "reinflate", 4.0)
+        else:
+            os.kill(gunicorn.pid, signal.SIGHUP)
+        gunicorn.wait_for_workers(4)
+        assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 4
+        os.kill(gunicorn.pid, signal.SIGTTOU)
+        gunicorn.wait_for_workers(3)
+        _, answer = rest.target("again", "reinflate", 0, target={"cpu_cores": 4.0})
+        assert "nothing had been taken" in answer["reason"]
+        rest.finished("again")
+        assert len(gunicorn.workers()) == 3
+
+
 def test_an_upgraded_gunicorn_is_followed_by_its_pid_file(tmp_path: Path) -> None:
     with hooked(tmp_path, mib=1, workers=2) as (gunicorn, rest):
         cores(rest, "down", "deflate", 2.0)

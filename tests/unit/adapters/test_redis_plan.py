@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app_adapters.processes.state_file import StateFile
 from app_adapters.redis import adapter
 from app_adapters.redis.plan import (
     MIB,
@@ -168,11 +169,16 @@ def test_the_limit_of_a_file_is_read_as_config_rewrite_writes_it(text: str, limi
     assert limit_in(text) == limit
 
 
-def test_what_is_put_back_outlives_a_restart_of_the_machine_and_what_an_earlier_version_left_is_found(
+def test_what_is_put_back_outlives_a_restart_of_the_machine_also_what_an_earlier_version_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert adapter._state_path(("127.0.0.1", 6379)) == "/var/lib/ebbtide/redis-127.0.0.1-6379.json"
-    monkeypatch.setattr(adapter, "EARLIER_STATE_DIRECTORY", str(tmp_path))
-    (tmp_path / "redis-run-redis.sock.json").touch()
-    assert adapter._state_path("/run/redis.sock") == f"{tmp_path}/redis-run-redis.sock.json"
-    assert adapter._state_path("/run/other.sock") == "/var/lib/ebbtide/redis-run-other.sock.json"
+    assert adapter.RedisAdapter()._state.path == "/var/lib/ebbtide/redis-127.0.0.1-6379.json"
+    for name in ("STATE_DIRECTORY", "EARLIER_STATE_DIRECTORY"):
+        monkeypatch.setattr(adapter, name, str(tmp_path / name))
+    StateFile(f"{tmp_path}/EARLIER_STATE_DIRECTORY/redis-run-redis.sock.json").save({"run_id": "a"})
+    state = adapter.RedisAdapter("/run/redis.sock")._state
+    assert state.load() == {"run_id": "a"}
+    state.save({"run_id": "b"})
+    assert [str(file.relative_to(tmp_path)) for file in tmp_path.glob("*/*")] == [
+        "STATE_DIRECTORY/redis-run-redis.sock.json"
+    ]

@@ -25,6 +25,19 @@ def test_what_was_saved_is_there_again_and_can_be_removed(tmp_path: Path) -> Non
     assert state.load() is None
 
 
+def test_what_an_earlier_version_left_elsewhere_is_found_and_goes_to_its_place_when_it_is_saved(tmp_path: Path) -> None:
+    earlier, path = tmp_path / "run" / "state.json", tmp_path / "lib" / "state.json"
+    for ends in ("saved", "removed"):
+        StateFile(str(earlier)).save({"a": 1})
+        state = StateFile(str(path), str(earlier))
+        assert state.load() == {"a": 1}
+        if ends == "saved":
+            state.save({"a": 2})
+            assert (earlier.exists(), state.load()) == (False, {"a": 2})
+        state.remove()
+        assert (earlier.exists(), state.load()) == (False, None)
+
+
 def test_a_save_that_fails_half_way_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = StateFile(str(tmp_path / "state.json"))
     state.save({"a": 1})
