@@ -81,7 +81,7 @@ from ebbtide.messages.commands import (
     TargetCommand,
     WithdrawCommand,
 )
-from ebbtide.messages.common import PartialVector, Vector
+from ebbtide.messages.common import LARGEST, PartialVector, Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec, VMState
@@ -455,7 +455,7 @@ class InstructionExecutor:
         """A target with all components, as agents of 0.1 need it, and its number. What it leaves out is what the VM
         has now: the plan that had the host before may have resized it.
 
-        :raises AgentError: the host cannot be read.
+        :raises AgentError: the host cannot be read, or its VM has had the last number.
         """
         if not instruction.unnumbered and None not in instruction.target.model_dump().values():
             return instruction
@@ -465,6 +465,8 @@ class InstructionExecutor:
             return instruction  # its host says so itself
         size = Vector.of(instruction.target.size_of(reported.allocation()))
         number = max(instruction.generation, reported.generation + 1 if instruction.unnumbered else 0)
+        if number > LARGEST:
+            raise AgentRefused(409, "generation: there is none left")
         return instruction.model_copy(update={"target": PartialVector(**size.model_dump()), "generation": number})
 
     async def _follow(

@@ -32,14 +32,14 @@ from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.commands import Command
-from ebbtide.messages.common import PartialVector, Vector
+from ebbtide.messages.common import LARGEST, PartialVector, Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import MigrateRequest, TargetRequest
 from tests.manager.outcomes import outcome_of
-from tests.manager.plan_events import ended, operation, placement, report_of, spec_of
+from tests.manager.plan_events import ended, operation, placement, report_of, spec_of, status_of
 from tests.manager.plans.test_live_migration_plans import HERE, SPEC, read
 
 
@@ -137,6 +137,18 @@ async def test_what_a_host_refuses_or_another_plan_keeps_it_from_is_not_that_it_
     silent = await executor.perform(state.having(request_id="other"), False, lambda: 0.0)
     assert isinstance(silent, HostFailed)
     assert silent.code is ReasonCode.HOST_UNAVAILABLE
+
+
+async def test_a_vm_that_got_its_last_number_meanwhile_is_refused_another_size_and_that_is_no_defect(
+    hosts: Hosts, store: Store
+) -> None:
+    low = status_of(spec_of("low", "deflatable"), "a").model_copy(update={"generation": LARGEST})
+    agents: Any = _Read(report_of("a", low))
+    executor = InstructionExecutor(agents, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
+    wanted = TargetRequest(request_id="request", target=PartialVector(cpu_cores=1.0))
+    event = await executor.perform(start_target("plan", "low", "a", wanted, 2), False, lambda: 0.0)
+    none_left = HostFailed(0.0, "generation: there is none left", uncertain=False, code=ReasonCode.FAILED)
+    assert event == none_left
 
 
 async def test_when_one_of_several_commands_side_by_side_raises_the_others_are_not_gone_on_with(
