@@ -423,7 +423,9 @@ def test_a_closed_input_or_output_is_no_fault(manager: StandIn, token: Path) -> 
 
 
 def test_what_is_said_of_errors_goes_into_no_file_that_is_opened_after_they_were_closed() -> None:
-    code = "import os; from ebbtide.cli.output import guard_output; guard_output(); print(os.readlink('/proc/self/fd/2'))"
+    code = (
+        "import os; from ebbtide.cli.output import guard_output; guard_output(); print(os.readlink('/proc/self/fd/2'))"
+    )
     words = ["/bin/sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
     assert subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60).stdout == "/dev/null\n"
 
