@@ -46,6 +46,11 @@ class InvalidBody(RequestError):
 class AgentError(ManagerError):
     """A host agent that could not be used."""
 
+    @property
+    def reason(self) -> ReasonCode:
+        """Of an operation that ends by it."""
+        return ReasonCode.HOST_UNAVAILABLE
+
 
 class AgentUnreachable(AgentError):
     """No answer in time: whether a command arrived is unknown.
@@ -78,7 +83,6 @@ class AgentRefused(AgentError):
 
     @property
     def reason(self) -> ReasonCode:
-        """Of an operation that ends by it."""
         no_room = self.problem is not None and self.problem.code is ProblemCode.NO_ROOM
         return ReasonCode.NO_ROOM if no_room else ReasonCode.FAILED
 

@@ -81,8 +81,9 @@ from ebbtide.messages.commands import (
     TargetCommand,
     WithdrawCommand,
 )
-from ebbtide.messages.common import PartialVector, Vector
+from ebbtide.messages.common import LARGEST, PartialVector, Vector
 from ebbtide.messages.operations import Operation, OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec, VMState
 
 log = structlog.get_logger()
@@ -249,14 +250,13 @@ class InstructionExecutor:
     async def _read(self, state: Plan, host: str, elapsed_s: Callable[[], float]) -> HostRead | HostFailed:
         """Take the host for the plan and ask its agent; a plan that looks for a place goes on when its time is up."""
         limit_s = max(state.deadline_s, 1.0) if isinstance(state, RoomPlan) and looks(state) else None
-        if not await self._hold(state, host, limit_s):
-            return HostFailed(elapsed_s(), f"{host} is busy with another plan", uncertain=False)
-        if clears_up(state) and (why := await brought_meanwhile(self._store, state, host)):
-            return HostFailed(elapsed_s(), why, uncertain=False)
+        why = "" if await self._hold(state, host, limit_s) else f"{host} is busy with another plan"
+        if why or (clears_up(state) and (why := await brought_meanwhile(self._store, state, host))):
+            return HostFailed(elapsed_s(), why, uncertain=False, code=ReasonCode.FAILED)
         try:
             report = await self._agents.host(host)
         except AgentError as error:
-            return HostFailed(elapsed_s(), str(error), not isinstance(error, AgentRefused))
+            return HostFailed(elapsed_s(), str(error), not isinstance(error, AgentRefused), code=error.reason)
         await self._hosts.take(report)
         recorded = await self._store.recorded(host)
         proven, queue = self._agents.proven(report), self._queue(state, host)
@@ -426,7 +426,7 @@ class InstructionExecutor:
                     try:
                         instruction = await self._filled(instruction)
                     except AgentError as error:
-                        return HostFailed(elapsed_s(), str(error), uncertain=resumed or taken_on)
+                        return HostFailed(elapsed_s(), str(error), resumed or taken_on, code=error.reason)
                 async with sides.turn:
                     send, limit_s = self._sending(state, instruction, request_id)
                     operation = operation or await send()
@@ -455,7 +455,7 @@ class InstructionExecutor:
         """A target with all components, as agents of 0.1 need it, and its number. What it leaves out is what the VM
         has now: the plan that had the host before may have resized it.
 
-        :raises AgentError: the host cannot be read.
+        :raises AgentError: the host cannot be read, or its VM has had the last number.
         """
         if not instruction.unnumbered and None not in instruction.target.model_dump().values():
             return instruction
@@ -465,6 +465,8 @@ class InstructionExecutor:
             return instruction  # its host says so itself
         size = Vector.of(instruction.target.size_of(reported.allocation()))
         number = max(instruction.generation, reported.generation + 1 if instruction.unnumbered else 0)
+        if number > LARGEST:
+            raise AgentRefused(409, "generation: there is none left")
         return instruction.model_copy(update={"target": PartialVector(**size.model_dump()), "generation": number})
 
     async def _follow(

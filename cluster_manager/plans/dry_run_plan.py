@@ -60,6 +60,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.dry_runs import DryRunReport, HostChoice, SizeChange
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
 #: Steps of one plan: hosts are few, and each is reclaimed, preempted and undone a few times at the most.
@@ -191,7 +192,7 @@ class _World:
         if report is None:
             return HostFailed(0.0, f"{instruction.host} does not answer", uncertain=True)
         if why := self._refusal(instruction, report):
-            return HostFailed(0.0, why, uncertain=False)
+            return HostFailed(0.0, why, uncertain=False, code=ReasonCode.FAILED)
         match instruction:
             case ReadHost():
                 return self._read(state, report)

@@ -14,6 +14,7 @@ from cluster_manager.defaults import GONE_S
 from cluster_manager.plans.plans import (
     AwaitHost,
     Effect,
+    HostsChosen,
     Note,
     ReinflationPending,
     SetVM,
@@ -62,6 +63,8 @@ class MovePlan(LifecyclePlan):
     lose_disk: bool = True
     #: Until when hosts that do not answer are waited for, as ``elapsed_s``; None: none was waited for yet.
     waits_until_s: float | None = None
+    #: Why those that failed could not take it; None: none has failed yet.
+    code: ReasonCode | None = None
     #: Whether it waits for room after a preemption, and goes on waiting where it is not started.
     waits: bool = False
     #: Whether this continues an operation that has ended, and for how long it waits then for a host that has its VM.
@@ -91,6 +94,17 @@ class MovePlan(LifecyclePlan):
     def only_clears(self) -> bool:
         """Whether it only clears away what its VM has left on a host: no VM depends on it."""
         return self.continues and self.stage in UNLIMITED
+
+    def failing(self, failure: str, code: ReasonCode | None) -> Self:
+        """The plan after a host could not take it. That one had no room counts before what kept the others from it."""
+        code = self.code if self.code is ReasonCode.NO_ROOM else code or ReasonCode.FAILED
+        return self.having(failures=(*self.failures, failure), code=code)
+
+    def having_chosen(self, event: HostsChosen) -> Self:
+        """The plan with the hosts to try, or why there are none."""
+        none = ReasonCode.NO_ROOM if event.ready else ReasonCode.NO_HOST_READY
+        state = self.failing(event.sentence, none) if event.sentence else self
+        return state.having(hosts_left=event.hosts)
 
     def continuation(self, host: str, stage: Stage, suffix: str = CONTINUATION) -> Self:
         """A plan of the manager's own that goes on when a host reports."""

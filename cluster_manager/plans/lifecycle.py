@@ -64,6 +64,7 @@ from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import AdoptRequest, StartRequest
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec, VMState, VMStatus
 
@@ -385,19 +386,19 @@ def advance_adoption(state: AdoptionPlan, event: Event) -> Step:
             )
             return instruct(state, adopt, f"adopting {state.domain} on {host}", starts=1)
         case ReadHost(), HostFailed() if not state.starts:
-            return _not_adopted(state, event.sentence)
+            return _not_adopted(state, event.sentence, event.code)
         case AwaitHost(), HostFailed():
-            return _not_adopted(state, _unknown(state, event.sentence))
+            return _not_adopted(state, _unknown(state, event.sentence), event.code)
         case Adopt(), OperationEnded(operation=operation) if operation.state is DONE:
             return again(state, operation.sentence)
         case Adopt(), OperationEnded(operation=operation):
             return _not_adopted(state, operation.sentence)
         case Adopt(), HostFailed(uncertain=False):
-            return _not_adopted(state, event.sentence)
+            return _not_adopted(state, event.sentence, event.code)
         case ((Adopt() | ReadHost()), HostFailed()):
             until_s = state.waits_until_s if state.waits_until_s is not None else event.elapsed_s + state.deadline_s
             if event.elapsed_s >= until_s:
-                return _not_adopted(state, _unknown(state, event.sentence))
+                return _not_adopted(state, _unknown(state, event.sentence), event.code)
             said = f"{event.sentence}: waiting for {host} to say"
             return instruct(state, AwaitHost(host=host, until_s=until_s), said, waits_until_s=until_s)
         case AwaitHost(), HostBack():
@@ -416,9 +417,9 @@ def _taken_back(state: AdoptionPlan, found: VMStatus) -> Step:
     return end(state, DONE, sentence, *effects, share=False)
 
 
-def _not_adopted(state: AdoptionPlan, why: str) -> Step:
+def _not_adopted(state: AdoptionPlan, why: str, code: ReasonCode | None = None) -> Step:
     sentence = f"{state.domain} is not adopted: {why}"
-    return end(state, FAILED, sentence, SetVM(state.vm, VMPhase.ENDED, None, sentence), share=False)
+    return end(state, FAILED, sentence, SetVM(state.vm, VMPhase.ENDED, None, sentence), share=False, reason=code)
 
 
 def _unknown(state: AdoptionPlan, why: str) -> str:

@@ -51,6 +51,7 @@ from cluster_manager.plans.reclaim_steps import (
     share_room,
     shared,
     status_in,
+    why_no_room,
 )
 from cluster_manager.plans.report_queries import demand_of, has_template, missing_on
 from ebbtide.deflation.modes import HostEvent, refusal
@@ -60,6 +61,7 @@ from ebbtide.messages.common import Vector, is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress, is_own
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
@@ -155,10 +157,9 @@ def start_live_migration(
 def advance_live_migration(state: LiveMigrationPlan, event: Event) -> Step:
     """See `Plan.next_step`."""
     match state.instruction, event:
-        case ChooseHosts(), HostsChosen(hosts=hosts):
-            failures = (*state.failures, event.sentence) if event.sentence else state.failures
+        case ChooseHosts(), HostsChosen():
             # The first one is read again, as the others are.
-            return _next(state.having(hosts_left=hosts, failures=failures))
+            return _next(state.having_chosen(event))
         case Reinflate(), (OperationEnded() | HostFailed()):
             if state.conclusion is not None:
                 return concluded(state, event)
@@ -208,7 +209,7 @@ def _on_source(state: LiveMigrationPlan, event: Event) -> Step:
                 return _next(state)
             return instruct(state, ChooseHosts(purpose="deflated"), stage="room")
         case HostFailed():
-            return _stays(state, event.sentence)
+            return _stays(state, event.sentence, event.code)
     raise unexpected(state, event)
 
 
@@ -241,7 +242,8 @@ def _next(state: LiveMigrationPlan) -> Step:
     if state.hosts_left and state.tried < MOST_HOSTS:
         host, *rest = state.hosts_left
         return at(state, host, stage="room", hosts_left=tuple(rest), tried=state.tried + 1)
-    return _stays(state, "; ".join(dict.fromkeys(state.failures)) or "no other host is ready")
+    why = "; ".join(dict.fromkeys(state.failures)) or "no other host is ready"
+    return _stays(state, why, state.code or ReasonCode.NO_HOST_READY)
 
 
 def _finding_room(state: LiveMigrationPlan, event: Event) -> Step:
@@ -249,12 +251,12 @@ def _finding_room(state: LiveMigrationPlan, event: Event) -> Step:
         case ReadHost(), HostRead(report=report):
             return _on_reading(state, report, event.elapsed_s)
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
-            return _leave(state, event.sentence, reachable=not uncertain)
+            return _leave(state, event.sentence, reachable=not uncertain, code=event.code)
         case Arrive(), OperationEnded(operation=operation) if operation.state is DONE:
             return _depart(state, operation.sentence)
         case Arrive(), (OperationEnded() | HostFailed()):
             # Also where it was refused: the removal fences an arrival that comes late.
-            return _abort(state, event.sentence)
+            return _abort(state.failing(event.sentence, event.code), event.sentence)
     raise unexpected(state, event)
 
 
@@ -270,12 +272,13 @@ def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) 
         return _leave(state, f"{report.id} has no template {spec.template}")
     demand = demand_of(spec, report, state.size.vector())
     if not state.shrinks and not (missing := missing_on(report, demand)).is_zero():
-        return _leave(state, f"{report.id}: short of {missing}, and nobody shrinks to rebalance")
+        said = f"{report.id}: short of {missing}, and nobody shrinks to rebalance"
+        return _leave(state, said, code=ReasonCode.NO_ROOM)
     room = make_room(state, report, demand, state.deadline_s - elapsed_s)
     if isinstance(room, Step):
         return room
     if room:
-        return _leave(state, room)
+        return _leave(state, room, code=why_no_room(report))
     arrive = Arrive(
         host=report.id,
         step=state.step,
@@ -319,23 +322,23 @@ def _depart(state: LiveMigrationPlan, said: str) -> Step:
     return instruct(state, depart, progress=once(state.progress, said), stage="moving", sent=step)
 
 
-def _leave(state: LiveMigrationPlan, failure: str, reachable: bool = True) -> Step:
+def _leave(state: LiveMigrationPlan, failure: str, reachable: bool = True, code: ReasonCode | None = None) -> Step:
     """Give this host up: undo what was reclaimed there, then the next one."""
-    failures = (*state.failures, failure)
+    state = state.failing(failure, code)
+    if state.reclaims and reachable:
+        return share_room(state, failure, None)
+    step = _next(state.having(progress=(*state.progress, failure)))
     if not state.reclaims:
-        return _next(state.having(failures=failures, progress=(*state.progress, failure)))
-    if reachable:
-        return share_room(state, failure, None, failures=failures)
+        return step
     assert state.host is not None, "at a host"
-    left = state.having(failures=failures, progress=(*state.progress, failure))
-    return _next(left).also(ReinflationPending(state.host, True))
+    return step.also(ReinflationPending(state.host, True))
 
 
-def _stays(state: LiveMigrationPlan, why: str) -> Step:
+def _stays(state: LiveMigrationPlan, why: str, code: ReasonCode | None = None) -> Step:
     """It never began to move."""
     sentence = f"{state.vm} stays on {state.home}: {why}"
     row = SetVM(state.vm, VMPhase.RUNNING, state.home, sentence, unless_preempted=True)
-    return end(state, FAILED, sentence, row, share=False)
+    return end(state, FAILED, sentence, row, share=False, reason=code)
 
 
 # --- while it moves --------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ from cluster_manager.plans.reclaim_steps import (
     share_room,
     shared,
     status_in,
+    why_no_room,
 )
 from cluster_manager.plans.report_queries import demand_of, has_template
 from ebbtide.deflation.modes import HostEvent, refusal
@@ -57,6 +58,7 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import is_known
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMSpec, VMState, VMStatus
 
@@ -117,9 +119,8 @@ def start_migration(
 def advance_migration(state: MovePlan, event: Event) -> Step:
     """See `Plan.next_step`."""
     match state.instruction, event:
-        case ChooseHosts(), HostsChosen(hosts=hosts):
-            failures = (*state.failures, event.sentence) if event.sentence else state.failures
-            step = _next(state.having(hosts_left=hosts, failures=failures))
+        case ChooseHosts(), HostsChosen():
+            step = _next(state.having_chosen(event))
             if event.first is None or not isinstance(step.state.instruction, ReadHost):
                 return step
             return step.state.next_step(event.first).also(*step.effects)
@@ -158,7 +159,7 @@ def _finding_room(state: MovePlan, event: Event) -> Step:
         case ReadHost(), HostRead(report=report):
             return _on_reading(state, report, event.elapsed_s)
         case ((ReadHost() | Reclaim()), HostFailed(uncertain=uncertain)):
-            return _leave(state, event.sentence, reachable=not uncertain)
+            return _leave(state, event.sentence, reachable=not uncertain, code=event.code)
         case Create(), OperationEnded(operation=operation):
             if operation.state is DONE:
                 return arrived(state, operation.sentence)
@@ -166,7 +167,7 @@ def _finding_room(state: MovePlan, event: Event) -> Step:
         case Create(), HostFailed(uncertain=False):
             # The only start was refused at once: nothing is there.
             unstarted = state.having(starts=state.starts - 1)
-            return _leave(unstarted, event.sentence)
+            return _leave(unstarted, event.sentence, code=event.code)
         case Create(host=host), HostFailed():
             return wait(state, event.sentence, "unsure", host, event.elapsed_s)
         case Create(), Forgotten(lapse=lapse):
@@ -191,7 +192,7 @@ def _on_reading(state: MovePlan, report: HostReport, elapsed_s: float) -> Step:
     if isinstance(room, Step):
         return room
     if room:
-        return _leave(state, room)
+        return _leave(state, room, code=why_no_room(report))
     if not state.off:
         stop = Stop(host=state.home, step=state.step, vm=spec.name, limit_s=state.limit_s)
         return instruct(state, stop, f"{report.id} has room: stopping {spec.name} on {state.home}")
@@ -212,7 +213,7 @@ def _on_stopped(state: MovePlan, event: OperationEnded | HostFailed) -> Step:
     if isinstance(event, HostFailed) and event.uncertain:
         sentence = f"{vm} stays on {home} and may have been stopped: {why}; {home}'s next report says"
     phase = VMPhase.RUNNING if state.was_running else VMPhase.STOPPED
-    return end(state, FAILED, sentence, _back(state, phase, sentence))
+    return end(state, FAILED, sentence, _back(state, phase, sentence), reason=event.code)
 
 
 def _on_reading_home(state: MovePlan, event: HostRead | HostFailed) -> Step:
@@ -221,11 +222,11 @@ def _on_reading_home(state: MovePlan, event: HostRead | HostFailed) -> Step:
         found = status_in(event.report, state.vm)
         if found is None or found.saved_mib is None:
             return again(state)
-        why = "its memory was saved there meanwhile, and would stay behind"
+        why, code = "its memory was saved there meanwhile, and would stay behind", None
     else:
-        why = event.sentence
+        why, code = event.sentence, event.code
     sentence = f"{state.vm} stays off on {state.home}: {why}"
-    return end(state, FAILED, sentence, _back(state, state.off_phase, sentence))
+    return end(state, FAILED, sentence, _back(state, state.off_phase, sentence), reason=code)
 
 
 def _back(state: MovePlan, phase: VMPhase, sentence: str) -> SetVM:
@@ -235,26 +236,27 @@ def _back(state: MovePlan, phase: VMPhase, sentence: str) -> SetVM:
     return SetVM(state.vm, phase, state.home, sentence, unless_preempted=phase is not VMPhase.PREEMPTED)
 
 
-def _leave(state: MovePlan, failure: str, reachable: bool = True) -> Step:
+def _leave(state: MovePlan, failure: str, reachable: bool = True, code: ReasonCode | None = None) -> Step:
     """Give this host up: undo what was reclaimed there, then the next one."""
-    changes = {"failures": (*state.failures, failure)}
     if state.starts:
         # A start that the host forgot may have been doubled on its way.
         return _clean(state, failure)
+    state = state.failing(failure, code)
+    if state.reclaims and reachable:
+        return share_room(state, failure, None)
+    step = _next(state.having(progress=(*state.progress, failure)))
     if not state.reclaims:
-        return _next(state.having(**{**changes, "progress": (*state.progress, failure)}))
-    if reachable:
-        return share_room(state, failure, None, **changes)
+        return step
     assert state.host is not None, "at a host"
-    left = state.having(**{**changes, "progress": (*state.progress, failure)})
-    return _next(left).also(ReinflationPending(state.host, True))
+    return step.also(ReinflationPending(state.host, True))
 
 
 def _give_up(state: MovePlan, why: str) -> Step:
     """Nowhere to go: it stays on its host, off if it has been stopped for this."""
     phase = VMPhase.RUNNING if state.was_running and not state.off else state.off_phase
     sentence = f"{state.vm} stays {'off ' if state.off else ''}on {state.home}: {why}"
-    return end(state, FAILED, sentence, _back(state, phase, sentence), share=False)
+    code = state.code or ReasonCode.NO_HOST_READY
+    return end(state, FAILED, sentence, _back(state, phase, sentence), share=False, reason=code)
 
 
 # --- unsure, or to be cleaned ----------------------------------------------------------------------------------------

@@ -417,6 +417,11 @@ class OperationEnded(Event):
     def sentence(self) -> str:
         return self.operation.sentence
 
+    @property
+    def code(self) -> ReasonCode | None:
+        """Of what ends by it, as `HostFailed.code`: no more is known than the operation says."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class EndedTogether(Event):

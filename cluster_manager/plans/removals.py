@@ -175,21 +175,24 @@ def advance_removal(state: RemovalPlan, event: Event) -> Step:
             )
         case Remove(), (OperationEnded() | HostFailed()) if state.internal or state.owed:
             # What must not be there: one refusal does not pay the debt.
-            return _not_removed(state, f"{vm} is still to be removed: {event.sentence}", VMPhase.FAILED, owed=True)
+            said = f"{vm} is still to be removed: {event.sentence}"
+            return _not_removed(state, event, said, VMPhase.FAILED, owed=True)
         case Remove(), OperationEnded(operation=operation):
-            return _not_removed(state, f"{vm} could not be deleted: {operation.sentence}", VMPhase.FAILED)
+            return _not_removed(state, event, f"{vm} could not be deleted: {operation.sentence}", VMPhase.FAILED)
         case Remove(), HostFailed(uncertain=True):
             said = f"{event.sentence}; {vm} is removed as soon as {host} answers"
-            return _not_removed(state, said, VMPhase.FAILED, owed=True)
+            return _not_removed(state, event, said, VMPhase.FAILED, owed=True)
         case Remove(), HostFailed():
-            return _not_removed(state, f"{vm} stays, since {event.sentence}", state.before)
+            return _not_removed(state, event, f"{vm} stays, since {event.sentence}", state.before)
         case Reinflate(), (OperationEnded() | HostFailed()):
             return _reinflated(state, event, f"deleted {vm} on {host}")
     raise unexpected(state, event)
 
 
-def _not_removed(state: RemovalPlan, sentence: str, phase: VMPhase, owed: bool = False) -> Step:
-    return finish(state, OperationState.FAILED, sentence).also(
+def _not_removed(
+    state: RemovalPlan, event: OperationEnded | HostFailed, sentence: str, phase: VMPhase, owed: bool = False
+) -> Step:
+    return finish(state, OperationState.FAILED, sentence, reason=event.code).also(
         SetVM(state.vm, phase, state.host, sentence, owed=owed, unless_preempted=phase is VMPhase.RUNNING),
         Note("failed", state.vm, state.host, sentence),
     )
@@ -256,6 +259,6 @@ def _reinflated(state: Plan, event: OperationEnded | HostFailed, done: str) -> S
         )
     why = event.sentence
     how = OperationState.DONE if state.kind == "delete" else OperationState.FAILED
-    return finish(state, how, f"{done}, but its VMs were not reinflated: {why}").also(
+    return finish(state, how, f"{done}, but its VMs were not reinflated: {why}", reason=event.code).also(
         ReinflationPending(host, True), Note("failed", state.vm, host, why)
     )

@@ -208,7 +208,8 @@ def guard_output() -> None:
     """Have both outputs end quietly where their readers go, and standard output with a sentence where it cannot be
     written."""
     if sys.stderr is None:  # it is closed, and `print` would take standard output for it
-        sys.stderr = io.TextIOWrapper(io.FileIO(os.devnull, "w"))
+        # Its number is never free again, or the next file would get it, and what is said of errors.
+        sys.stderr = io.TextIOWrapper(io.FileIO(os.open(os.devnull, os.O_WRONLY), "w", closefd=False))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it is closed

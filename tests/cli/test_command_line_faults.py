@@ -422,6 +422,14 @@ def test_a_closed_input_or_output_is_no_fault(manager: StandIn, token: Path) -> 
         assert (process.communicate(timeout=60)[0], process.returncode) == ("", 1)
 
 
+def test_what_is_said_of_errors_goes_into_no_file_that_is_opened_after_they_were_closed() -> None:
+    code = (
+        "import os; from ebbtide.cli.output import guard_output; guard_output(); print(os.readlink('/proc/self/fd/2'))"
+    )
+    words = ["/bin/sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    assert subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60).stdout == "/dev/null\n"
+
+
 def test_an_output_of_few_letters_shows_others_as_question_marks() -> None:
     code = "from ebbtide.cli.output import guard_output; guard_output(); print('\u2581 web')"
     environment = {"PYTHONIOENCODING": "latin-1"}

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ebbtide.cli import main
-from ebbtide.cli.commands import wait
+from ebbtide.cli.commands import options, wait
 from ebbtide.cli.commands.apply import apply
 from ebbtide.cli.commands.options import Asking, OperationFailed
 from ebbtide.cli.commands.targets import Way, size_to_reach
@@ -25,7 +25,9 @@ from ebbtide.client.connection import refusal_of
 from ebbtide.deflation.allocations import Priority
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import PartialVector, Vector
+from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import ClusterVM, OnPreemption, VMSpec
+from tests.manager.plan_events import operation
 from tests.manager.with_agent import Lab
 from tests.waiting import until
 
@@ -188,7 +190,7 @@ async def test_a_vm_that_was_changed_after_it_was_looked_at_is_left_as_it_is(lab
     assert labelled.exit_code == 0, labelled.output
     manager.hosts.locks.release("another plan")
     done = await applied
-    assert str(done.exception).startswith("1 of 2 VMs are not as declared: web: web has version "), done.output
+    assert str(done.exception).startswith("1 of 2 VMs are not as declared: web: it has changed since "), done.output
     found = await lab.cluster.get("/v1/vms/web")
     assert (found["labels"], found["minimum"]["cpu_cores"]) == ({"env": "test"}, 0.1)
     # Looked at again, it becomes what is declared, labels and all.
@@ -197,8 +199,58 @@ async def test_a_vm_that_was_changed_after_it_was_looked_at_is_left_as_it_is(lab
     assert (found["labels"], found["minimum"]["cpu_cores"]) == ({"env": "prod"}, 0.5)
 
 
-async def test_one_that_fails_keeps_none_of_the_others_from_being_done(lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("by_another", "sold"),
+    [({}, ["2"]), ({"on_preemption": OnPreemption.DELETE}, []), ({"labels": {"env": "test"}}, [])],
+)
+def test_labels_whose_answer_was_lost_are_known_as_set_and_what_another_has_changed_is_left_as_it_is(
+    by_another: dict[str, Any], sold: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Client:
+        def __init__(self) -> None:
+            self.found = there(VMSpec.model_validate(WEB), version="1")
+            self.sold: list[str | None] = []
+
+        async def vms(self) -> list[ClusterVM]:
+            return [self.found]
+
+        async def vm(self, name: str) -> ClusterVM:
+            return self.found
+
+        async def label_vm(self, name: str, labels: dict[str, str], *, version: str | None) -> ClusterVM:
+            if version != self.found.version:
+                raise ManagerRefused(412, "web has version 2 by now")
+            self.found = self.found.model_copy(update={"version": "2", "labels": labels, **by_another})
+            raise ManagerUnreachable("no manager answers", was_sent=True, may_be_done=True)
+
+        async def resize(self, name: str, *, version: str | None, **fields: Any) -> Operation:
+            self.sold.append(version)
+            return operation("resize")
+
+        async def wait(self, begun: Operation, **_: Any) -> Operation:
+            return begun
+
+    client = Client()
+    monkeypatch.setattr(Asking, "ask", lambda to, question: asyncio.run(question(client)))
+    monkeypatch.setattr(options, "AWAY_LOOK_S", 0.0)
+    file = put(tmp_path, {**WEB, "labels": {"env": "prod"}, "minimum": {"cpu_cores": 0.5, "memory_mib": 300}})
+    if sold:
+        apply(file, to=Asking())
+    else:
+        with pytest.raises(OperationFailed, match="web: it has changed since the differences were shown"):
+            apply(file, to=Asking())
+    assert client.sold == sold
+
+
+async def test_one_that_fails_keeps_none_of_the_others_from_being_done_and_a_dry_run_foretells_it(
+    lab: Lab, tmp_path: Path
+) -> None:
     huge = {"name": "huge", "nominal": {"cpu_cores": 200, "memory_mib": 512}}
+    foretold = await ebb(lab, "apply", "-f", str(put(tmp_path, huge, WEB)), "--dry-run", "-o", "json")
+    assert main.exit_code_of(foretold.exception) == 1
+    assert str(foretold.exception).startswith("1 of 2 VMs would not be as declared: huge: "), foretold.exception
+    assert "refused huge" in json.loads(foretold.stdout)["vms"][0]["error"]
+    assert not lab.agent.host.vms
     result = await ebb(lab, "apply", "-f", str(put(tmp_path, huge, WEB)))
     assert main.exit_code_of(result.exception) == 1
     assert str(result.exception).startswith("1 of 2 VMs are not as declared: huge: ")

@@ -15,14 +15,18 @@ from ebbtide.cli.commands.vms import DryRun, Starter, check, followed
 from ebbtide.cli.declared import Change, change_to, specs_of
 from ebbtide.cli.output import Steps, print_table
 from ebbtide.errors import EbbError
+from ebbtide.messages.dry_runs import DryRunReport
 from ebbtide.messages.operations import Operation
-from ebbtide.messages.vms import ClusterVM, VMSpec
+from ebbtide.messages.vms import VMSpec
 
 if TYPE_CHECKING:
     from ebbtide.client import ManagerClient
 
 #: What a change is called in a table.
 _WORDS = {"create": "to create", "resize": "to change", "label": "to label", "none": "as declared"}
+
+#: By its owner, the rebalancer, or what was done for one that stands before it in the file.
+_CHANGED = "it has changed since the differences were shown: apply again"
 
 
 def apply(
@@ -37,6 +41,7 @@ def apply(
     A document of the file is a VM, in the form of the body of POST /v1/vms. VMs that it does not name are left alone. A
     VM that is there keeps its template and the memory that it boots with.
     """
+    from ebbtide.client import ManagerRefused
     from ebbtide.client.manager import AWAY_S
 
     specs = specs_of(file)
@@ -54,11 +59,16 @@ def apply(
     for spec, change in zip(specs, changes, strict=True):
         if change.hindrance:
             failures[spec.name] = change.hindrance
-        if dry_run or change.action == "none":
+        if change.action == "none" or (dry_run and change.fields is not None):
             continue
         try:
+            if dry_run:
+                report = to.ask(partial(_foretell, spec, deadline_s))
+                if report.would == "failed":
+                    raise OperationFailed(report.sentence)
+                continue
             if change.labels:
-                change = replace(change, version=to.ask(_labelled(to, change, again_s)).version)
+                change = to.ask(_labelled(to, spec, change, again_s))
             if not change.fields and change.fields is not None:
                 continue
             begin = _starter(spec, change, deadline_s)
@@ -69,7 +79,8 @@ def apply(
             raise
         except EbbError as error:
             # The others are not made to wait for this one.
-            failures[spec.name] = str(error)
+            by_now_another = isinstance(error, ManagerRefused) and error.status == 412
+            failures[spec.name] = _CHANGED if by_now_another else str(error)
             if is_away(error) or is_away(error.__cause__):
                 # A manager that was waited for in vain is not waited for once more for each VM.
                 again_s = 0.0
@@ -84,13 +95,38 @@ def apply(
         raise OperationFailed(f"{len(failures)} of {len(specs)} VMs {how} as declared: {each}")
 
 
-def _labelled(to: Asking, change: Change, again_s: float) -> Callable[[ManagerClient], Awaitable[ClusterVM]]:
-    async def ask(client: ManagerClient) -> ClusterVM:
+def _labelled(to: Asking, spec: VMSpec, change: Change, again_s: float) -> Callable[[ManagerClient], Awaitable[Change]]:
+    """Set the labels; what is left to be done then."""
+    from ebbtide.client import ManagerRefused, ManagerUnreachable
+
+    lost = False
+
+    async def label(client: ManagerClient) -> Change:
+        nonlocal lost
+        try:
+            labelled = await client.label_vm(change.name, change.labels, version=change.version)
+        except ManagerUnreachable as error:
+            lost = lost or error.may_be_done
+            raise
+        except ManagerRefused as error:
+            if not lost or error.status != 412:
+                raise
+            # It was done, unless somebody else did it: nothing is done then but what was shown.
+            left = change_to(spec, await client.vm(change.name))
+            if left.hindrance or left.labels or not set(left.sentences) <= set(change.sentences):
+                raise
+            return left
+        return replace(change, version=labelled.version)
+
+    async def ask(client: ManagerClient) -> Change:
         with Steps(quiet=to.for_programs) as steps:
-            label = partial(client.label_vm, change.name, change.labels, version=change.version)
-            return await asked_again(steps, label, for_s=again_s)
+            return await asked_again(steps, label, client, for_s=again_s)
 
     return ask
+
+
+async def _foretell(spec: VMSpec, deadline_s: float, client: ManagerClient) -> DryRunReport:
+    return await client.dry_run_creation(spec, deadline_s=deadline_s)
 
 
 def _starter(spec: VMSpec, change: Change, deadline_s: float) -> Starter:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster_manager.errors import AgentError, AgentRefused, AgentUnreachable
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.live_migrations import start_live_migration
@@ -20,22 +21,25 @@ from cluster_manager.plans.plans import (
     HostFailed,
     Preempt,
     PreemptTogether,
+    ReadHost,
     Reclaim,
 )
 from cluster_manager.plans.preemption import PreemptionReason
+from cluster_manager.plans.removals import start_target
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.commands import Command
-from ebbtide.messages.common import Vector
+from ebbtide.messages.common import LARGEST, PartialVector, Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import Operation, OperationState
-from ebbtide.messages.requests import MigrateRequest
+from ebbtide.messages.problem_codes import ReasonCode
+from ebbtide.messages.requests import MigrateRequest, TargetRequest
 from tests.manager.outcomes import outcome_of
-from tests.manager.plan_events import ended, operation, placement, report_of, spec_of
+from tests.manager.plan_events import ended, operation, placement, report_of, spec_of, status_of
 from tests.manager.plans.test_live_migration_plans import HERE, SPEC, read
 
 
@@ -116,6 +120,37 @@ async def test_of_a_vm_that_is_not_on_record_only_counts_that_a_call_failed(exec
     assert (event.operation.vms, event.failed) == ((), (("theirs", "no"),))
 
 
+async def test_what_a_host_refuses_or_another_plan_keeps_it_from_is_not_that_it_does_not_answer(
+    hosts: Hosts, store: Store
+) -> None:
+    agents: Any = _Read(AgentRefused(400, "a refuses to be read"))
+    executor = InstructionExecutor(agents, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
+    state = placement(spec_of("high-1")).having(instruction=ReadHost(host="a"))
+    refused = [await executor.perform(state, False, lambda: 0.0)]
+    wanted = TargetRequest(request_id="request", target=PartialVector(cpu_cores=1.0))
+    refused.append(await executor.perform(start_target("plan.2", "low", "b", wanted, 2), False, lambda: 0.0))
+    executor.call_off(state.request_id)
+    refused.append(await executor._read(state, "a", lambda: 0.0))
+    expected = [("a refuses to be read", ReasonCode.FAILED)] * 2 + [("a is busy with another plan", ReasonCode.FAILED)]
+    assert [(event.sentence, event.code) for event in refused if isinstance(event, HostFailed)] == expected
+    agents.found = AgentUnreachable("a does not answer")
+    silent = await executor.perform(state.having(request_id="other"), False, lambda: 0.0)
+    assert isinstance(silent, HostFailed)
+    assert silent.code is ReasonCode.HOST_UNAVAILABLE
+
+
+async def test_a_vm_that_got_its_last_number_meanwhile_is_refused_another_size_and_that_is_no_defect(
+    hosts: Hosts, store: Store
+) -> None:
+    low = status_of(spec_of("low", "deflatable"), "a").model_copy(update={"generation": LARGEST})
+    agents: Any = _Read(report_of("a", low))
+    executor = InstructionExecutor(agents, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
+    wanted = TargetRequest(request_id="request", target=PartialVector(cpu_cores=1.0))
+    event = await executor.perform(start_target("plan", "low", "a", wanted, 2), False, lambda: 0.0)
+    none_left = HostFailed(0.0, "generation: there is none left", uncertain=False, code=ReasonCode.FAILED)
+    assert event == none_left
+
+
 async def test_when_one_of_several_commands_side_by_side_raises_the_others_are_not_gone_on_with(
     hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +174,18 @@ async def test_when_one_of_several_commands_side_by_side_raises_the_others_are_n
     agents.forgets.set()
     await asyncio.gather(*left, return_exceptions=True)
     assert (left, agents.sent) == (set(), ["/v1/vms/low-1/stop", "/v1/vms/low-2/stop"])
+
+
+class _Read:
+    """Of hosts that are read."""
+
+    def __init__(self, found: AgentError | HostReport) -> None:
+        self.found = found
+
+    async def host(self, host: str) -> HostReport:
+        if isinstance(self.found, AgentError):
+            raise self.found
+        return self.found
 
 
 class _Agents:

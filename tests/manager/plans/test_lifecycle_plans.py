@@ -28,6 +28,7 @@ from cluster_manager.plans.plans import (
     SetVM,
     VMPhase,
 )
+from cluster_manager.plans.removals import start_reinflation, start_removal
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
@@ -81,6 +82,25 @@ def test_what_a_vms_own_host_has_no_room_for_ends_with_that_code(report: str) ->
         end = plan.next_step(HostRead(0.0, told, frozenset({"v", "other"}))).state.instruction
         assert isinstance(end, Finish), end
         code = ReasonCode.NO_ROOM if report == "full" else ReasonCode.HOST_UNAVAILABLE
+        assert end.reason is code, end
+
+
+@pytest.mark.parametrize("code", [ReasonCode.HOST_UNAVAILABLE, ReasonCode.FAILED, ReasonCode.NO_ROOM])
+def test_what_ends_by_its_host_has_the_code_of_that(code: ReasonCode) -> None:
+    failed = HostFailed(0.0, "host-a says so", uncertain=False, code=code)
+    adoption = start_adoption("p", "v", AdoptRequest(request_id="r", host="host-a", domain="d"))
+    adopting = adoption.next_step(read("host-a")).state
+    for plan, event in (
+        (start_removal("p", "r", "v", "host-a"), failed),
+        (start_removal("p", "r", "v", "host-a"), replace(failed, uncertain=True)),
+        (start_removal("p", "r", "v", "host-a", owed=True), failed),
+        (start_reinflation("p", "host-a"), failed),
+        (adoption, failed),
+        (adopting, failed),
+        (adopting.having(waits_until_s=0.0), replace(failed, uncertain=True)),
+    ):
+        end = plan.next_step(event).state.instruction
+        assert isinstance(end, Finish), end
         assert end.reason is code, end
 
 

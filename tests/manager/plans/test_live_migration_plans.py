@@ -13,6 +13,7 @@ from cluster_manager.plans.plans import (
     AwaitHost,
     Depart,
     Event,
+    Finish,
     HostBack,
     HostFailed,
     HostRead,
@@ -27,6 +28,7 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import Vector
 from ebbtide.messages.migrations import DepartureCommand
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMState, VMStatus
 from tests.hostagent.fake_moves import ADDRESS
@@ -88,6 +90,22 @@ def test_a_move_of_whose_end_the_old_host_tells_nothing_is_seen_on_the_new_one()
     assert isinstance(step.state, LiveMigrationPlan)
     assert step.state.stage == "clear"
     assert [(row.phase, row.host) for row in step.effects if isinstance(row, SetVM)] == [(VMPhase.RUNNING, "away")]
+
+
+def test_why_a_vm_did_not_begin_to_move_is_told_by_a_code() -> None:
+    here, silent = read("home", HERE), HostFailed(0.0, "it is silent", uncertain=True)
+    full = read("away", status_of(spec_of("other", cpu_cores=6.0), "away"))
+    for events, code in (
+        ((silent,), ReasonCode.HOST_UNAVAILABLE),
+        ((read("home", OFF_AT_HOME),), None),
+        ((here, silent), ReasonCode.HOST_UNAVAILABLE),
+        ((here, full), ReasonCode.NO_ROOM),
+        ((here, read("away", THERE)), ReasonCode.FAILED),
+        ((here, read("away"), ended("arrive", OperationState.FAILED), ended("delete")), ReasonCode.FAILED),
+    ):
+        end = heard(begun(), *events).instruction
+        assert isinstance(end, Finish), end
+        assert end.reason is code, end.sentence
 
 
 def off_at_home() -> LiveMigrationPlan:

@@ -16,6 +16,7 @@ from cluster_manager.plans.plans import (
     HostBack,
     HostFailed,
     HostRead,
+    HostsChosen,
     Plan,
     ReadHost,
     Remove,
@@ -28,6 +29,7 @@ from cluster_manager.plans.plans import (
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import MigrateRequest
 from ebbtide.messages.vms import VMState
 from tests.manager.plan_events import chosen, ended, read, report_of, spec_of, status_of, unrecorded
@@ -77,6 +79,35 @@ def clearing() -> MovePlan:
     state = heard(creating(), ended("create"))
     assert state.instruction == ReadHost(host="home")
     return state
+
+
+FULL = read("away", status_of(spec_of("other", cpu_cores=6.0), "away"))
+NAMESAKE = read("away", status_of(SPEC, "away"))
+SILENT = HostFailed(0.0, "it is silent", uncertain=True)
+REFUSED = HostFailed(0.0, "it refuses", uncertain=False, code=ReasonCode.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("events", "code"),
+    [
+        ((HostsChosen(0.0, (), "no host is ready", ready=False),), ReasonCode.NO_HOST_READY),
+        ((HostsChosen(0.0, ()),), ReasonCode.NO_HOST_READY),
+        ((HostsChosen(0.0, (), "no ready host has 4 cores"),), ReasonCode.NO_ROOM),
+        ((chosen("away"), FULL), ReasonCode.NO_ROOM),
+        ((chosen("away", "b"), FULL, SILENT), ReasonCode.NO_ROOM),
+        ((chosen("away"), SILENT), ReasonCode.HOST_UNAVAILABLE),
+        ((chosen("away"), NAMESAKE), ReasonCode.FAILED),
+        ((chosen("away"), unrecorded("away"), SILENT), ReasonCode.HOST_UNAVAILABLE),
+        ((chosen("away"), unrecorded("away"), REFUSED), ReasonCode.FAILED),
+        ((chosen("away"), unrecorded("away"), ended("stop"), unrecorded("away"), REFUSED), ReasonCode.FAILED),
+    ],
+)
+def test_why_a_vm_did_not_move_is_told_by_a_code(events: tuple[Event, ...], code: ReasonCode) -> None:
+    request = MigrateRequest(request_id="request", lose_disk=True)
+    state = start_migration("plan", request, SPEC, "home", running=True, policy=PlacementPolicy.FIRST_FIT)
+    end = heard(state, *events).instruction
+    assert isinstance(end, Finish), end
+    assert end.reason is code, end.sentence
 
 
 def test_the_old_host_is_read_before_anything_is_removed_there() -> None:
