@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,6 @@ from ebbtide.cli.commands.vms import DryRun, Starter, check, followed
 from ebbtide.cli.declared import Change, change_to, specs_of
 from ebbtide.cli.output import Steps, print_table
 from ebbtide.errors import EbbError
-from ebbtide.messages.dry_runs import DryRunReport
 from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import VMSpec
 
@@ -59,14 +57,9 @@ def apply(
     for spec, change in zip(specs, changes, strict=True):
         if change.hindrance:
             failures[spec.name] = change.hindrance
-        if change.action == "none" or (dry_run and change.fields is not None):
+        if dry_run or change.action == "none":
             continue
         try:
-            if dry_run:
-                report = to.ask(partial(_foretell, spec, deadline_s))
-                if report.would == "failed":
-                    raise OperationFailed(report.sentence)
-                continue
             if change.labels:
                 change = to.ask(_labelled(to, spec, change, again_s))
             if not change.fields and change.fields is not None:
@@ -123,10 +116,6 @@ def _labelled(to: Asking, spec: VMSpec, change: Change, again_s: float) -> Calla
             return await asked_again(steps, label, client, for_s=again_s)
 
     return ask
-
-
-async def _foretell(spec: VMSpec, deadline_s: float, client: ManagerClient) -> DryRunReport:
-    return await client.dry_run_creation(spec, deadline_s=deadline_s)
 
 
 def _starter(spec: VMSpec, change: Change, deadline_s: float) -> Starter:
