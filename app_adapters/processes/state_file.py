@@ -61,19 +61,22 @@ class StateFile:
             _sync_directory(directory)
         except OSError as error:
             raise ApplicationError(f"the state file {self.path} cannot be written: {error.strerror}") from None
-        if self._earlier is not None:
-            self._earlier.remove()
+        self._remove_earlier()
 
     def remove(self) -> None:
         """Forget what was saved. Raises: ApplicationError."""
-        if self._earlier is not None:  # first: it would be found again where this one is gone
-            self._earlier.remove()
+        self._remove_earlier()  # first: it would be found again where this one is gone
         try:
             os.unlink(self.path)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise ApplicationError(f"the state file {self.path} cannot be removed: {error.strerror}") from None
+
+    def _remove_earlier(self) -> None:
+        # Looked for first: on a read-only file system a removal fails though nothing is there.
+        if self._earlier is not None and os.path.lexists(self._earlier.path):
+            self._earlier.remove()
 
 
 def _sync_directory(directory: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -36,6 +37,24 @@ def test_what_an_earlier_version_left_elsewhere_is_found_and_goes_to_its_place_w
             assert (earlier.exists(), state.load()) == (False, {"a": 2})
         state.remove()
         assert (earlier.exists(), state.load()) == (False, None)
+
+
+def test_where_the_earlier_place_is_read_only_and_empty_the_state_is_saved_and_removed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only file system says so before it looks for the name."""
+    earlier, unlink = str(tmp_path / "run" / "state.json"), os.unlink
+
+    def read_only(path: str) -> None:
+        if path == earlier:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", read_only)
+    state = StateFile(str(tmp_path / "state.json"), earlier)
+    state.save({"a": 1})
+    state.remove()
+    assert state.load() is None
 
 
 def test_a_save_that_fails_half_way_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
