@@ -122,6 +122,8 @@ class Executor:
         self.taking = False
         #: The application's refusal, where there was one.
         self.refusal: Refusal | None = None
+        #: CPUs of which the guest said, one by one, when it was asked for them last, that it cannot have them on line.
+        self.refused_cpus: frozenset[int] = frozenset()
         #: Whether an application may be giving something, and whether the guest has heard of what its VM was given.
         self.may_give = self.told = False
 
@@ -332,7 +334,8 @@ class Executor:
         :raises GuestUnreachable: it does not answer.
         :raises GuestRefused: it does not do it.
         """
-        reasons = []
+        reasons, unknown = [], set[int]()
+        self.refused_cpus = frozenset()
         if instruction.plug_vcpus is not None:
             reasons.append(await self._plug_vcpus(instruction.plug_vcpus, until))
         if self._ordinary is not None:
@@ -341,8 +344,8 @@ class Executor:
             return reasons
         if set(online).difference(self._link.online or ()):
             wanted, online = online, await self._present(online)
-            if lacking := set(wanted).difference(online):
-                reasons.append(f"the guest has no CPU {', '.join(map(str, sorted(lacking)))}")
+            if unknown := set(wanted).difference(online):
+                reasons.append(f"the guest has no CPU {', '.join(map(str, sorted(unknown)))}")
         limit_s = min(instruction.limit_s, 20.0)
         self._cpus_until = _now() + limit_s
         try:
@@ -350,6 +353,9 @@ class Executor:
         finally:
             self._cpus_until = 0.0
         reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
+        # One that has just been plugged may yet be found.
+        found = unknown if instruction.plug_vcpus is None else set()
+        self.refused_cpus = frozenset(found.union(failure.cpu for failure in answer.failed).difference(answer.online))
         # By what the kernel read back: a vCPU that stayed on line stays plugged. None is plugged by its word.
         if instruction.unplug_vcpus and (count := max(answer.online) + 1) < self._vcpus:
             left = max(until - _now(), 0.0)
