@@ -325,7 +325,7 @@ class AdoptionCommands:
             raise
         try:
             if vm.intent.phase is not Phase.STOPPED:
-                await host.record_change(vm.name, size, ZERO, operation.request_id)
+                await host.record_change(vm.name, vm.allocation().current, ZERO, operation.request_id)
         except JournalError as error:
             # It is its owner's again, and nothing may be taken from it any more.
             log.warning("a release was not told", vm=vm.name, why=str(error))

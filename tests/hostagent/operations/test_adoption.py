@@ -313,6 +313,8 @@ async def test_cpus_that_a_guest_cannot_have_on_line_are_neither_taken_nor_keep_
     assert "but for CPUs that its guest cannot have on line (gave back" in back.sentence
     assert "Operation not permitted" in back.sentence
     assert (domain.bound_mib, domain.quota, domain.cap, domain.intent) == (512.0, None, None, "")
+    last = host.journal.changes[-1]
+    assert (last.cores_before, last.cores_after) == (2.0, 0.0), "nobody is told of CPUs that it did not have"
 
 
 @pytest.mark.parametrize("why", ["8 requests are under way; ask again", "the domain has 1 vCPUs instead of 4"])
