@@ -315,20 +315,27 @@ class Executor:
     # --- guest and hypervisor ------------------------------------------------------------------------------------
 
     async def _unplug(self, instruction: Unplug) -> str:
-        reasons: list[str] = []
-        until, online = _now() + instruction.limit_s, instruction.online
-        if online is not None:
-            try:
-                reasons += await self._set_cpus(instruction, online, until)
-            except (GuestUnreachable, GuestRefused) as error:
-                reasons.append(str(error))  # memory that is given with them is its kernel's matter
-        if instruction.plugged_mib is not None and not await self._given(instruction, instruction.plugged_mib, until):
-            left = max(until - _now(), 0.0)
-            reasons.append(await self._sizes.set_plugged(self._domain, instruction.plugged_mib, left))
-            self.asked_for_more = False
-        return "; ".join(reason for reason in reasons if reason)
+        until = _now() + instruction.limit_s
+        parts: list[Awaitable[str]] = []
+        if instruction.online is not None:
+            parts.append(self._set_cpus(instruction, instruction.online, until))
+        if instruction.plugged_mib is not None:
+            parts.append(self._set_plugged(instruction, instruction.plugged_mib, until))
+        # Neither waits for the other: a guest that is slow to find its CPUs can have its memory, and the reverse.
+        reasons = await asyncio.gather(*parts, return_exceptions=True)
+        for reason in reasons:
+            if isinstance(reason, BaseException) and not isinstance(reason, GuestUnreachable | GuestRefused):
+                raise reason
+        return "; ".join(str(reason) for reason in reasons if str(reason))
 
-    async def _set_cpus(self, instruction: Unplug, online: tuple[int, ...], until: float) -> list[str]:
+    async def _set_plugged(self, instruction: Unplug, plugged_mib: float, until: float) -> str:
+        if await self._given(instruction, plugged_mib, until):
+            return ""
+        reason = await self._sizes.set_plugged(self._domain, plugged_mib, max(until - _now(), 0.0))
+        self.asked_for_more = False
+        return reason
+
+    async def _set_cpus(self, instruction: Unplug, online: tuple[int, ...], until: float) -> str:
         """Why not all are as they should be, in words.
 
         :raises GuestUnreachable: it does not answer.
@@ -341,7 +348,7 @@ class Executor:
         if self._ordinary is not None:
             reasons.append(await self._sizes.set_guest_cpus(self._domain, online))
             self._cpus_asked = False
-            return reasons
+            return "; ".join(filter(None, reasons))
         if set(online).difference(self._link.online or ()):
             wanted, online = online, await self._present(online)
             if unknown := set(wanted).difference(online):
@@ -360,7 +367,7 @@ class Executor:
         if instruction.unplug_vcpus and (count := max(answer.online) + 1) < self._vcpus:
             left = max(until - _now(), 0.0)
             reasons.append(await self._sizes.set_vcpus(self._domain, count, left))
-        return reasons
+        return "; ".join(filter(None, reasons))
 
     async def _given(self, instruction: Unplug, plugged_mib: float, until: float) -> bool:
         """Whether the guest says within a while that it has given what it is asked for, where that is enough."""
