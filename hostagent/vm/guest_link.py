@@ -35,7 +35,7 @@ from ebbtide.messages.guest import (
 )
 from ebbtide.tracing.context import HEADER, TraceContext
 from ebbtide.tracing.spans import Kind, span
-from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
+from hostagent.errors import GuestRefused, GuestSilent, GuestUnreachable, HypervisorError
 from hostagent.vm.guest_spans import record_guest
 
 MESSAGES_PER_S: Final = 20
@@ -171,7 +171,8 @@ class GuestLink:
 
         :param breaks: whether a guest that does not answer in time counts as silent. Not for who calls beside an
             operation on the VM, which the guest may be busy with.
-        :raises GuestUnreachable: not connected, no answer within ``limit_s``, or an answer that breaks the protocol.
+        :raises GuestSilent: it was sent, and not answered within ``limit_s`` or before the conversation ended.
+        :raises GuestUnreachable: that, not connected, or an answer that breaks the protocol.
         :raises GuestRefused: the guest answered with an error.
         """
         if not self.connected:
@@ -183,9 +184,7 @@ class GuestLink:
             if breaks:
                 # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
                 self.hang_up(f"it did not answer {method} in {limit_s:.1f} s")
-            raise GuestUnreachable(
-                f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s"
-            ) from None
+            raise GuestSilent(f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s") from None
         if isinstance(said, MemoryState) and self._is_of_another_boot(said):
             raise GuestUnreachable(f"the guest agent of {self._vm} speaks for another boot than at its hello")
         if isinstance(said, GuestStatus | CpusSet):
@@ -220,7 +219,7 @@ class GuestLink:
             writer.close()
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(GuestUnreachable(f"the conversation with {self._vm} broke off"))
+                    future.set_exception(GuestSilent(f"the conversation with {self._vm} broke off"))
             self._waiting.clear()
 
     async def _say_hello(self) -> None:
