@@ -59,6 +59,8 @@ class DriftRepair:
         #: Looks in a row at which its limits left the VM less CPU than its minimum.
         self._below_minimum = 0
         self.pace = RepairPace()
+        #: Of limits alone, which do not wait behind what a guest does not give back.
+        self._limits_pace = RepairPace()
         self.contention = Contention()
         #: Whether all was right after the last repair: what never was, nobody has undone.
         self._was_right = True
@@ -127,6 +129,8 @@ class DriftRepair:
         now = _now()
         self.looks += 1
         self._watch_minimum(held_below(record.allocation().minimum.cpu_cores, sight))
+        if all(isinstance(repair, Resize) for repair in needed):
+            self._limits_pace.held()
         if not needed:
             self.pace.held()
             self.contention.looked(now)
@@ -136,24 +140,33 @@ class DriftRepair:
         elif leave:
             self.contention.looked(now)  # nobody undoes what is not put right
             self._note(f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}")
-        elif self.pace.due(now):
-            self.pace.tried(now)
-            self.drift_total += 1
+        elif due := tuple(repair for repair in needed if self._is_due(repair, now)):
+            limits = any(not isinstance(repair, Resize) for repair in due)
+            if self.pace.due(now):
+                self.pace.tried(now)
+            if limits:
+                self._limits_pace.tried(now)
             fought = bool(self.contention.sentence)
             # Limits hold at once; a guest may not have come to its size.
-            if self._was_right or any(not isinstance(repair, Resize) for repair in needed):
+            new = self._was_right or limits
+            # CPUs that a guest keeps off line are no further change.
+            self.drift_total += new or any(isinstance(repair, Resize) and repair.moves_memory for repair in due)
+            if new:
                 self.contention.repaired(now)
             else:
                 self.contention.looked(now)
             if self.contention.sentence and not fought:
                 self._note(self.contention.sentence)
             right, self._was_right = True, False
-            for repair in needed:
+            for repair in due:
                 self._note(repair.why)
                 right = await self._put_right(repair, committed, wanted) and right
-            self._was_right = right
-            return needed
+            self._was_right = right and due == needed
+            return due
         return ()
+
+    def _is_due(self, repair: Repair, now: float) -> bool:
+        return self.pace.due(now) or (not isinstance(repair, Resize) and self._limits_pace.due(now))
 
     def _charge(self, committed: ResourceVector, sight: Sight, whole: bool) -> None:
         """Charge the VM with what it holds beyond its committed size."""
