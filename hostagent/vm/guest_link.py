@@ -123,7 +123,7 @@ class GuestLink:
         self._broken = asyncio.Event()
         self.retry = RetryPace()
         #: Of this conversation: which boot said hello and when, and whether the guest broke the rules.
-        self._boot_id = ""
+        self.boot_id = ""
         self._greeted_at: float | None = None
         self._rules_broken = False
         self._log = log.bind(vm=vm)
@@ -239,7 +239,7 @@ class GuestLink:
             raise GuestUnreachable("it answered hello with another nonce or protocol")
         self.connected = self._greeted = True
         self.why = self._why_logged = ""
-        self._boot_id, self._greeted_at = hello.boot_id, time.monotonic()
+        self.boot_id, self._greeted_at = hello.boot_id, time.monotonic()
         self._on_hello(hello)
 
     async def _exchange(
@@ -344,7 +344,7 @@ class GuestLink:
         A guest that has booted again says nothing before its hello, which counts once; else each of its sentences
         could be a reboot, by which pressure ends.
         """
-        if said.boot_id == self._boot_id:
+        if said.boot_id == self.boot_id:
             return False
         if self.connected:
             self._log.warning("the guest speaks for another boot than at its hello; the conversation starts again")
