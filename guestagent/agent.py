@@ -140,18 +140,19 @@ class Agent:
 
     def run(self) -> None:
         """Serve until `stop()`. A port that is missing or goes away is waited for."""
-        close_requests = self._notices.listen(self._run_dir)
+        self._notices.listen(self._run_dir)
         self._supervision.ready(self._sentence())
         try:
             self._serve_ports()
         finally:
             self._supervision.stopping()
             self._applications.close()
-            close_requests()
+            self._notices.stop_listening()
 
     def _turn(self) -> None:
         """Once a turn of the loop."""
         self._supervision.alive(self._sentence())
+        self._notices.listen(self._run_dir)
         if self._reloads:
             self._reloads = False
             self._reload()

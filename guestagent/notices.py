@@ -8,13 +8,18 @@ import select
 import threading
 import time
 from dataclasses import asdict
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from guestagent.errors import GuestFailure
 from guestagent.memory import Memory
 from guestagent.messages import PressureNotice, RequestNotice
 from guestagent.rpc import notification_line
 
+if TYPE_CHECKING:
+    from guestagent.requests import RequestSocket
+
+# Before the local socket is tried again.
+LISTEN_AGAIN_S = 1.0
 # The least time between two notifications of a kind.
 NOTICE_S = 1.0
 # Some task stalled for 150 ms within 1 s. The kernel wakes us once per window at most (Linux: psi.rst).
@@ -71,6 +76,9 @@ class Notices:
         self._trigger = trigger
         self._group_id = group_id
         self._status = status
+        self._socket: RequestSocket | None = None
+        self._listen_at = 0.0
+        self._complaint = ""
         self._pressure_at: float | None = None
         self._request_lock = threading.Lock()
         self._request_at: float | None = None
@@ -95,16 +103,27 @@ class Notices:
             self._trigger.close()
             self._trigger = None
 
-    def listen(self, run_dir: str) -> Callable[[], None]:
-        """Take local requests from now on; returns what ends that. Without the socket all else goes on."""
+    def listen(self, run_dir: str) -> None:
+        """Take local requests from now on. Without the socket all else goes on, and it is tried again by a later call:
+        another guest agent that has it may end."""
         from guestagent.requests import RequestSocket
 
+        if self._socket is not None or time.monotonic() < self._listen_at:
+            return
+        self._listen_at = time.monotonic() + LISTEN_AGAIN_S
         try:
             make_run_dir(run_dir)
-            return RequestSocket(run_dir, self._group_id, self._pass_on, self._status).close
+            self._socket = RequestSocket(run_dir, self._group_id, self._pass_on, self._status)
         except OSError as error:
-            self._log(f"services in the guest cannot ask for more: {error}")
-            return lambda: None
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._log(f"services in the guest cannot ask for more: {error}")
+
+    def stop_listening(self) -> None:
+        """Take no more local requests."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def _tell_pressure(self) -> None:
         now = time.monotonic()

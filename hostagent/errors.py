@@ -39,6 +39,10 @@ class GuestUnreachable(HostAgentError):
     """The guest agent is not connected, does not answer or breaks the protocol."""
 
 
+class GuestSilent(GuestUnreachable):
+    """What the guest agent was sent has not been answered: it may have heard it."""
+
+
 class GuestRefused(HostAgentError):
     """The guest agent answered with an error.
 

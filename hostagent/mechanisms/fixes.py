@@ -61,7 +61,7 @@ def channel(domain: DomainFacts) -> str:
 
 
 def guest_agent(domain: DomainFacts) -> str:
-    return text(f"Start the guest agent inside {domain.name}", shell="systemctl start ebb-guestagent")
+    return text(f"Start the guest agent inside {domain.name}", shell="systemctl enable --now ebb-guestagent")
 
 
 def cold_first() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -299,10 +300,15 @@ class AdoptionCommands:
         outcomes, off_line = [], ""
         if resizes:
             outcomes.append(await host.resize_one(vm, deadline_s))
-            # Of its CPU only quota and cap are ours to give back: what its guest has off line may be its own doing.
-            reached = vm.intent.committed.vector().larger(ResourceVector(cpu_cores=size.cpu_cores))
-            if not size.fits_in(vm.intent.committed.vector() + NEAR):
-                off_line = f", but for CPUs that its guest has off line ({outcomes[0].sentence})"
+            reached = vm.intent.committed.vector()
+            missing = size.less(reached).cpu_cores
+            # What its guest cannot have on line is its own doing: quota and cap alone are given back of that.
+            refused = (
+                min(missing, float(vm.resizer.cpus_refused(math.ceil(size.less(NEAR).cpu_cores)))) if missing else 0.0
+            )
+            if refused:
+                reached += ResourceVector(cpu_cores=refused)
+                off_line = f", but for CPUs that its guest cannot have on line ({outcomes[0].sentence})"
             if vm.intent.phase in RESIZING or not (size.fits_in(reached + NEAR) and reached.fits_in(size + NEAR)):
                 return await self._kept(operation, vm, old, outcomes[0])
         try:
@@ -319,7 +325,7 @@ class AdoptionCommands:
             raise
         try:
             if vm.intent.phase is not Phase.STOPPED:
-                await host.record_change(vm.name, size, ZERO, operation.request_id)
+                await host.record_change(vm.name, vm.allocation().current, ZERO, operation.request_id)
         except JournalError as error:
             # It is its owner's again, and nothing may be taken from it any more.
             log.warning("a release was not told", vm=vm.name, why=str(error))

@@ -22,15 +22,20 @@ _HELD: Final[list[TextIO]] = []
 def replace(path: Path, text: str) -> None:
     """Write a file durably in the place of an older one, for its owner alone. Blocks.
 
-    :raises OSError: it could not be written; after a power cut the older one may be there.
+    :raises OSError: it could not be written, and nothing of it is left; after a power cut the older one may be there.
     """
-    temporary = path.with_suffix(".new")
-    # Not every program that writes here has a umask of its own.
-    with open(temporary, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        # Not every program that writes here has a umask of its own.
+        with open(temporary, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     sync_names(path.parent)
 
 

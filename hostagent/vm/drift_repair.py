@@ -49,9 +49,10 @@ class DriftRepair:
         self.unsettled = True
         #: Host-side seconds of each parked vCPU at the last look, to see whether it runs.
         self._parked: dict[int, float] = {}
-        #: What the guest said of its CPUs before it booted anew, which runs all of them until it says more.
-        self.said_before_boot: frozenset[int] | None = None
         self._parked_running: tuple[int, ...] = ()
+        #: Of those, after which of its boot's words they began to run: a guest may have booted anew unseen, and only
+        #: its next word tells whether one was broken.
+        self._suspected: tuple[str, frozenset[int] | None, tuple[int, ...]] | None = None
         #: How often something had to be put right that was changed from outside, and when it may be tried again.
         self.drift_total = 0
         #: How often a vCPU began to run although the guest called it off line.
@@ -59,6 +60,8 @@ class DriftRepair:
         #: Looks in a row at which its limits left the VM less CPU than its minimum.
         self._below_minimum = 0
         self.pace = RepairPace()
+        #: Of limits alone, which do not wait behind what a guest does not give back.
+        self._limits_pace = RepairPace()
         self.contention = Contention()
         #: Whether all was right after the last repair: what never was, nobody has undone.
         self._was_right = True
@@ -70,21 +73,29 @@ class DriftRepair:
 
     def sample(self, vcpus: int, vcpu_seconds: Sequence[float]) -> None:
         """Take note of what can be seen of all VMs at once: whether a parked vCPU runs nevertheless."""
-        said = self._resizer.link.online
-        online = said if said is not None and said is not self.said_before_boot else frozenset(range(vcpus))
+        link = self._resizer.link
+        online = link.online if link.online is not None else frozenset(range(vcpus))
         earlier, self._parked = self._parked, parked_seconds(vcpu_seconds, online)
         running = tuple(cpu for cpu, seconds in self._parked.items() if seconds - earlier.get(cpu, seconds) > PARKED_S)
+        if self._suspected is not None and link.online is not self._suspected[1]:
+            (boot_id, _, suspected), self._suspected = self._suspected, None
+            self._count_broken([cpu for cpu in suspected if boot_id == link.boot_id and cpu not in online])
         if running and not self._parked_running:
+            self._suspected, self.unsettled = (link.boot_id, link.online, running), True
+        self._parked_running = running
+
+    def _count_broken(self, cpus: Sequence[int]) -> None:
+        """Count that CPUs ran, if any, which the guest had called off line and still does."""
+        if cpus:
             self.broken_offline_total += 1
             # Every doubling is told: a guest that breaks its word all the time is no reason to fill the history.
             if self.broken_offline_total.bit_count() == 1:
-                which = ", ".join(map(str, running))
+                which = ", ".join(map(str, cpus))
                 self._note(
                     f"vCPU {which} runs though the guest calls it off line ({self.broken_offline_total} times so far); "
                     "what the VM has is held by its domain's cap",
                     kind=DecisionKind.DRIFT,
                 )
-        self._parked_running = running
 
     async def check(self, leave: str = "") -> tuple[Repair, ...]:
         """Compare what the VM has with what it should have, and put right what differs. Under the VM's lock.
@@ -127,6 +138,8 @@ class DriftRepair:
         now = _now()
         self.looks += 1
         self._watch_minimum(held_below(record.allocation().minimum.cpu_cores, sight))
+        if all(isinstance(repair, Resize) for repair in needed):
+            self._limits_pace.held()
         if not needed:
             self.pace.held()
             self.contention.looked(now)
@@ -136,24 +149,33 @@ class DriftRepair:
         elif leave:
             self.contention.looked(now)  # nobody undoes what is not put right
             self._note(f"{'; '.join(repair.why for repair in needed)}; left as it is: {leave}")
-        elif self.pace.due(now):
-            self.pace.tried(now)
-            self.drift_total += 1
+        elif due := tuple(repair for repair in needed if self._is_due(repair, now)):
+            limits = any(not isinstance(repair, Resize) for repair in due)
+            if self.pace.due(now):
+                self.pace.tried(now)
+            if limits:
+                self._limits_pace.tried(now)
             fought = bool(self.contention.sentence)
             # Limits hold at once; a guest may not have come to its size.
-            if self._was_right or any(not isinstance(repair, Resize) for repair in needed):
+            new = self._was_right or limits
+            # CPUs that a guest keeps off line are no further change.
+            self.drift_total += new or any(isinstance(repair, Resize) and repair.moves_memory for repair in due)
+            if new:
                 self.contention.repaired(now)
             else:
                 self.contention.looked(now)
             if self.contention.sentence and not fought:
                 self._note(self.contention.sentence)
             right, self._was_right = True, False
-            for repair in needed:
+            for repair in due:
                 self._note(repair.why)
                 right = await self._put_right(repair, committed, wanted) and right
-            self._was_right = right
-            return needed
+            self._was_right = right and due == needed
+            return due
         return ()
+
+    def _is_due(self, repair: Repair, now: float) -> bool:
+        return self.pace.due(now) or (not isinstance(repair, Resize) and self._limits_pace.due(now))
 
     def _charge(self, committed: ResourceVector, sight: Sight, whole: bool) -> None:
         """Charge the VM with what it holds beyond its committed size."""

@@ -122,6 +122,8 @@ class Executor:
         self.taking = False
         #: The application's refusal, where there was one.
         self.refusal: Refusal | None = None
+        #: CPUs of which the guest said, one by one, when it was asked for them last, that it cannot have them on line.
+        self.refused_cpus: frozenset[int] = frozenset()
         #: Whether an application may be giving something, and whether the guest has heard of what its VM was given.
         self.may_give = self.told = False
 
@@ -313,36 +315,44 @@ class Executor:
     # --- guest and hypervisor ------------------------------------------------------------------------------------
 
     async def _unplug(self, instruction: Unplug) -> str:
-        reasons: list[str] = []
-        until, online = _now() + instruction.limit_s, instruction.online
-        if online is not None:
-            try:
-                reasons += await self._set_cpus(instruction, online, until)
-            except (GuestUnreachable, GuestRefused) as error:
-                reasons.append(str(error))  # memory that is given with them is its kernel's matter
-        if instruction.plugged_mib is not None and not await self._given(instruction, instruction.plugged_mib, until):
-            left = max(until - _now(), 0.0)
-            reasons.append(await self._sizes.set_plugged(self._domain, instruction.plugged_mib, left))
-            self.asked_for_more = False
-        return "; ".join(reason for reason in reasons if reason)
+        until = _now() + instruction.limit_s
+        parts: list[Awaitable[str]] = []
+        if instruction.online is not None:
+            parts.append(self._set_cpus(instruction, instruction.online, until))
+        if instruction.plugged_mib is not None:
+            parts.append(self._set_plugged(instruction, instruction.plugged_mib, until))
+        # Neither waits for the other: a guest that is slow to find its CPUs can have its memory, and the reverse.
+        reasons = await asyncio.gather(*parts, return_exceptions=True)
+        for reason in reasons:
+            if isinstance(reason, BaseException) and not isinstance(reason, GuestUnreachable | GuestRefused):
+                raise reason
+        return "; ".join(str(reason) for reason in reasons if str(reason))
 
-    async def _set_cpus(self, instruction: Unplug, online: tuple[int, ...], until: float) -> list[str]:
+    async def _set_plugged(self, instruction: Unplug, plugged_mib: float, until: float) -> str:
+        if await self._given(instruction, plugged_mib, until):
+            return ""
+        reason = await self._sizes.set_plugged(self._domain, plugged_mib, max(until - _now(), 0.0))
+        self.asked_for_more = False
+        return reason
+
+    async def _set_cpus(self, instruction: Unplug, online: tuple[int, ...], until: float) -> str:
         """Why not all are as they should be, in words.
 
         :raises GuestUnreachable: it does not answer.
         :raises GuestRefused: it does not do it.
         """
-        reasons = []
+        reasons, unknown = [], set[int]()
+        self.refused_cpus = frozenset()
         if instruction.plug_vcpus is not None:
             reasons.append(await self._plug_vcpus(instruction.plug_vcpus, until))
         if self._ordinary is not None:
             reasons.append(await self._sizes.set_guest_cpus(self._domain, online))
             self._cpus_asked = False
-            return reasons
+            return "; ".join(filter(None, reasons))
         if set(online).difference(self._link.online or ()):
             wanted, online = online, await self._present(online)
-            if lacking := set(wanted).difference(online):
-                reasons.append(f"the guest has no CPU {', '.join(map(str, sorted(lacking)))}")
+            if unknown := set(wanted).difference(online):
+                reasons.append(f"the guest has no CPU {', '.join(map(str, sorted(unknown)))}")
         limit_s = min(instruction.limit_s, 20.0)
         self._cpus_until = _now() + limit_s
         try:
@@ -350,11 +360,14 @@ class Executor:
         finally:
             self._cpus_until = 0.0
         reasons += [f"CPU {failure.cpu}: {failure.reason}" for failure in answer.failed]
+        # One that has just been plugged may yet be found.
+        found = unknown if instruction.plug_vcpus is None else set()
+        self.refused_cpus = frozenset(found.union(failure.cpu for failure in answer.failed).difference(answer.online))
         # By what the kernel read back: a vCPU that stayed on line stays plugged. None is plugged by its word.
         if instruction.unplug_vcpus and (count := max(answer.online) + 1) < self._vcpus:
             left = max(until - _now(), 0.0)
             reasons.append(await self._sizes.set_vcpus(self._domain, count, left))
-        return reasons
+        return "; ".join(filter(None, reasons))
 
     async def _given(self, instruction: Unplug, plugged_mib: float, until: float) -> bool:
         """Whether the guest says within a while that it has given what it is asked for, where that is enough."""

@@ -35,7 +35,7 @@ from ebbtide.messages.guest import (
 )
 from ebbtide.tracing.context import HEADER, TraceContext
 from ebbtide.tracing.spans import Kind, span
-from hostagent.errors import GuestRefused, GuestUnreachable, HypervisorError
+from hostagent.errors import GuestRefused, GuestSilent, GuestUnreachable, HypervisorError
 from hostagent.vm.guest_spans import record_guest
 
 MESSAGES_PER_S: Final = 20
@@ -123,7 +123,7 @@ class GuestLink:
         self._broken = asyncio.Event()
         self.retry = RetryPace()
         #: Of this conversation: which boot said hello and when, and whether the guest broke the rules.
-        self._boot_id = ""
+        self.boot_id = ""
         self._greeted_at: float | None = None
         self._rules_broken = False
         self._log = log.bind(vm=vm)
@@ -171,7 +171,8 @@ class GuestLink:
 
         :param breaks: whether a guest that does not answer in time counts as silent. Not for who calls beside an
             operation on the VM, which the guest may be busy with.
-        :raises GuestUnreachable: not connected, no answer within ``limit_s``, or an answer that breaks the protocol.
+        :raises GuestSilent: it was sent, and not answered within ``limit_s`` or before the conversation ended.
+        :raises GuestUnreachable: that, not connected, or an answer that breaks the protocol.
         :raises GuestRefused: the guest answered with an error.
         """
         if not self.connected:
@@ -183,9 +184,7 @@ class GuestLink:
             if breaks:
                 # A breaker: no further call waits for a guest that does not answer; the next hello closes it again.
                 self.hang_up(f"it did not answer {method} in {limit_s:.1f} s")
-            raise GuestUnreachable(
-                f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s"
-            ) from None
+            raise GuestSilent(f"the guest agent of {self._vm} did not answer {method} in {limit_s:.1f} s") from None
         if isinstance(said, MemoryState) and self._is_of_another_boot(said):
             raise GuestUnreachable(f"the guest agent of {self._vm} speaks for another boot than at its hello")
         if isinstance(said, GuestStatus | CpusSet):
@@ -220,7 +219,7 @@ class GuestLink:
             writer.close()
             for future in self._waiting.values():
                 if not future.done():
-                    future.set_exception(GuestUnreachable(f"the conversation with {self._vm} broke off"))
+                    future.set_exception(GuestSilent(f"the conversation with {self._vm} broke off"))
             self._waiting.clear()
 
     async def _say_hello(self) -> None:
@@ -240,7 +239,7 @@ class GuestLink:
             raise GuestUnreachable("it answered hello with another nonce or protocol")
         self.connected = self._greeted = True
         self.why = self._why_logged = ""
-        self._boot_id, self._greeted_at = hello.boot_id, time.monotonic()
+        self.boot_id, self._greeted_at = hello.boot_id, time.monotonic()
         self._on_hello(hello)
 
     async def _exchange(
@@ -345,7 +344,7 @@ class GuestLink:
         A guest that has booted again says nothing before its hello, which counts once; else each of its sentences
         could be a reboot, by which pressure ends.
         """
-        if said.boot_id == self._boot_id:
+        if said.boot_id == self.boot_id:
             return False
         if self.connected:
             self._log.warning("the guest speaks for another boot than at its hello; the conversation starts again")

@@ -177,7 +177,6 @@ class ManagedVM:
         if not self.link.has_channel:
             self.link.online = None  # nobody will say when they are off line again
         self.link.has_channel = True
-        self.drift_repair.said_before_boot = self.link.online
         self._readiness.booting(_now(), why)
         self.host.request_check()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ebbtide.messages.guest import PreemptionTold
-from hostagent.errors import GuestRefused, GuestUnreachable, NoticeWithdrawn
+from hostagent.errors import GuestRefused, GuestSilent, GuestUnreachable, NoticeWithdrawn
 from hostagent.vm.guest_link import UNKNOWN_METHOD, GuestLink
 
 #: Programs that poll the notice have so long to see it, where no drop-in program holds the guest for longer: seconds,
@@ -71,18 +71,18 @@ async def _tell(
     while not running.withdrawn and (left_s := until - loop.time()) > 0:
         programs: PreemptionTold | None = None
         if link.connected:
-            if is_sent and first is None:
-                back_until = max(back_until, loop.time() + BACK_S)
             params = {**told, "seconds_left": round(left_s, 3)}
             limit_s = min(max(left_s, CALL_LIMITS_S[0]), CALL_LIMITS_S[1])
             try:
                 programs = await link.call("preemption", params, PreemptionTold, limit_s)
-            except GuestUnreachable as error:
+            except GuestSilent as error:
                 if first is None:
                     is_sent, said = True, f"its guest was sent its notice, and has not answered: {error}"
-            except GuestRefused as error:
+                    # A call that was not answered has ended the conversation: a hello comes first again.
+                    back_until = max(back_until, loop.time() + BACK_S)
+            except (GuestUnreachable, GuestRefused) as error:
                 said = f"its guest was not told: {error}" if first is None and not is_sent else said
-                if error.code == UNKNOWN_METHOD:
+                if isinstance(error, GuestRefused) and error.code == UNKNOWN_METHOD:
                     break
         if programs is None:
             if loop.time() >= back_until:

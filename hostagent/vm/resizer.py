@@ -109,6 +109,8 @@ class Resizer:
         self.ordinary = OrdinaryGuest()
         #: As it was read last, its CPUs on line by the guest's word; None: not yet.
         self.bound: Bound | None = None
+        #: CPUs of which the guest said in the last resize that it cannot have them on line.
+        self._refused_cpus: frozenset[int] = frozenset()
         #: What the VM was started without.
         self.late = LateMemory()
         #: Whether an application may be smaller than it was, as an earlier agent may have left it, and whether the
@@ -161,6 +163,13 @@ class Resizer:
         finally:
             self._at_end = False
             self.terminating = self.terminating or why
+
+    def cpus_refused(self, count: int) -> int:
+        """How many of its first CPUs a VM lacks, after a resize, though they are plugged and were asked for; 0 where
+        the guest did not refuse each of these by itself."""
+        missing = set(range(count)).difference(self.link.online or ())
+        plugged = self.bound is not None and self.bound.vcpus >= count
+        return len(missing) if plugged and missing <= self._refused_cpus else 0
 
     async def plug(self, repairs: bool) -> None:
         """Give the VM the memory that it was started without, as its size allows. Under its lock.
@@ -330,6 +339,7 @@ class Resizer:
         name, kind = self.record.intent.spec.name, type(machine).__name__.lower()
         with structlog.contextvars.bound_contextvars(vm=name), span(f"vm {kind}", vm=name) as one:
             outcome = await run(machine, executor, self._interrupt)
+            self._refused_cpus = executor.refused_cpus
             if isinstance(machine, Reinflation):
                 self._heard(machine.target, executor)
             if not one.is_recorded:

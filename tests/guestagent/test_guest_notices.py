@@ -240,6 +240,21 @@ def test_a_second_agent_leaves_the_socket_to_the_one_that_listens(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_second_agent_takes_the_socket_when_the_first_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "LISTEN_AGAIN_S", 0.0)
+    (tmp_path / "run").mkdir()
+    first = requests.RequestSocket(str(tmp_path / "run"), -1, lambda notice: None, dict)
+    with bench(tmp_path) as guest:
+        # It has the port already when the first leaves the socket.
+        host = guest.host()
+        host.hello()
+        first.close()
+        host.result("status")
+        assert requests.ask_status(str(guest.run_dir))["vm"] == "vm1"
+
+
 def test_a_guest_that_is_out_of_descriptors_for_a_moment_is_asked_through_the_same_socket_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

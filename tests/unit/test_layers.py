@@ -69,7 +69,7 @@ Give the guest agent its channel:
 START_AGENT = """\
 Start the guest agent inside web:
   shell:
-    systemctl start ebb-guestagent"""
+    systemctl enable --now ebb-guestagent"""
 COLD_FIRST = """\
 Have cold pages become free first on this host; under emulation it has shown no gain:
   shell:

@@ -85,6 +85,8 @@ class Resize(Repair):
     """Bring CPU and memory to this size, by the cascade or its reverse."""
 
     target: ResourceVector
+    #: Whether its memory is not as it should be; else only CPUs are off line.
+    moves_memory: bool = True
 
 
 def quota_of(cores: float, cpus: int) -> float | None:
@@ -154,14 +156,15 @@ def repairs(
             found.append(repair(f"{component} has {has} instead of {committed[component]:g}", committed[component]))
     surplus = bound.memory_mib > committed.memory_mib + SLACK.memory_mib
     lacks_cpus = bound.cpus_online < committed.cpu_cores - SLACK.cpu_cores
+    lacks = lacks_memory(bound, committed.memory_mib)
     # Neither is done without the guest's word: memory is not taken from one that is silent (rule 5).
-    lacks = lacks_cpus or lacks_memory(bound, committed.memory_mib)
-    if (sight.online_known or sight.memory_known) and (surplus or (lacks and not sight.young)):
+    if (sight.online_known or sight.memory_known) and (surplus or ((lacks or lacks_cpus) and not sight.young)):
         found.append(
             Resize(
                 f"the VM has {bound.cpus_online} CPUs on line and {bound.memory_mib:g} MiB; "
                 f"committed are {committed.cpu_cores:g} cores and {committed.memory_mib:g} MiB",
                 committed,
+                moves_memory=surplus or lacks,
             )
         )
     return tuple(found)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from ebbtide.deflation.cascade.contention import WINDOW_S
 from ebbtide.deflation.cascade.pressure import UNSEEN_S
-from ebbtide.deflation.cascade.reconcile import FIRST_PAUSE_S, RepairPace
+from ebbtide.deflation.cascade.reconcile import FIRST_PAUSE_S, RepairPace, Resize, SetShares
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
@@ -321,6 +322,32 @@ async def test_a_repair_that_falls_short_is_nobody_elses_doing(
             vm.drift_repair.pace.held()
             await vm.drift_repair.check()
     assert vm.status().contention is not None
+
+
+async def test_limits_do_not_wait_behind_cpus_that_a_guest_keeps_off_line_and_these_are_counted_once(
+    two_vms: list[Domain], host: Host, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm, domain = host.vms["low-1"], two_vms[0]
+    repair = vm.drift_repair
+    await until(lambda: vm.link.connected)
+
+    def keeps(d: Domain, params: dict[str, Any]) -> dict[str, Any]:
+        return {"online": [0], "failed": [{"cpu": 1, "reason": "Operation not permitted"}]}
+
+    async with vm.lock:
+        counted = repair.drift_total
+        monkeypatch.setattr(world, "_cpus_set", keeps)
+        domain.online = {0}
+        repair.pace.held()
+        assert [type(one) for one in await repair.check()] == [Resize]
+        for _ in range(2):
+            domain.shares = 7
+            assert [type(one) for one in await repair.check()] == [SetShares]
+            assert await repair.check() == ()
+            assert domain.shares != 7
+        repair.pace.held()
+        assert [type(one) for one in await repair.check()] == [Resize]
+        assert repair.drift_total == counted + 3
 
 
 async def test_what_has_not_changed_is_not_reckoned_again_and_what_has_is(

@@ -33,7 +33,7 @@ def test_names_are_on_the_disk_before_they_take_the_place_of_the_old_ones(
 
     monkeypatch.setattr(os, "fsync", noted)
     AdoptedDomains(path).add("web")
-    assert written == [("adopted.new", False), (tmp_path.name, True)], "and then that they have taken it"
+    assert written == [("adopted.json.new", False), (tmp_path.name, True)], "and then that they have taken it"
     assert AdoptedDomains(path).names() == {"web"}
 
 

@@ -310,9 +310,48 @@ async def test_cpus_that_a_guest_cannot_have_on_line_are_neither_taken_nor_keep_
         assert host.vms["web"].intent.committed == Vector(cpu_cores=cores, memory_mib=400.0)
     back = await release(command)
     assert back.state == "done", back.sentence
-    assert "but for CPUs that its guest has off line (gave back" in back.sentence
+    assert "but for CPUs that its guest cannot have on line (gave back" in back.sentence
     assert "Operation not permitted" in back.sentence
     assert (domain.bound_mib, domain.quota, domain.cap, domain.intent) == (512.0, None, None, "")
+    last = host.journal.changes[-1]
+    assert (last.cores_before, last.cores_after) == (2.0, 0.0), "nobody is told of CPUs that it did not have"
+
+
+@pytest.mark.parametrize("why", ["8 requests are under way; ask again", "the domain has 1 vCPUs instead of 4"])
+async def test_a_release_keeps_a_vm_whose_cpus_have_not_come_back_though_its_guest_could_have_them(
+    command: Command, host: Host, world: World, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    await world.create("old-web", "")
+    domain = world.domains["old-web"]
+    domain.state, domain.vcpus, domain.online, domain.vcpu_seconds = "running", 4, {0, 1, 2, 3}, [0.0] * 4
+    body: dict[str, Any] = {"request_id": "adopt", "domain": "old-web", "name": "web"}
+    assert (await command("POST", "/v1/adoptions", body)).state == "done"
+    await until(lambda: host.vms["web"].link.connected)
+    body = {"request_id": "t", "generation": 2, "target": {"cpu_cores": 1.0, "memory_mib": 512.0}, "deadline_s": 20.0}
+    assert (await command("PUT", "/v1/vms/web/target", body)).state == "done"
+    assert domain.online == {0}
+
+    async def not_plugged(domain: str, count: int) -> str:
+        return why
+
+    guest_call = world._guest_call
+
+    async def busy(d: Domain, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        return (
+            {"error": {"code": -32000, "message": why}} if method == "cpus.set" else await guest_call(d, method, params)
+        )
+
+    with monkeypatch.context() as patch:
+        if "vCPUs" in why:
+            domain.vcpus = 1  # as ACPI unplug leaves it
+            patch.setattr(world, "_do_set_vcpus", not_plugged)
+        else:
+            patch.setattr(world, "_guest_call", busy)
+        back = await release(command)
+    assert (back.state, domain.intent != "") == ("partial", True), back.sentence
+    assert why in back.sentence
+    assert (await release(command, "again")).state == "done"
+    assert (domain.online, domain.intent) == ({0, 1, 2, 3}, "")
 
 
 async def test_a_release_that_failed_and_could_not_be_written_is_not_carried_out_later(

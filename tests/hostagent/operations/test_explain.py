@@ -24,7 +24,7 @@ from tests.waiting import until
 START_AGENT = """\
 Start the guest agent inside ebb-host-a.low-1:
   shell:
-    systemctl start ebb-guestagent"""
+    systemctl enable --now ebb-guestagent"""
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_what_is_remembered_is_on_the_disk_with_the_name_of_its_file(
     add(journal, "a")
     add(journal, "b")
     lines, directory = "core-changes.jsonl", tmp_path.name
-    assert written == ["state.new", directory, lines, directory, lines]
+    assert written == ["state.json.new", directory, lines, directory, lines]
 
 
 def test_the_sequence_goes_on_after_everything_was_acknowledged(tmp_path: Path) -> None:

@@ -231,6 +231,39 @@ async def test_a_guest_is_told_of_no_cpu_that_it_does_not_have() -> None:
     assert (link.maps, measured.reason) == ([[0]], "the guest has no CPU 1, 2")
 
 
+async def test_memory_and_cpus_that_are_given_together_do_not_wait_for_each_other() -> None:
+    class Plugging(Growing):
+        async def set_vcpus(self, domain: str, count: int, limit_s: float) -> str:
+            return ""
+
+        async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
+            await super().set_plugged(domain, plugged_mib, limit_s)
+            async with asyncio.timeout(limit_s):
+                await link.told.wait()
+            return ""
+
+    class Finding(Switching):
+        """Its guest finds a vCPU once it has memory."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.told = asyncio.Event()
+
+        async def call(self, method: str, params: Any, answer: Any, limit_s: float, breaks: bool = True) -> Any:
+            said = await super().call(method, params, answer, limit_s, breaks)
+            if method == "cpus.set":
+                self.told.set()
+            elif sizes.plugged_mib is not None:
+                said.cpus.present.append(1)
+            return said
+
+    sizes, link = Plugging((500, 1)), Finding()
+    executor = Executor("domain", sizes, link, "request")  # type: ignore[arg-type]
+    measured = await executor.carry_out(Unplug(1, 2.0, (0, 1), 256.0, plug_vcpus=2))
+    assert isinstance(measured, Measured)
+    assert (link.maps, measured.reason, measured.error) == ([[0, 1]], "", "")
+
+
 class Reclaiming:
     """A guest agent that makes cold pages free; None: until it is called off."""
 

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from ebbtide.messages.guest import MAX_TEXT, CpusSet, GuestStatus, Hello, Notice, PressureNotice, RequestNotice
-from hostagent.errors import GuestRefused, GuestUnreachable
+from hostagent.errors import GuestRefused, GuestSilent, GuestUnreachable
 from hostagent.vm import guest_link
 from hostagent.vm.guest_link import LONGEST_RETRY_S, GuestLink, RetryPace
 from tests.waiting import until
@@ -203,7 +203,7 @@ async def test_an_agent_that_has_answered_once_may_come_back_where_its_domain_ha
 async def test_a_guest_that_does_not_answer_is_asked_nothing_more_until_it_says_hello(
     guest: Guest, link: GuestLink
 ) -> None:
-    with pytest.raises(GuestUnreachable, match=r"did not answer status in 0\.1 s"):
+    with pytest.raises(GuestSilent, match=r"did not answer status in 0\.1 s"):
         await status(link, limit_s=0.1)
     before = len(guest.requests)
     with pytest.raises(GuestUnreachable, match="not connected"):
@@ -252,7 +252,7 @@ async def test_calls_in_flight_end_when_the_guest_hangs_up(guest: Guest, link: G
         return []
 
     guest.answer = hang_up
-    with pytest.raises(GuestUnreachable, match="broke off"):
+    with pytest.raises(GuestSilent, match="broke off"):
         await link.call("status", {}, GuestStatus, 30.0)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from app_adapters.request_more import ask_for_more
 from ebbtide.messages.guest import GuestStatus, Hello, Notice, RequestNotice
-from hostagent.errors import GuestUnreachable
+from hostagent.errors import GuestSilent, GuestUnreachable
 from hostagent.vm.guest_link import GuestLink
 from tests.guestagent.harness import BOOT_ID, GuestTree
 from tests.waiting import until
@@ -103,7 +103,7 @@ async def test_nobody_waits_for_a_stopped_agent_longer_than_the_shortest_limit_a
         said = await asyncio.gather(
             *(guest.link.call("status", {}, GuestStatus, limit_s) for limit_s in limits_s), return_exceptions=True
         )
-    assert [type(answer) for answer in said] == [GuestUnreachable] * 6
+    assert [type(answer) for answer in said] == [GuestSilent] * 6
     assert "did not answer status in 0.5 s" in str(said[0])
     assert all("broke off" in str(answer) for answer in said[1:])
     with pytest.raises(GuestUnreachable, match="not connected"):
