@@ -297,7 +297,7 @@ async def _charged(host: Host, vm: ManagedVM) -> bool:
     """Pause a VM that was stopped on command, and so holds no room, and find it some."""
     await host.hypervisor.suspend(vm.domain)
     await host.sample()
-    size = vm.intent.spec.allocation(vm.intent.committed.vector(), host.slice.vm_overhead_mib)
+    size = vm.intent.spec.allocation(vm.intent.committed.vector(), vm.host.overhead_mib)
     if not host.fits(size):
         inputs = {"size": str(size.charge), "free": str(host.free())}
         host.note(vm.name, DecisionKind.REFUSED, "started from outside and paused: there is no room for it", inputs)

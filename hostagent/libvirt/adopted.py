@@ -212,7 +212,8 @@ def _examine(connection: Any, name: str) -> Candidate:
     )
     memory_mib = reading.balloon_mib + reading.plugged_mib
     why = _why_not(root, reading.vcpus, memory_mib) or _limited(root, defined_as) or _cap_alone(reading)
-    return Candidate(reading.vcpus, reading.balloon_mib, memory_mib, before, why)
+    emulated = root.get("type") == "qemu"
+    return Candidate(reading.vcpus, reading.balloon_mib, memory_mib, before, why, emulated)
 
 
 def _cap_alone(reading: HostSideReading) -> str:

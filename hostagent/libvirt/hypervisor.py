@@ -168,6 +168,7 @@ class Candidate:
     before: Before
     #: Why it cannot be adopted; empty if it can.
     why_not: str = ""
+    emulated: bool = False
 
 
 class DomainSizes(Protocol):

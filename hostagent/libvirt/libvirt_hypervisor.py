@@ -95,6 +95,8 @@ class LibvirtHypervisor:
         self._networks = Networks(self._connection)
         #: Domains that were on at the last survey.
         self._on: set[str] = set()
+        #: Those that are emulated, off ones too.
+        self._emulated: set[str] = set()
         self._definitions = Definitions(settings)
         self._agents = QemuAgents(settings.uri, opener)
         self._sizes = LibvirtSizes(settings, self._connection, self._networks, self._agents)
@@ -144,7 +146,8 @@ class LibvirtHypervisor:
             return found, undefined
 
         found, undefined = await self._connection.call(find)
-        self._moves.emulated = any(domain.emulated for domain in found)
+        self._emulated = {domain.name for domain in found if domain.emulated}
+        self._moves.emulated = any(domain.emulated and domain.state != "stopped" for domain in found)
         for name in undefined:
             await self._define_intent(name)
         return found
@@ -195,6 +198,7 @@ class LibvirtHypervisor:
         found = await self._connection.call(look)
         on = {name for name, summary in found.items() if summary.state != "stopped"}
         ended, self._on = self._on - on, on
+        self._moves.emulated = bool(on & self._emulated)
         if ended:
             # Of one that powered off by itself or moved away nobody else removes what was beside its taps.
             await self._networks.sweep()

@@ -50,7 +50,7 @@ class LibvirtMoves:
         self._definitions = definitions
         #: As libvirt counts; 0: it has not been asked yet.
         self.qemu_version = 0
-        #: Whether one of this host's domains is emulated, though new ones may not be.
+        #: Whether one of this host's domains that are on is emulated, though new ones may not be.
         self.emulated = False
         connection.on_open(self._ask_version)
         self._image = _fingerprint(settings.image_dir / "base.qcow2") if settings.migration_uri is not None else ""

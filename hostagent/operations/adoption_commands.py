@@ -160,7 +160,7 @@ class AdoptionCommands:
                 return answer(f"{command.domain} is adopted already")
             self._check_adoptable(command, found)
             intent = self._intent_of(command, found, request)
-            vm = self._host.adopt(command.domain, intent, running=True)
+            vm = self._host.adopt(command.domain, intent, running=True, emulated=found.emulated)
             return partial(self._adopt, vm=vm, intent=intent)
 
         return await self._requests.take("adopt", command, accept, vm=command.name)
@@ -192,7 +192,7 @@ class AdoptionCommands:
             minimum=command.minimum,
             template=ADOPTED_TEMPLATE,
         )
-        charge = spec.allocation(nominal, self._host.slice.vm_overhead_mib).charge
+        charge = spec.allocation(nominal, self._host.slice.overhead_of(found.emulated)).charge
         charges = sum((vm.allocation().charge for vm in self._host.vms.values()), ZERO)
         # Its memory is in use already, so only the slice has to have room.
         left = self._host.slice.capacity.less(charges)
@@ -344,7 +344,7 @@ class AdoptionCommands:
         host, row = self._host, vm.allocation()
         was = vm.intent.was or vm.intent.spec
         if target is not None:
-            grown = spec.allocation(row.current.larger(target), host.slice.vm_overhead_mib)
+            grown = spec.allocation(row.current.larger(target), vm.host.overhead_mib)
             if not target.fits_in(row.current) and not host.fits(grown, row.charge):
                 raise no_room(f"{target} needs more than what is free ({host.free()})", "name")
             vm.record.plan(target, cause, spec=spec, was=was)

@@ -67,7 +67,6 @@ class Agent:
             await asyncio.to_thread(self.host.journal.begin)
         except JournalError as error:
             log.warning("it is not written down that there is an agent here", why=str(error))
-        self._charge(domains)
         for found in domains:
             self._take_in(found)
         await self.host.hypervisor.sweep()
@@ -93,16 +92,12 @@ class Agent:
                     raise
                 await wait(str(error))
 
-    def _charge(self, domains: Sequence[DomainState]) -> None:
-        """Domains that exist stay emulated, though a guest has booted under KVM since they were made."""
-        if self.host.slice.accelerator != "qemu" and (emulated := [one.name for one in domains if one.emulated]):
-            log.warning("VMs are emulated until they are made anew", domains=emulated)
-            self.host.charge_emulated()
-
     def _take_in(self, found: DomainState) -> ManagedVM:
         # One that was stopped on command is charged nothing; the reconciler admits a foreign start of it.
         running = found.state == "running" and found.intent.phase is not Phase.STOPPED
-        vm = self.host.adopt(found.name, found.intent, running=running)
+        if found.emulated and self.host.slice.accelerator != "qemu":
+            log.warning("a VM is emulated until it is made anew", domain=found.name)
+        vm = self.host.adopt(found.name, found.intent, running=running, emulated=found.emulated)
         # Known before it is surveyed: to start it as one that is off fails, and that cuts its power.
         vm.paused = found.state == "paused"
         # It may have been started without all its memory.
@@ -117,7 +112,6 @@ class Agent:
 
     async def _take_back(self, found: DomainState) -> None:
         """Look after a domain of ours that libvirt did not name for a while, as after a start."""
-        self._charge([found])
         vm = self._take_in(found)
         log.warning("a domain of ours is there again and is looked after", domain=found.name, vm=vm.name)
         await self._resuming.take_back(vm)

@@ -276,7 +276,7 @@ class LifecycleCommands:
             intent = off(before, self._boot_mib) if before.saved_mib is None else before
             if command.start_size is not None:
                 intent = starting_at(intent, command.start_size.vector())
-            row = intent.spec.allocation(intent.committed.vector(), self._host.slice.vm_overhead_mib)
+            row = intent.spec.allocation(intent.committed.vector(), vm.host.overhead_mib)
             if not self._host.fits(row, vm.allocation().charge):
                 free = self._host.free()
                 raise no_room(f"{name} ({row.charge}) needs more than what is free ({free})", "name")
@@ -425,7 +425,7 @@ class LifecycleCommands:
         """
         await self._host.sample()
         charge = vm.allocation().charge
-        row = way.meanwhile.allocation(vm.allocation().current.larger(way.target), self._host.slice.vm_overhead_mib)
+        row = way.meanwhile.allocation(vm.allocation().current.larger(way.target), vm.host.overhead_mib)
         if not way.target.fits_in(vm.allocation().current) and not self._host.fits(row, charge):
             raise no_room(f"{way.target} needs more than what is free ({self._host.free()})", "spec.nominal")
         freed = {} if way.target.fits_in(vm.allocation().current) else {"held": None}

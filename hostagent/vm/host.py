@@ -9,7 +9,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,10 @@ class Slice:
     reserve_mib: float = 512.0
     #: What one costs that is emulated, where others are not, MiB.
     emulated_overhead_mib: float = 0.0
+
+    def overhead_of(self, emulated: bool) -> float:
+        """What a domain costs besides its size, MiB; one that was made while there was no KVM stays emulated."""
+        return max(self.vm_overhead_mib, self.emulated_overhead_mib) if emulated else self.vm_overhead_mib
 
 
 def host_memory_available_mib() -> float:
@@ -170,6 +174,8 @@ class Host:
         rows = [vm.row() for vm in self.vms.values()]
         if rows != self._deflatable[0]:
             self._deflatable = rows, deflatable_capacity(rows)
+        # The manager makes room by one figure for whatever starts here: none that is off may cost more.
+        off = (vm.host.overhead_mib for vm in self.vms.values() if vm.intent.phase is Phase.STOPPED)
         report = HostReport(
             id=self.slice.host_id,
             url=self.slice.url,
@@ -178,7 +184,7 @@ class Host:
             capacity=Vector.of(self.slice.capacity),
             free=Vector.of(self.free()),
             deflatable=Vector.of(self._deflatable[1]),
-            vm_overhead_mib=self.slice.vm_overhead_mib,
+            vm_overhead_mib=max((self.slice.vm_overhead_mib, *off)),
             accelerator=self.slice.accelerator,
             mode=self.modes.mode,
             mode_reason=self.modes.reason,
@@ -301,16 +307,11 @@ class Host:
         """Whether this very VM is still here: another one may have its name by now."""
         return self.vms.get(vm.name) is vm
 
-    def charge_emulated(self) -> None:
-        """Charge each VM that is adopted from now on with what an emulated one costs: the report has one figure."""
-        part = self.slice
-        self.slice = replace(part, vm_overhead_mib=max(part.vm_overhead_mib, part.emulated_overhead_mib))
-
-    def adopt(self, domain: str, intent: Intent, running: bool) -> ManagedVM:
+    def adopt(self, domain: str, intent: Intent, running: bool, emulated: bool = False) -> ManagedVM:
         side = HostSide(
             self.slice.host_id,
             self.hypervisor,
-            self.slice.vm_overhead_mib,
+            self.slice.overhead_of(emulated),
             self.record_change,
             self.check_requested.set,
             self.note,
