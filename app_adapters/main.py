@@ -26,7 +26,7 @@ EXAMPLES = """\
 examples:
   ebb-adapter memcached --memcached 127.0.0.1:11211
   ebb-adapter memcached --check           # can it be asked? what could it give?
-  ebb-adapter memcached --give-back       # before you take it away: it gets its full size
+  ebb-adapter memcached --give-back       # when its drop-in and service are gone: its full size
   ebb-adapter memcached --print-drop-in > /etc/ebbtide/adapters.d/memcached.json
   ebb-adapter command --run '/usr/local/sbin/shrink-cache' --listen /run/ebbtide/hooks/cache.sock
   ebb-adapter memcached --name sessions --memcached 127.0.0.1:11212   # a second one: its own socket and drop-in

@@ -54,7 +54,7 @@ from cluster_manager.plans.reclaim_steps import (
     status_in,
     why_no_room,
 )
-from cluster_manager.plans.report_queries import closed
+from cluster_manager.plans.report_queries import closed, for_start_of
 from cluster_manager.plans.starting import advance_starting, stays_off
 from ebbtide.deflation.allocations import Priority, size_after
 from ebbtide.deflation.errors import InvalidField
@@ -288,7 +288,7 @@ def advance_start(state: StartPlan, event: Event) -> Step:
         why: Step | str = refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE)
         reason = None if why else why_no_room(report)
         if not why:
-            demand = start_demand(report.vm_overhead_mib, found)
+            demand = start_demand(for_start_of(found, report).vm_overhead_mib, found)
             why = make_room(state, report, demand, state.deadline_s - event.elapsed_s)
         if isinstance(why, Step):
             return why

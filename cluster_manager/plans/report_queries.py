@@ -33,6 +33,14 @@ def demand_of(spec: VMSpec, report: HostReport, size: ResourceVector | None = No
     return (size or spec.nominal.vector()) + ResourceVector(memory_mib=report.vm_overhead_mib)
 
 
+def for_start_of(found: VMStatus, report: HostReport) -> HostReport:
+    """The report, where a VM costs besides its size what the start of this one does, which is off."""
+    overhead_mib = found.start_overhead_mib
+    if overhead_mib is None or overhead_mib == report.vm_overhead_mib:
+        return report
+    return report.model_copy(update={"vm_overhead_mib": overhead_mib})
+
+
 def asked_of_hosts(spec: VMSpec, purpose: Purpose) -> ResourceVector:
     """The size that a host must be able to hold to be tried."""
     return spec.least_start() if purpose == "deflated" else spec.nominal.vector()

@@ -38,6 +38,7 @@ from cluster_manager.plans.report_queries import (
     closed,
     deflatable_beside,
     demand_of,
+    for_start_of,
     missing_on,
     reclaim_need,
     room_for_start,
@@ -132,7 +133,7 @@ def _on_reading(state: ReturnPlan, elapsed_s: float, report: HostReport, found: 
     vm = state.vm
     if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE) or closed(report):
         return stays_off(state, VMPhase.PREEMPTED, why)
-    state = without_paused(state, report)
+    state, report = without_paused(state, report), for_start_of(found, report)
     spec = to_start(state.spec, found)
     if state.start_size is None:
         plan = size_to_join(spec, report)
@@ -180,7 +181,7 @@ def to_start(spec: VMSpec, found: VMStatus) -> VMSpec:
 
 def least_to_return(spec: VMSpec, found: VMStatus, report: HostReport) -> ResourceVector:
     """What has to be free, or deflatable, for a preempted VM to come back: no more than it can start with at all."""
-    least = demand_of(spec, report, to_start(spec, found).least_start())
+    least = demand_of(spec, for_start_of(found, report), to_start(spec, found).least_start())
     return least.less(undeclared(report.capacity.vector(), least))
 
 

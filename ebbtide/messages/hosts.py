@@ -74,9 +74,7 @@ class HostReport(Body):
         "machine has available less its reserve"
     )
     deflatable: Vector = Field(description="what could still be taken from its VMs")
-    vm_overhead_mib: float = Field(
-        ge=0, le=1e6, description="memory that a VM which starts here may be charged beyond its size, MiB"
-    )
+    vm_overhead_mib: float = Field(ge=0, le=1e6, description="memory that a new VM is charged beyond its size, MiB")
     accelerator: Sentence = Field(description="kvm or qemu (software emulation)")
     mode: Open[HostMode] = Field(HostMode.ACTIVE, description="what the host is to do")
     mode_reason: Sentence = Field("", description="as it was given")

@@ -219,6 +219,9 @@ class VMStatus(Body):
     start_size: Size | None = Field(
         None, description="off, on command or by itself: the size it comes up with; it holds no room"
     )
+    start_overhead_mib: float | None = Field(
+        None, ge=0, le=1e6, description="memory that its start costs beyond that size, MiB; null: as that of a new VM"
+    )
     saved_mib: float | None = Field(
         None,
         ge=0,

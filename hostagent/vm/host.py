@@ -174,8 +174,6 @@ class Host:
         rows = [vm.row() for vm in self.vms.values()]
         if rows != self._deflatable[0]:
             self._deflatable = rows, deflatable_capacity(rows)
-        # The manager makes room by one figure for whatever starts here: none that is off may cost more.
-        off = (vm.host.overhead_mib for vm in self.vms.values() if vm.intent.phase is Phase.STOPPED)
         report = HostReport(
             id=self.slice.host_id,
             url=self.slice.url,
@@ -184,7 +182,7 @@ class Host:
             capacity=Vector.of(self.slice.capacity),
             free=Vector.of(self.free()),
             deflatable=Vector.of(self._deflatable[1]),
-            vm_overhead_mib=max((self.slice.vm_overhead_mib, *off)),
+            vm_overhead_mib=self.slice.vm_overhead_mib,
             accelerator=self.slice.accelerator,
             mode=self.modes.mode,
             mode_reason=self.modes.reason,

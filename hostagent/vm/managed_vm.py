@@ -243,6 +243,7 @@ class ManagedVM:
             "throttled_share": self.drift_repair.throttled_share if self.running else None,
             "held": self.deflated and self.intent.held_size is not None,
             "start_size": self.intent.committed if stopped else None,
+            "start_overhead_mib": self.host.overhead_mib if stopped else None,
             "saved_mib": self.intent.saved_mib if stopped else None,
             "started_at": None if stopped else self.intent.started_at,
             "off_reason": self._off_reason(),

@@ -87,7 +87,9 @@ async def test_an_emulated_vm_that_is_off_changes_no_other_and_its_start_is_admi
     assert {vm.name: vm.overhead_mib for vm in report.vms} == {"low-1": 160.0, "low-2": 0.0}
     assert report.overcommitted.vector() == ResourceVector()
     assert not report.moves_by_command_only
-    assert report.vm_overhead_mib == 320.0, "the manager makes that much room for its start"
+    assert report.vm_overhead_mib == 160.0, "new VMs run under KVM"
+    told = {vm.name: vm.start_overhead_mib for vm in report.vms}
+    assert told == {"low-1": None, "low-2": 320.0}, "the manager makes that much room for its start"
     with pytest.raises(RequestRefused, match="needs more than what is free"):
         await agent.lifecycle.start("low-2", StartCommand(request_id="start"))
     domains.lookupByName(EMULATED).createWithFlags(0)

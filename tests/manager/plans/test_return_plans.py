@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cluster_manager.execution.plan_totals import PlanTotals
+from cluster_manager.plans.lifecycle import start_start
 from cluster_manager.plans.live_migrations import start_live_migration
 from cluster_manager.plans.migrations import start_migration
 from cluster_manager.plans.plans import (
@@ -39,9 +40,9 @@ from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
-from ebbtide.messages.requests import MigrateRequest
+from ebbtide.messages.requests import MigrateRequest, StartRequest
 from ebbtide.messages.vms import OnPreemption, VMState, VMStatus
-from tests.manager.plan_events import ended, placement, read, record, report_of, spec_of, status_of
+from tests.manager.plan_events import OVERHEAD_MIB, ended, placement, read, record, report_of, spec_of, status_of
 
 LOW, OTHER = spec_of("low-1", "deflatable", 3.0, 1000.0), spec_of("low-2", "deflatable", 3.0, 1000.0)
 
@@ -120,6 +121,17 @@ def test_in_free_room_it_starts_at_its_nominal_size() -> None:
     state, _ = run(read("a", off()))
     assert isinstance(state.instruction, Start)
     assert state.instruction.start_size == LOW.nominal
+
+
+def test_room_is_made_for_what_the_start_of_this_very_vm_costs_besides_its_size() -> None:
+    """One that is emulated on a host of others costs more than a new one there."""
+    request = StartRequest(request_id="start-low-1", deadline_s=60.0)
+    for plan in (start_return("return-low-1", LOW, "a"), start_start("start-low-1", request, LOW, "a")):
+        for overhead_mib, does in ((None, Start), (OVERHEAD_MIB, Start), (OVERHEAD_MIB + 200.0, Reclaim)):
+            emulated = off().model_copy(update={"start_overhead_mib": overhead_mib})
+            memory_mib = 2 * (LOW.nominal.memory_mib + OVERHEAD_MIB)
+            crowded = read("a", emulated, status_of(OTHER, "a"), memory_mib=memory_mib)
+            assert isinstance(plan.next_step(crowded).state.instruction, does), (plan.kind, overhead_mib)
 
 
 def test_where_there_is_less_the_others_and_it_share_and_none_is_preempted() -> None:
