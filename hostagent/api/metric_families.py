@@ -136,7 +136,9 @@ class _VMs:
     held: Metric = gauge("vm_held", "Whether a target has set the size: it grows by command only.", "vm")
     started_at: Metric = gauge("vm_start_timestamp_seconds", "Since when the VM's work is under way.", "vm")
     drift: Metric = counter("vm_drift_repairs", "What was put right that another program had changed.", "vm")
-    broken: Metric = counter("vm_broken_offline", "How often a vCPU ran that the guest called off line, and still does.", "vm")
+    broken: Metric = counter(
+        "vm_broken_offline", "How often a vCPU ran that the guest called off line, and still does.", "vm"
+    )
     contended: Metric = gauge("vm_contended", "Whether another program undoes what is put right.", "vm")
     resizes: Metric = counter(
         "vm_resizes",
