@@ -158,7 +158,8 @@ async def test_vms_are_sorted_by_name_whichever_is_preempted_and_the_queue_by_pl
         names = tab.page.locator("#view tbody tr th")
         assert await names.all_inner_texts() == ["a", "b", "c", "d"]
         await tab.go(f"host/{row['host']}")
-        assert await names.all_inner_texts() == ["a", "b", "c", "d"]
+        # The table of its history may be there already, below.
+        assert (await names.all_inner_texts())[:4] == ["a", "b", "c", "d"]
         await tab.go("preempted")
         await tab.until("#view h1", "Queue")
         assert await tab.page.locator("#view tbody td a").all_inner_texts() == ["d", "b"]
