@@ -13,7 +13,7 @@ from typing import Any
 AT_ONCE_S = 0.01
 
 
-async def until(condition: Callable[[], Any], what: str = "", limit_s: float = 60.0, pause_s: float = 0.03) -> Any:
+async def until(condition: Callable[[], Any], what: str = "", limit_s: float = 60.0, pause_s: float = 0.02) -> Any:
     """Look again and again until a function or a coroutine function says yes, and return what it said.
 
     :raises TimeoutError: it did not in time.
@@ -31,7 +31,7 @@ async def until(condition: Callable[[], Any], what: str = "", limit_s: float = 6
         raise TimeoutError(f"not within {limit_s:g} s: {what or condition}") from None
 
 
-def until_sync(condition: Callable[[], Any], what: str = "", limit_s: float = 60.0, pause_s: float = 0.03) -> Any:
+def until_sync(condition: Callable[[], Any], what: str = "", limit_s: float = 60.0, pause_s: float = 0.02) -> Any:
     """As `until`, without a loop."""
     end_s = time.monotonic() + limit_s
     while not (found := condition()):
