@@ -303,9 +303,7 @@ class AdoptionCommands:
             reached = vm.intent.committed.vector()
             missing = size.less(reached).cpu_cores
             # What its guest cannot have on line is its own doing: quota and cap alone are given back of that.
-            refused = (
-                min(missing, float(vm.resizer.cpus_refused(math.ceil(size.less(NEAR).cpu_cores)))) if missing else 0.0
-            )
+            refused = min(missing, float(vm.resizer.cpus_refused(math.ceil(size.less(NEAR).cpu_cores))))
             if refused:
                 reached += ResourceVector(cpu_cores=refused)
                 off_line = f", but for CPUs that its guest cannot have on line ({outcomes[0].sentence})"
