@@ -32,6 +32,7 @@ from hostagent.libvirt.libvirt_readings import (
 from hostagent.libvirt.plugged import Plugged, request_at_start
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.limits import burst
+from hostagent.mechanisms.layers import pins_memory
 from hostagent.state import intents
 from hostagent.state.files import replace
 from hostagent.state.intents import Before, CpuLimits, Intent
@@ -243,14 +244,17 @@ def _why_not(root: ElementTree.Element, vcpus: int, memory_mib: float) -> str:
     """Why a running domain cannot be looked after; empty if it can."""
     if root.get("type") not in ("kvm", "qemu"):
         return f"a domain of type {root.get('type')} is no QEMU"
-    if root.find(f"./metadata/{{{intents.NAMESPACE}}}{intents.ELEMENT}") is not None:
-        return "another agent looks after it already: it carries our metadata"
+    metadata = root.find(f"./metadata/{{{intents.NAMESPACE}}}{intents.ELEMENT}")
+    if metadata is not None:
+        known = intents.from_element(ElementTree.tostring(metadata, encoding="unicode"))
+        who = f"host {known.owner} looks after it already as VM {known.spec.name}" if known else "it is looked after"
+        return f"{who}, as our metadata in it say"
     if vcpus < 1 or memory_mib < 1:
         return "its sizes cannot be read"
     backing = root.find("memoryBacking")
     if backing is not None and (backing.find("locked") is not None or backing.find("hugepages") is not None):
         return "its memory is locked or in huge pages, so none could ever be taken"
-    if root.find("./devices/hostdev") is not None:
+    if pins_memory(root):
         return "it has a device of the host, which pins its memory"
     if len(root.findall("./devices/memory[@model='virtio-mem']")) > 1:
         return "it has more than one virtio-mem device, of which only one could be looked after"
