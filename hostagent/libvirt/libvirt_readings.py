@@ -202,6 +202,14 @@ def balloon_mib_of(domain: Any, dimms_mib: float) -> float:
     return float(domain.memoryStats()["actual"]) / 1024 - dimms_mib
 
 
+def vcpu_seconds(stats: dict[str, Any]) -> tuple[float, ...]:
+    """The CPU time of each vCPU that is plugged, in their order, which is the guest's: libvirt names them by numbers of
+    their own, between which some may be free. Empty where a busy domain says nothing.
+    """
+    plugged = sorted(int(key.split(".")[1]) for key in stats if key.startswith("vcpu.") and key.endswith(".time"))
+    return tuple(stats[f"vcpu.{number}.time"] / 1e9 for number in plugged)
+
+
 def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
     """One row of virConnectGetAllDomainStats."""
     vcpus = int(stats.get("vcpu.current", 0))
@@ -210,7 +218,7 @@ def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
         domain.UUIDString(),
         _STATES.get(state, "stopped"),
         vcpus,
-        tuple(stats.get(f"vcpu.{cpu}.time", 0) / 1e9 for cpu in range(vcpus)),
+        vcpu_seconds(stats) or (0.0,) * vcpus,
         stats.get("balloon.current", 0) / 1024,
         stats["balloon.usable"] / 1024 if "balloon.usable" in stats else None,
         stats.get("balloon.major_fault"),
