@@ -50,6 +50,7 @@ _UNDEFINE: Final = (
     libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
     | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
     | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
 )
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
 #: A start may take so long, and longer for each MiB of saved memory that is read (`RESTORE_MIB_S`), seconds.
