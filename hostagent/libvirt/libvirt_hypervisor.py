@@ -32,7 +32,7 @@ from hostagent.libvirt import disks, plugged, saving
 from hostagent.libvirt.adopted import LibvirtAdoption
 from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary, Saved, ToSave, domain_name
-from hostagent.libvirt.libvirt_readings import limit_cpu, state_of, summary_of
+from hostagent.libvirt.libvirt_readings import STATES, affected, limit_cpu, state_of, summary_of
 from hostagent.libvirt.moves import LibvirtMoves
 from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
@@ -126,9 +126,10 @@ class LibvirtHypervisor:
         prefix = domain_name(self._settings.host_id, "")
         await self._adoption.look_once()
 
-        def find(connection: Any) -> tuple[list[DomainState], list[str]]:
-            found, undefined, taken = [], [], self._adoption.names.names()
+        def find(connection: Any) -> tuple[list[DomainState], list[str], set[str]]:
+            found, undefined, taken, there = [], [], self._adoption.names.names(), set()
             for domain in connection.listAllDomains():
+                there.add(domain.name())
                 # By name first: a reading of a foreign domain would wait for whatever its owner does with it.
                 if not domain.name().startswith(prefix) and domain.name() not in taken:
                     continue
@@ -144,9 +145,11 @@ class LibvirtHypervisor:
                         libvirt.VIR_ERR_NO_DOMAIN_METADATA,
                     ):
                         raise
-            return found, undefined
+            return found, undefined, there
 
-        found, undefined = await self._connection.call(find)
+        found, undefined, there = await self._connection.call(find)
+        if await self._adoption.find_renamed(there):
+            found, undefined, _ = await self._connection.call(find)
         self._emulated = {domain.name for domain in found if domain.emulated}
         self._moves.emulated = any(domain.emulated and domain.state != "stopped" for domain in found)
         for name in undefined:
@@ -289,6 +292,8 @@ class LibvirtHypervisor:
 
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         def prepare(d: Any) -> None:
+            if not d.isPersistent():
+                return  # it runs, and has nothing left to be started by
             root = ElementTree.fromstring(d.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
             vcpu = root.find("vcpu")
             vcpus = int(vcpu.get("current") or vcpu.text or 1) if vcpu is not None else 1
@@ -312,8 +317,10 @@ class LibvirtHypervisor:
         def remove(connection: Any) -> list[str]:
             found = find(connection)
             devices = [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
+            defined = found.isPersistent()
             _cut_power(found)
-            found.undefineFlags(_UNDEFINE)
+            if defined:
+                found.undefineFlags(_UNDEFINE)
             return devices
 
         directory = self._settings.disk_dir / domain
@@ -334,15 +341,15 @@ class LibvirtHypervisor:
             there = intents.from_element(d.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
             if there is not None and there.owner != intent.owner:
                 raise DomainGone(f"domain {domain} belongs to {there.owner} now")
-            stored = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            both = libvirt.VIR_DOMAIN_AFFECT_CONFIG | libvirt.VIR_DOMAIN_AFFECT_LIVE
             arguments = libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE
             try:
-                d.setMetadata(*arguments, stored | libvirt.VIR_DOMAIN_AFFECT_LIVE)
+                d.setMetadata(*arguments, both)
             except libvirt.libvirtError as error:
-                # Tried rather than asked for: nearly all of them run.
-                if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID or d.isActive():
+                # Tried rather than asked for: nearly all of them run, and have a definition.
+                if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID or (where := affected(d)) == both:
                     raise
-                d.setMetadata(*arguments, stored)
+                d.setMetadata(*arguments, where)
 
         await self._connection.change(domain, write)
 

@@ -24,6 +24,10 @@ async def to_save(connection: LibvirtConnection, domain: str, directory: Path) -
 
     def look(c: Any) -> ToSave:
         found = c.lookupByName(domain)
+        if not found.isPersistent():
+            raise HypervisorError("its definition was removed while it ran, so that nothing of it outlives its end")
+        if why := held_by(found.jobStats()):
+            raise HypervisorError(why)
         reading, root = reading_of(found)
         memory_mib = reading.balloon_mib + reading.plugged_mib
         try:

@@ -121,6 +121,9 @@ class Reopened(OneDomain):
     async def call(self, function: Callable[[Any], Any], **_limits: Any) -> Any:
         return await super().call(function)
 
+    async def change(self, domain: str, function: Callable[[Any], Any], **_limits: Any) -> Any:
+        return await self.call(lambda _: function(self._domain))
+
 
 class NoNetwork:
     """In the place of what limits interfaces."""
@@ -166,6 +169,9 @@ class Released:
     def isActive(self) -> bool:
         return True
 
+    def isPersistent(self) -> bool:
+        return True
+
     def schedulerParametersFlags(self, flag: int) -> dict[str, int]:
         return dict(self.scheduler[flag])
 
@@ -186,6 +192,31 @@ def test_what_an_owner_set_for_the_running_domain_only_stays_out_of_its_definiti
     earlier = Before.model_validate({"cpu_shares": 500, "quota_per_cpu": 0.5})  # of an agent that told no difference
     _give_back(domain, "web", earlier)
     assert limit_cores(domain.scheduler[_CONFIG], "vcpu") == 0.5
+
+
+class Undefined(Released):
+    """It runs on without a definition, as libvirt has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.scheduler[_CONFIG]
+        self.metadata_by: list[object] = []
+
+    def isPersistent(self) -> bool:
+        return False
+
+    def setMetadata(self, *words: object) -> None:
+        self.metadata_by.append(words[-1])
+
+
+async def test_a_domain_that_is_undefined_while_it_runs_has_its_shares_set_and_is_given_back(tmp_path: Path) -> None:
+    domain = Undefined()
+    parts: tuple[Any, ...] = (LibvirtSettings("a", "", "kvm", tmp_path, tmp_path), Reopened(domain), NoNetwork(), None)
+    await LibvirtSizes(*parts).set_shares("web", 300)
+    assert domain.scheduler == {_LIVE: {"cpu_shares": 300}}
+    _give_back(domain, "web", Before(cpu_shares=500, quota_per_cpu=0.5, requested_mib=512.0))
+    assert (domain.scheduler[_LIVE]["cpu_shares"], limit_cores(domain.scheduler[_LIVE], "vcpu")) == (500, 0.5)
+    assert domain.metadata_by == [_LIVE]
 
 
 class Plugged(Released, Running):
