@@ -55,6 +55,14 @@ _UNDEFINE: Final = (
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
 #: A start may take so long, and longer for each MiB of saved memory that is read (`RESTORE_MIB_S`), seconds.
 START_S: Final = 60.0
+#: Why a domain is paused only for a moment: its memory is saved, dumped or sent (virDomainPausedReason).
+_HELD: Final = (
+    libvirt.VIR_DOMAIN_PAUSED_MIGRATION,
+    libvirt.VIR_DOMAIN_PAUSED_SAVE,
+    libvirt.VIR_DOMAIN_PAUSED_DUMP,
+    libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT,
+    libvirt.VIR_DOMAIN_PAUSED_STARTING_UP,
+)
 #: How often it is checked whether the guest has powered off, in seconds.
 LOOK_S: Final = 0.5
 #: How much of its time a guest has for the power button, before its agent is asked.
@@ -387,37 +395,58 @@ class _Ended:
     devices: list[str]
 
 
+def _hears(state: int, reason: int) -> str:
+    """Whether a guest can hear that it is to power off: running, asleep, held (for a moment), paused or stopped."""
+    if state == libvirt.VIR_DOMAIN_PMSUSPENDED:
+        return "asleep"
+    if state == libvirt.VIR_DOMAIN_PAUSED and reason in _HELD:
+        return "held"
+    return STATES.get(state, "stopped")
+
+
 async def _shut_down(connection: LibvirtConnection, domain: str, limit_s: float) -> _Ended:
     """Ask the guest to power off by button and by agent, and cut its power when it has not ended in time."""
 
     def look(c: Any) -> tuple[str, list[str]]:
         found = c.lookupByName(domain)
-        return state_of(found), [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
+        return _hears(*found.state()), [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
+
+    async def state_now() -> str:
+        try:
+            return (await connection.call(look))[0]
+        except DomainGone:  # with its end, as it had no definition any more
+            return "stopped"
 
     state, devices = await connection.call(look)
-    if state == "stopped":
-        return _Ended("it was off already", devices)
     loop = asyncio.get_running_loop()
     began = loop.time()
+    while state == "held" and loop.time() < began + limit_s:
+        await asyncio.sleep(LOOK_S)
+        state = await state_now()
+    if state == "stopped":
+        return _Ended("it was off already", devices)
     # A guest that is paused hears nothing.
-    if limit_s > 0 and state == "running":
-        for flags, until in (
-            (libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN, began + limit_s * BUTTON_SHARE),
-            (libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT, began + limit_s),
-        ):
+    if limit_s > 0 and state in ("running", "asleep"):
+        asked, button = loop.time(), libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN
+        ways = [(button, BUTTON_SHARE), (libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT, 1.0)]
+        if state == "asleep":
+            with contextlib.suppress(HypervisorError):
+                await connection.change(domain, lambda d: d.pMWakeup(0))
+            ways.insert(0, (button, BUTTON_SHARE / 2))  # while it wakes it may miss one
+        for flags, share in ways:
+            until = asked + max(began + limit_s - asked, 0.0) * share
             with contextlib.suppress(HypervisorError):
                 await connection.call(_asking(domain, flags), limit_s=max(min(limit_s, 15.0), 1.0))
             while loop.time() < until:
-                if (await connection.call(look))[0] == "stopped":
+                if await state_now() == "stopped":
                     return _Ended(f"its guest powered off after {loop.time() - began:.1f} s", devices)
                 await asyncio.sleep(min(LOOK_S, max(until - loop.time(), 0.0)))
 
-    await connection.change(domain, _cut_power, 60.0)
-    why = (
-        f"its guest had not powered off after {limit_s:g} s"
-        if limit_s > 0 and state == "running"
-        else f"it was {state}"
-    )
+    with contextlib.suppress(DomainGone):
+        await connection.change(domain, _cut_power, 60.0)
+    why = f"it was {'held paused by another program' if state == 'held' else state}"
+    if limit_s > 0 and state in ("running", "asleep"):
+        why = f"its guest{', which was asleep,' if state == 'asleep' else ''} had not powered off after {limit_s:g} s"
     return _Ended(f"its power was cut: {why}", devices)
 
 
