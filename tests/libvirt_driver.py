@@ -21,9 +21,11 @@ def opened() -> Any:
                 with contextlib.suppress(libvirt.libvirtError):
                     domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, None, None, intents.NAMESPACE, flags)
             continue
+        defined = domain.isPersistent()
         if domain.isActive():
             domain.destroy()
-        domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
+        if defined:
+            domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
     if not connection.listAllDomains():
         connection.defineXML(_DOMAIN).create()
     return connection

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -22,6 +22,7 @@ import structlog
 from hostagent.errors import AdoptedUnknown, HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Candidate, HostSideReading, domain_name
 from hostagent.libvirt.libvirt_readings import (
+    affected,
     limit_cores,
     limit_cpu,
     periods_of,
@@ -32,6 +33,7 @@ from hostagent.libvirt.libvirt_readings import (
 from hostagent.libvirt.plugged import Plugged, request_at_start
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.limits import burst
+from hostagent.mechanisms.layers import pins_memory
 from hostagent.state import intents
 from hostagent.state.files import replace
 from hostagent.state.intents import Before, CpuLimits, Intent
@@ -110,8 +112,10 @@ class LibvirtAdoption:
         self.names = AdoptedDomains(path)
         #: A domain is taken over or given back, one at a time: its name and its metadata change together.
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        #: When to look for more of ours (monotonic seconds); never again once it was done.
+        #: When to look for more of ours (monotonic seconds); never again once it was done, unless one is missed.
         self._look_at = 0.0
+        #: Adopted domains that were not there when they were looked for.
+        self._missing: frozenset[str] = frozenset()
 
     async def look_once(self) -> None:
         """Once: domains that bear our metadata under a name of their own, though our file does not name them."""
@@ -127,6 +131,20 @@ class LibvirtAdoption:
         except HypervisorError as error:
             self._look_at = self._monotonic() + LOOK_AGAIN_S
             log.warning("it is not known whether domains of others bear our metadata", why=str(error))
+
+    async def find_renamed(self, there: Collection[str]) -> bool:
+        """Look once for the domains that have gone from their names: they keep our metadata where they are renamed.
+
+        :param there: the names of all domains.
+        :returns: whether one of ours has come to light.
+        """
+        names = await asyncio.to_thread(self.names.names)
+        earlier, self._missing = self._missing, names.difference(there)
+        if self._missing <= earlier:
+            return False
+        self._look_at = 0.0
+        await self.look_once()
+        return await asyncio.to_thread(self.names.names) > names
 
     async def examine(self, domain: str) -> Candidate:
         if domain.startswith("ebb-"):
@@ -243,14 +261,17 @@ def _why_not(root: ElementTree.Element, vcpus: int, memory_mib: float) -> str:
     """Why a running domain cannot be looked after; empty if it can."""
     if root.get("type") not in ("kvm", "qemu"):
         return f"a domain of type {root.get('type')} is no QEMU"
-    if root.find(f"./metadata/{{{intents.NAMESPACE}}}{intents.ELEMENT}") is not None:
-        return "another agent looks after it already: it carries our metadata"
+    metadata = root.find(f"./metadata/{{{intents.NAMESPACE}}}{intents.ELEMENT}")
+    if metadata is not None:
+        known = intents.from_element(ElementTree.tostring(metadata, encoding="unicode"))
+        who = f"host {known.owner} looks after it already as VM {known.spec.name}" if known else "it is looked after"
+        return f"{who}, as our metadata in it say"
     if vcpus < 1 or memory_mib < 1:
         return "its sizes cannot be read"
     backing = root.find("memoryBacking")
     if backing is not None and (backing.find("locked") is not None or backing.find("hugepages") is not None):
         return "its memory is locked or in huge pages, so none could ever be taken"
-    if root.find("./devices/hostdev") is not None:
+    if pins_memory(root):
         return "it has a device of the host, which pins its memory"
     if len(root.findall("./devices/memory[@model='virtio-mem']")) > 1:
         return "it has more than one virtio-mem device, of which only one could be looked after"
@@ -282,22 +303,22 @@ def _give_back(connection: Any, name: str, before: Before) -> None:
     An owner may have limited the running domain only, or its definition only.
     """
     domain = connection.lookupByName(name)
-    flags = _CONFIG | (_LIVE if domain.isActive() else 0)
+    flags = affected(domain)
     burst.drop(name)
     # One after the other: the binding reads the present ones by the same flags, and only one may be read.
     for flag, was in ((_LIVE, before), (_CONFIG, before.definition or before)):
-        if flag == _LIVE and not domain.isActive():
+        if not flag & flags:
             continue
         limit_cpu(domain, was.quota_per_cpu, was.cap_cores, flag)
         restore_periods(domain, was, flag)
         # A definition without shares has none of ours either: they cannot be taken out again, so those of now stand.
         if (shares := was.cpu_shares or before.cpu_shares) is not None:
             domain.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
-    if before.requested_mib is not None:
+    if before.requested_mib is not None and flags & _CONFIG:
         # Each size that it had was written there.
         definition = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
         request_at_start(domain, definition, before.requested_mib)
-    if before.stats_period_s is not None and domain.isActive():
+    if before.stats_period_s is not None and flags & _LIVE:
         domain.setMemoryStatsPeriod(before.stats_period_s, _LIVE)
     try:
         domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, None, intents.PREFIX, intents.NAMESPACE, flags)

@@ -32,7 +32,7 @@ from hostagent.libvirt import disks, plugged, saving
 from hostagent.libvirt.adopted import LibvirtAdoption
 from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary, Saved, ToSave, domain_name
-from hostagent.libvirt.libvirt_readings import limit_cpu, state_of, summary_of
+from hostagent.libvirt.libvirt_readings import STATES, affected, limit_cpu, state_of, summary_of
 from hostagent.libvirt.moves import LibvirtMoves
 from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
@@ -50,10 +50,19 @@ _UNDEFINE: Final = (
     libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
     | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
     | libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
+    | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
 )
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
 #: A start may take so long, and longer for each MiB of saved memory that is read (`RESTORE_MIB_S`), seconds.
 START_S: Final = 60.0
+#: Why a domain is paused only for a moment: its memory is saved, dumped or sent (virDomainPausedReason).
+_HELD: Final = (
+    libvirt.VIR_DOMAIN_PAUSED_MIGRATION,
+    libvirt.VIR_DOMAIN_PAUSED_SAVE,
+    libvirt.VIR_DOMAIN_PAUSED_DUMP,
+    libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT,
+    libvirt.VIR_DOMAIN_PAUSED_STARTING_UP,
+)
 #: How often it is checked whether the guest has powered off, in seconds.
 LOOK_S: Final = 0.5
 #: How much of its time a guest has for the power button, before its agent is asked.
@@ -125,9 +134,10 @@ class LibvirtHypervisor:
         prefix = domain_name(self._settings.host_id, "")
         await self._adoption.look_once()
 
-        def find(connection: Any) -> tuple[list[DomainState], list[str]]:
-            found, undefined, taken = [], [], self._adoption.names.names()
+        def find(connection: Any) -> tuple[list[DomainState], list[str], set[str]]:
+            found, undefined, taken, there = [], [], self._adoption.names.names(), set()
             for domain in connection.listAllDomains():
+                there.add(domain.name())
                 # By name first: a reading of a foreign domain would wait for whatever its owner does with it.
                 if not domain.name().startswith(prefix) and domain.name() not in taken:
                     continue
@@ -143,9 +153,11 @@ class LibvirtHypervisor:
                         libvirt.VIR_ERR_NO_DOMAIN_METADATA,
                     ):
                         raise
-            return found, undefined
+            return found, undefined, there
 
-        found, undefined = await self._connection.call(find)
+        found, undefined, there = await self._connection.call(find)
+        if await self._adoption.find_renamed(there):
+            found, undefined, _ = await self._connection.call(find)
         self._emulated = {domain.name for domain in found if domain.emulated}
         self._moves.emulated = any(domain.emulated and domain.state != "stopped" for domain in found)
         for name in undefined:
@@ -288,6 +300,8 @@ class LibvirtHypervisor:
 
     async def prepare_start(self, domain: str, size: ResourceVector) -> None:
         def prepare(d: Any) -> None:
+            if not d.isPersistent():
+                return  # it runs, and has nothing left to be started by
             root = ElementTree.fromstring(d.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
             vcpu = root.find("vcpu")
             vcpus = int(vcpu.get("current") or vcpu.text or 1) if vcpu is not None else 1
@@ -311,8 +325,10 @@ class LibvirtHypervisor:
         def remove(connection: Any) -> list[str]:
             found = find(connection)
             devices = [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
+            defined = found.isPersistent()
             _cut_power(found)
-            found.undefineFlags(_UNDEFINE)
+            if defined:
+                found.undefineFlags(_UNDEFINE)
             return devices
 
         directory = self._settings.disk_dir / domain
@@ -333,15 +349,15 @@ class LibvirtHypervisor:
             there = intents.from_element(d.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
             if there is not None and there.owner != intent.owner:
                 raise DomainGone(f"domain {domain} belongs to {there.owner} now")
-            stored = libvirt.VIR_DOMAIN_AFFECT_CONFIG
+            both = libvirt.VIR_DOMAIN_AFFECT_CONFIG | libvirt.VIR_DOMAIN_AFFECT_LIVE
             arguments = libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE
             try:
-                d.setMetadata(*arguments, stored | libvirt.VIR_DOMAIN_AFFECT_LIVE)
+                d.setMetadata(*arguments, both)
             except libvirt.libvirtError as error:
-                # Tried rather than asked for: nearly all of them run.
-                if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID or d.isActive():
+                # Tried rather than asked for: nearly all of them run, and have a definition.
+                if error.get_error_code() != libvirt.VIR_ERR_OPERATION_INVALID or (where := affected(d)) == both:
                     raise
-                d.setMetadata(*arguments, stored)
+                d.setMetadata(*arguments, where)
 
         await self._connection.change(domain, write)
 
@@ -379,37 +395,58 @@ class _Ended:
     devices: list[str]
 
 
+def _hears(state: int, reason: int) -> str:
+    """Whether a guest can hear that it is to power off: running, asleep, held (for a moment), paused or stopped."""
+    if state == libvirt.VIR_DOMAIN_PMSUSPENDED:
+        return "asleep"
+    if state == libvirt.VIR_DOMAIN_PAUSED and reason in _HELD:
+        return "held"
+    return STATES.get(state, "stopped")
+
+
 async def _shut_down(connection: LibvirtConnection, domain: str, limit_s: float) -> _Ended:
     """Ask the guest to power off by button and by agent, and cut its power when it has not ended in time."""
 
     def look(c: Any) -> tuple[str, list[str]]:
         found = c.lookupByName(domain)
-        return state_of(found), [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
+        return _hears(*found.state()), [i.device for i in interfaces_of(ElementTree.fromstring(found.XMLDesc()))]
+
+    async def state_now() -> str:
+        try:
+            return (await connection.call(look))[0]
+        except DomainGone:  # with its end, as it had no definition any more
+            return "stopped"
 
     state, devices = await connection.call(look)
-    if state == "stopped":
-        return _Ended("it was off already", devices)
     loop = asyncio.get_running_loop()
     began = loop.time()
+    while state == "held" and loop.time() < began + limit_s:
+        await asyncio.sleep(LOOK_S)
+        state = await state_now()
+    if state == "stopped":
+        return _Ended("it was off already", devices)
     # A guest that is paused hears nothing.
-    if limit_s > 0 and state == "running":
-        for flags, until in (
-            (libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN, began + limit_s * BUTTON_SHARE),
-            (libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT, began + limit_s),
-        ):
+    if limit_s > 0 and state in ("running", "asleep"):
+        asked, button = loop.time(), libvirt.VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN
+        ways = [(button, BUTTON_SHARE), (libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT, 1.0)]
+        if state == "asleep":
+            with contextlib.suppress(HypervisorError):
+                await connection.change(domain, lambda d: d.pMWakeup(0))
+            ways.insert(0, (button, BUTTON_SHARE / 2))  # while it wakes it may miss one
+        for flags, share in ways:
+            until = asked + max(began + limit_s - asked, 0.0) * share
             with contextlib.suppress(HypervisorError):
                 await connection.call(_asking(domain, flags), limit_s=max(min(limit_s, 15.0), 1.0))
             while loop.time() < until:
-                if (await connection.call(look))[0] == "stopped":
+                if await state_now() == "stopped":
                     return _Ended(f"its guest powered off after {loop.time() - began:.1f} s", devices)
                 await asyncio.sleep(min(LOOK_S, max(until - loop.time(), 0.0)))
 
-    await connection.change(domain, _cut_power, 60.0)
-    why = (
-        f"its guest had not powered off after {limit_s:g} s"
-        if limit_s > 0 and state == "running"
-        else f"it was {state}"
-    )
+    with contextlib.suppress(DomainGone):
+        await connection.change(domain, _cut_power, 60.0)
+    why = f"it was {'held paused by another program' if state == 'held' else state}"
+    if limit_s > 0 and state in ("running", "asleep"):
+        why = f"its guest{', which was asleep,' if state == 'asleep' else ''} had not powered off after {limit_s:g} s"
     return _Ended(f"its power was cut: {why}", devices)
 
 

@@ -28,7 +28,7 @@ FRESH_S: Final = 5.0
 #: What libvirt says for no limit under cgroup v2; -1 under v1 (https://libvirt.org/formatdomain.html#cpu-tuning).
 NO_QUOTA_US: Final = 17592186044415
 #: States in which vCPUs run, or would if they had not been paused (virDomainState); all others are "stopped".
-_STATES: Final = {
+STATES: Final = {
     libvirt.VIR_DOMAIN_RUNNING: "running",
     libvirt.VIR_DOMAIN_BLOCKED: "running",
     libvirt.VIR_DOMAIN_SHUTDOWN: "running",
@@ -37,6 +37,15 @@ _STATES: Final = {
     # Its guest panicked, and its definition has QEMU kept with all that it holds (on_crash).
     libvirt.VIR_DOMAIN_CRASHED: "paused",
 }
+
+
+def affected(domain: Any) -> int:
+    """What of a domain can be changed: what runs, where it does, and its definition, where it has one.
+
+    One that its owner undefines while it runs goes on without.
+    """
+    live = libvirt.VIR_DOMAIN_AFFECT_LIVE if domain.isActive() else 0
+    return int(live | (libvirt.VIR_DOMAIN_AFFECT_CONFIG if domain.isPersistent() else 0))
 
 
 def quota_parameters(cores_per_cpu: float | None) -> dict[str, int]:
@@ -202,15 +211,23 @@ def balloon_mib_of(domain: Any, dimms_mib: float) -> float:
     return float(domain.memoryStats()["actual"]) / 1024 - dimms_mib
 
 
+def vcpu_seconds(stats: dict[str, Any]) -> tuple[float, ...]:
+    """The CPU time of each vCPU that is plugged, in their order, which is the guest's: libvirt names them by numbers of
+    their own, between which some may be free. Empty where a busy domain says nothing.
+    """
+    plugged = sorted(int(key.split(".")[1]) for key in stats if key.startswith("vcpu.") and key.endswith(".time"))
+    return tuple(stats[f"vcpu.{number}.time"] / 1e9 for number in plugged)
+
+
 def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
     """One row of virConnectGetAllDomainStats."""
     vcpus = int(stats.get("vcpu.current", 0))
     state = stats.get("state.state", libvirt.VIR_DOMAIN_NOSTATE)
     return DomainSummary(
         domain.UUIDString(),
-        _STATES.get(state, "stopped"),
+        STATES.get(state, "stopped"),
         vcpus,
-        tuple(stats.get(f"vcpu.{cpu}.time", 0) / 1e9 for cpu in range(vcpus)),
+        vcpu_seconds(stats) or (0.0,) * vcpus,
         stats.get("balloon.current", 0) / 1024,
         stats["balloon.usable"] / 1024 if "balloon.usable" in stats else None,
         stats.get("balloon.major_fault"),
@@ -222,4 +239,4 @@ def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
 
 def state_of(domain: Any) -> str:
     """Running, paused or stopped, in these words."""
-    return _STATES.get(domain.state()[0], "stopped")
+    return STATES.get(domain.state()[0], "stopped")

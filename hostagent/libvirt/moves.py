@@ -24,6 +24,7 @@ from hostagent.errors import DomainGone, HostAgentError, HypervisorError
 from hostagent.libvirt import disks
 from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import Departure, Whereabouts
+from hostagent.libvirt.jobs import call_off, held_by, job_of
 from hostagent.libvirt.libvirt_readings import state_of
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt_connection import LibvirtConnection
@@ -38,6 +39,7 @@ CALL_OFF_S: Final = 60.0
 UNDO_S: Final = 60.0
 #: The first QEMU that loses no write of an emulated guest which moves (its commit 03bfc2188f).
 SAFE_EMULATED: Final = 9_000_000
+_OUT: Final = libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT
 _MIB: Final = 2**20
 
 
@@ -174,12 +176,13 @@ class LibvirtMoves:
                 return "left" if reason == libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED else "off"
             if state_of(found) == "stopped":
                 return "off"
-            return "moving" if found.jobStats().get("type", 0) != libvirt.VIR_DOMAIN_JOB_NONE else "here"
+            stats = found.jobStats()
+            return "here" if job_of(stats) is None or held_by(stats) else "moving"
 
         return await self._connection.call(look)
 
     async def stop_move(self, domain: str) -> None:
-        await self._connection.call(lambda connection: connection.lookupByName(domain).abortJob())
+        await self._connection.call(lambda c: call_off(c.lookupByName(domain), _OUT))
 
     async def _watch(self, domain: str, until: float, told: Callable[[str], None]) -> None:
         """Say how far a move is; call it off when its time is up."""

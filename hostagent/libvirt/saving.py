@@ -8,8 +8,11 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+import libvirt
+
 from hostagent.errors import HypervisorError, HypervisorTimeout
 from hostagent.libvirt.hypervisor import Saved, ToSave
+from hostagent.libvirt.jobs import call_off, held_by
 from hostagent.libvirt.libvirt_readings import reading_of, state_of
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.limits.cgroups import MIB, CgroupError
@@ -20,10 +23,17 @@ ABORT_S: Final = 60.0
 
 
 async def to_save(connection: LibvirtConnection, domain: str, directory: Path) -> ToSave:
-    """What saving a running domain's memory takes."""
+    """What saving a running domain's memory takes.
+
+    :raises HypervisorError: it cannot be saved now, or that is not known.
+    """
 
     def look(c: Any) -> ToSave:
         found = c.lookupByName(domain)
+        if not found.isPersistent():
+            raise HypervisorError("its definition was removed while it ran, so that nothing of it outlives its end")
+        if why := held_by(found.jobStats()):
+            raise HypervisorError(why)
         reading, root = reading_of(found)
         memory_mib = reading.balloon_mib + reading.plugged_mib
         try:
@@ -46,7 +56,7 @@ async def save(connection: LibvirtConnection, domain: str, directory: Path, limi
     except HypervisorError as error:
         if isinstance(error, HypervisorTimeout):
             with contextlib.suppress(HypervisorError):
-                await connection.call(lambda c: c.lookupByName(domain).abortJob())
+                await connection.call(lambda c: call_off(c.lookupByName(domain), libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE))
         # An earlier agent's call, or this one in its last moment, may have saved it. A save under way is waited for.
         if not await connection.call(lambda c: _is_saved(c.lookupByName(domain)), modifies=domain, limit_s=ABORT_S):
             raise

@@ -21,7 +21,14 @@ from hostagent.errors import DomainGone, HypervisorError, HypervisorTimeout
 from hostagent.libvirt import plugged, vcpus
 from hostagent.libvirt.definitions import most_of
 from hostagent.libvirt.hypervisor import GuestCpus, HostSideReading, domain_name
-from hostagent.libvirt.libvirt_readings import balloon_mib_of, cpu_seconds_of, dimms_mib_of, limit_cpu, reading_of
+from hostagent.libvirt.libvirt_readings import (
+    affected,
+    balloon_mib_of,
+    cpu_seconds_of,
+    dimms_mib_of,
+    limit_cpu,
+    reading_of,
+)
 from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.settling import settled
@@ -97,8 +104,9 @@ class LibvirtSizes:
     async def set_shares(self, domain: str, shares: int) -> None:
         def set_shares(found: Any) -> None:
             # One after the other: the binding reads the present ones by the same flags, and only one may be read.
-            for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
-                found.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
+            for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, affected(found) & libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+                if flag:
+                    found.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
 
         await self._connection.change(domain, set_shares)
 

@@ -47,6 +47,11 @@ _MIB: Final = {
 }
 
 
+def pins_memory(root: ElementTree.Element) -> bool:
+    """Whether VFIO or vDPA maps a guest's memory; a USB device that is passed through does not."""
+    return any(root.find(f"./devices/{path}") is not None for path in _PINNING)
+
+
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """What of the host decides which mechanisms its domains have."""
@@ -187,16 +192,12 @@ class _Domain:
     def _pinned(self) -> list[_Obstacle]:
         """What keeps all of the guest's memory where it is."""
         found = []
-        if self._passed_through():
+        if pins_memory(self.root):
             why = "a passed-through device (hostdev) pins the guest's memory"
             found.append(_Obstacle(why, fixes.no_passthrough(self.names)))
         if self.root.find("./memoryBacking/locked") is not None:
             found.append(_Obstacle("the guest's memory is locked", fixes.no_locked(self.names)))
         return found + self._encrypted()
-
-    def _passed_through(self) -> bool:
-        """Whether VFIO or vDPA maps the guest's memory; a USB device that is passed through does not."""
-        return any(self.root.find(f"./devices/{path}") is not None for path in _PINNING)
 
     def _encrypted(self) -> list[_Obstacle]:
         launch = self.root.find("launchSecurity")
@@ -237,7 +238,7 @@ class _Domain:
         if self.root.find("./memoryBacking/locked") is not None:
             why = "QEMU refuses virtio-mem with locked memory"
             found.append(_Obstacle(why, fixes.no_locked(self.names)))
-        if self._passed_through() and 0 < self.facts.qemu_version < VIRTIO_MEM_BESIDE_VFIO:
+        if pins_memory(self.root) and 0 < self.facts.qemu_version < VIRTIO_MEM_BESIDE_VFIO:
             why = "virtio-mem beside a passed-through device (hostdev) needs QEMU 6.1"
             found.append(_Obstacle(why, fixes.no_passthrough(self.names)))
         return found

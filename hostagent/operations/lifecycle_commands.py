@@ -115,7 +115,7 @@ class LifecycleCommands:
                 size = vm.allocation().current
                 if request is not None:
                     await self._begin_stop(vm, request.cause(size))
-                cause = cause_of(vm)
+                cause, how = cause_of(vm), ""
                 try:
                     try:
                         how = await self._power_off(vm, cause, began)
@@ -140,11 +140,16 @@ class LifecycleCommands:
                         "told",
                     }
                     await vm.record.store(phase=Phase.STOPPED, **{field: getattr(intent, field) for field in fields})
-                except HostAgentError:
-                    # No check looks after one that is being stopped; it stays charged.
-                    await self._not_stopped(vm, operation.request_id)
-                    raise
-                await self._define(vm)
+                except HostAgentError as error:
+                    if not (how and isinstance(error, DomainGone)):
+                        # No check looks after one that is being stopped; it stays charged.
+                        await self._not_stopped(vm, operation.request_id)
+                        raise
+                    # Undefined while it ran, it has gone with its end.
+                    await host.drop(vm)
+                    how += f"; nothing is left of its domain: {error}"
+                else:
+                    await self._define(vm)
         finally:
             vm.resizer.terminating = ""
         reason = cause.body.get("reason", "stop")

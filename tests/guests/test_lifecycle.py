@@ -13,7 +13,7 @@ from typing import Any
 import libvirt
 import pytest
 
-from ebbtide.client import ManagerClient
+from ebbtide.client import ClientError, ManagerClient
 from ebbtide.deflation.allocations import Priority
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.operations import Operation, OperationState
@@ -164,3 +164,37 @@ async def test_a_foreign_domain_is_adopted_throttled_and_given_back_untouched(la
         finally:
             if not released:
                 await client.wait(await client.delete("foreign"), limit_s=60)
+
+
+async def started(client: ManagerClient, name: str) -> bool:
+    """Whether a VM that is off could be started."""
+    with contextlib.suppress(ClientError):
+        return (await client.wait(await client.start(name), limit_s=60)).state is OperationState.DONE
+    return False
+
+
+async def test_a_foreign_domain_is_looked_after_through_a_rename_and_without_its_definition(
+    lab: RunningLab, foreign: str
+) -> None:
+    renamed = f"{foreign}-old"
+    async with lab.client() as client:
+        host = next(found.id for found in await client.hosts() if found.id.endswith("-a"))
+        before = await asyncio.to_thread(virsh, "schedinfo", foreign)
+        await done(client, await client.adopt(foreign, host, name="foreign", minimum=Vector(cpu_cores=0.25)))
+        try:
+            await done(client, await client.stop("foreign", limit_s=0))
+            assert await asyncio.to_thread(virsh, "domrename", foreign, renamed) is not None
+            async with asyncio.timeout(120):
+                # Its host does not have it for a moment.
+                while not await started(client, "foreign"):
+                    await asyncio.sleep(1)
+            assert await asyncio.to_thread(state_of, renamed) == "running"
+            assert await asyncio.to_thread(virsh, "undefine", renamed) is not None
+            found = await client.vm("foreign")
+            target = Vector(cpu_cores=0.5, memory_mib=256.0)
+            await done(client, await client.set_target("foreign", target, generation=found.generation + 1))
+            assert await asyncio.to_thread(quota_us, renamed) == 25_000
+        finally:
+            await done(client, await client.release("foreign"))
+        assert await asyncio.to_thread(virsh, "schedinfo", renamed) == before
+        assert NAMESPACE not in (await asyncio.to_thread(virsh, "dumpxml", renamed) or "")

@@ -18,8 +18,9 @@ from hostagent.libvirt.libvirt_readings import cap_parameters, limit_cores, quot
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.sizes import LibvirtSizes
 from hostagent.limits.footprints import EMULATOR_MIB
-from hostagent.state.intents import Before, CpuLimits
+from hostagent.state.intents import Before, CpuLimits, to_qualified_element
 from tests.hostagent.libvirt.one_domain import OneDomain
+from tests.hostagent.libvirt.test_moves import INTENT
 from tests.hostagent.libvirt_stand_in import StandIn, StandInDomain
 
 VIRTIO = "<memory model='virtio-mem'/>"
@@ -32,6 +33,30 @@ def test_a_domain_whose_memory_is_known_can_be_adopted(devices: str) -> None:
 
 def test_a_domain_with_two_virtio_mem_devices_is_refused_since_its_size_would_be_that_of_one() -> None:
     assert _why_not(_domain(VIRTIO * 2), 2, 1024.0).startswith("it has more than one virtio-mem device")
+
+
+@pytest.mark.parametrize(
+    ("device", "pins"),
+    [
+        ("<hostdev mode='subsystem' type='pci'/>", True),
+        ("<hostdev mode='subsystem' type='mdev'/>", True),
+        ("<interface type='hostdev'/>", True),
+        ("<interface type='vdpa'/>", True),
+        ("<disk type='nvme'/>", True),
+        ("<disk type='vhostvdpa'/>", True),
+        ("<hostdev mode='subsystem' type='usb'/>", False),
+        ("<interface type='bridge'/>", False),
+    ],
+)
+def test_a_domain_is_refused_for_devices_that_pin_its_memory_and_for_no_others(device: str, pins: bool) -> None:
+    why = "it has a device of the host, which pins its memory" if pins else ""
+    assert _why_not(_domain(device), 2, 1024.0) == why
+
+
+def test_a_domain_that_is_looked_after_is_refused_by_the_name_of_its_host_and_vm() -> None:
+    metadata = f"<metadata>{to_qualified_element(INTENT)}</metadata>"
+    why = _why_not(ElementTree.fromstring(f"<domain type='kvm'>{metadata}</domain>"), 2, 1024.0)
+    assert why == f"host {INTENT.owner} looks after it already as VM {INTENT.spec.name}, as our metadata in it say"
 
 
 class Running:
@@ -96,6 +121,9 @@ class Reopened(OneDomain):
     async def call(self, function: Callable[[Any], Any], **_limits: Any) -> Any:
         return await super().call(function)
 
+    async def change(self, domain: str, function: Callable[[Any], Any], **_limits: Any) -> Any:
+        return await self.call(lambda _: function(self._domain))
+
 
 class NoNetwork:
     """In the place of what limits interfaces."""
@@ -141,6 +169,9 @@ class Released:
     def isActive(self) -> bool:
         return True
 
+    def isPersistent(self) -> bool:
+        return True
+
     def schedulerParametersFlags(self, flag: int) -> dict[str, int]:
         return dict(self.scheduler[flag])
 
@@ -161,6 +192,31 @@ def test_what_an_owner_set_for_the_running_domain_only_stays_out_of_its_definiti
     earlier = Before.model_validate({"cpu_shares": 500, "quota_per_cpu": 0.5})  # of an agent that told no difference
     _give_back(domain, "web", earlier)
     assert limit_cores(domain.scheduler[_CONFIG], "vcpu") == 0.5
+
+
+class Undefined(Released):
+    """It runs on without a definition, as libvirt has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.scheduler[_CONFIG]
+        self.metadata_by: list[object] = []
+
+    def isPersistent(self) -> bool:
+        return False
+
+    def setMetadata(self, *words: object) -> None:
+        self.metadata_by.append(words[-1])
+
+
+async def test_a_domain_that_is_undefined_while_it_runs_has_its_shares_set_and_is_given_back(tmp_path: Path) -> None:
+    domain = Undefined()
+    parts: tuple[Any, ...] = (LibvirtSettings("a", "", "kvm", tmp_path, tmp_path), Reopened(domain), NoNetwork(), None)
+    await LibvirtSizes(*parts).set_shares("web", 300)
+    assert domain.scheduler == {_LIVE: {"cpu_shares": 300}}
+    _give_back(domain, "web", Before(cpu_shares=500, quota_per_cpu=0.5, requested_mib=512.0))
+    assert (domain.scheduler[_LIVE]["cpu_shares"], limit_cores(domain.scheduler[_LIVE], "vcpu")) == (500, 0.5)
+    assert domain.metadata_by == [_LIVE]
 
 
 class Plugged(Released, Running):

@@ -39,6 +39,9 @@ class Defined:
         self.tuned: dict[str, dict[str, Any]] = {}
         self.averages: dict[str, dict[str, int]] = {}
 
+    def isPersistent(self) -> bool:
+        return True
+
     def XMLDesc(self, flags: int = 0) -> str:
         return f"<domain type='kvm'><vcpu>2</vcpu><devices>{self._devices}</devices></domain>"
 

@@ -1,4 +1,7 @@
-"""Domains of ours that their owner defines anew while they run, without our metadata. Against libvirt's test driver."""
+"""Domains of ours whose owner defines them anew, undefines them while they run, or renames them.
+
+Against libvirt's test driver.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ import pytest
 
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMSpec
+from hostagent.errors import HypervisorError
+from hostagent.libvirt import adopted
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
+from hostagent.libvirt.libvirt_readings import affected
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.state.intents import NAMESPACE, Before, Intent, Phase, to_qualified_element
 from tests import libvirt_driver
@@ -93,3 +99,73 @@ async def test_a_domain_that_is_defined_anew_without_our_metadata_while_it_is_of
     define(driver, "web")
     assert await hypervisor.domains() == []
     assert not stored(domain)
+
+
+@pytest.mark.parametrize("name", ["web", "ebb-host-a.web"])
+async def test_a_domain_that_is_undefined_while_it_runs_is_written_to_limited_and_stopped_all_the_same(
+    hypervisor: LibvirtHypervisor, driver: Any, name: str
+) -> None:
+    domain = define(driver, name, "host-a")
+    domain.create()
+    (found,) = await hypervisor.domains()
+    domain.undefine()
+    smaller = found.intent.changed(committed=Vector(cpu_cores=0.5, memory_mib=256))
+    await hypervisor.write_intent(name, smaller)
+    assert [one.intent for one in await hypervisor.domains()] == [smaller]
+    await hypervisor.prepare_start(name, SIZE.vector())
+    with pytest.raises(HypervisorError, match="definition was removed"):
+        await hypervisor.to_save(name)
+    assert "its power was cut" in await hypervisor.shut_down(name, 0.0)
+    assert await hypervisor.domains() == []
+
+
+async def test_a_domain_of_ours_that_is_undefined_while_it_runs_can_be_deleted(
+    hypervisor: LibvirtHypervisor, driver: Any
+) -> None:
+    domain = define(driver, "ebb-host-a.web", "host-a")
+    domain.create()
+    domain.undefine()
+    await hypervisor.destroy("ebb-host-a.web")
+    assert [one.name() for one in driver.listAllDomains()] == ["test"]
+
+
+def test_a_domain_is_changed_where_it_is(driver: Any) -> None:
+    live, defined = libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    domain = define(driver, "web", "host-a")
+    assert affected(domain) == defined
+    domain.create()
+    assert affected(domain) == live | defined
+    domain.undefine()
+    assert affected(domain) == live
+
+
+async def test_an_adopted_domain_that_is_renamed_is_found_under_its_new_name(
+    hypervisor: LibvirtHypervisor, driver: Any
+) -> None:
+    define(driver, "ebb-host-a.other", "host-a")
+    domain = define(driver, "web", "host-a")
+    for name in ("web-old", "web-older", "web"):
+        assert len(await hypervisor.domains()) == 2
+        await asyncio.to_thread(domain.rename, name)
+        assert {found.name for found in await hypervisor.domains()} == {"ebb-host-a.other", name}
+        assert name in await hypervisor.survey()
+
+
+async def test_domains_of_others_are_not_looked_at_again_and_again_for_one_that_is_gone(
+    hypervisor: LibvirtHypervisor, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    look = adopted._bearing_our_metadata
+
+    def noted(*given: Any) -> list[str]:
+        looks.append(given)
+        return look(*given)
+
+    monkeypatch.setattr(adopted, "_bearing_our_metadata", noted)
+    domain = define(driver, "web", "host-a")
+    await hypervisor.domains()
+    assert len(looks) == 1
+    await asyncio.to_thread(domain.undefine)
+    for _ in range(3):
+        assert await hypervisor.domains() == []
+    assert len(looks) == 2

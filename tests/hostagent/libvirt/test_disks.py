@@ -79,7 +79,7 @@ async def test_what_a_kill_leaves_of_a_creation_or_a_removal_is_swept(
     assert not (tmp_path / "disks" / VM).exists()
 
 
-async def test_a_domain_with_checkpoints_snapshots_and_saved_memory_can_be_deleted(
+async def test_a_domain_with_checkpoints_snapshots_saved_memory_and_firmware_of_its_own_can_be_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     domains = StandIn(tmp_path)
@@ -88,7 +88,7 @@ async def test_a_domain_with_checkpoints_snapshots_and_saved_memory_can_be_delet
     given: list[int] = []
     monkeypatch.setattr(StandInDomain, "undefineFlags", lambda _, flags: given.append(flags))
     await agent.destroy(VM)
-    kinds = ("CHECKPOINTS_METADATA", "SNAPSHOTS_METADATA", "MANAGED_SAVE")
+    kinds = ("CHECKPOINTS_METADATA", "SNAPSHOTS_METADATA", "MANAGED_SAVE", "NVRAM")
     assert given == [sum(getattr(libvirt, f"VIR_DOMAIN_UNDEFINE_{kind}") for kind in kinds)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import libvirt
@@ -10,6 +11,7 @@ import pytest
 
 from ebbtide.deflation.cascade.mechanisms import Mechanism
 from hostagent.libvirt import settling, vcpus
+from hostagent.libvirt.libvirt_readings import summary_of
 from hostagent.libvirt.vcpus import bring
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Command, low_vm
@@ -105,3 +107,18 @@ async def test_off_lined_vcpus_are_unplugged_only_where_a_guest_has_passed_it_an
         assert done.state.value == "done", done.sentence
         assert (domain.vcpus, len(domain.online)) == (vcpus_left, round(cores))
         assert host.vms["low-1"].intent.committed.cpu_cores == pytest.approx(cores)
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [
+        ({"vcpu.0.time": 1, "vcpu.2.time": 2, "vcpu.10.time": 3, "vcpu.2.wait": 9, "vcpu.maximum": 12}, (1, 2, 3)),
+        ({"vcpu.0.time": 1, "vcpu.1.time": 2, "vcpu.2.time": 3}, (1, 2, 3)),
+        ({}, (0, 0, 0)),
+    ],
+)
+def test_times_of_vcpus_are_those_of_the_ones_that_are_there_in_their_order(
+    times: dict[str, int], seconds: tuple[int, ...]
+) -> None:
+    stats = {"vcpu.current": 3} | {name: value * 10**9 for name, value in times.items()}
+    assert summary_of(SimpleNamespace(UUIDString=lambda: "1-2"), stats).vcpu_seconds == seconds

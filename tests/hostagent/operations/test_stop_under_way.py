@@ -95,3 +95,20 @@ async def test_a_start_while_a_removal_waits_is_refused(client: Client, host: Ho
         assert "it is being removed" in (await refused.json())["detail"]
     ended = await client.get("/v1/operations/d", params={"wait_s": "20"})
     assert Operation.model_validate_json(await ended.text()).state == "done"
+
+
+async def test_a_vm_that_is_undefined_while_it_runs_is_gone_once_it_is_stopped(
+    command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut_down = host.hypervisor.shut_down
+
+    async def ended(domain: str, limit_s: float) -> str:
+        how = await shut_down(domain, limit_s)
+        del world.domains[domain]
+        return how
+
+    monkeypatch.setattr(host.hypervisor, "shut_down", ended)
+    stopped = await command("POST", "/v1/vms/low-1/stop", {"request_id": "stop", "limit_s": 2.0})
+    assert stopped.state == "done", stopped.sentence
+    assert "nothing is left of its domain" in stopped.sentence
+    assert list(host.vms) == ["low-2"]
