@@ -29,6 +29,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ebbtide.messages.common import Address, Name, problem_in
 from ebbtide.messages.enrolment import Authority, Enrolment, EnrolmentRequest
+from ebbtide.messages.hosts import capacity_of
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tls import client_context, is_everywhere, is_loopback
 from hostagent.control.asking import B, Refused, ask
@@ -40,7 +41,6 @@ from hostagent.options import (
     UNNAMED,
     HostAgentOptions,
     address_of,
-    capacity_of,
     notes_on,
     unwritable_above,
 )
@@ -184,11 +184,13 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "@" in parts.netloc:
         raise HostAgentError(f"{given.url} is no address of a manager: it must be like https://10.0.0.1:7100")
     try:
-        listen = address_of(given.listen) if given.listen is not None else None
-        if given.capacity not in (None, "auto"):
-            capacity_of(given.capacity)
+        capacity = given.capacity or str(old.get("capacity", "auto"))
+        if capacity != "auto":
+            capacity_of(capacity)
     except ValueError as error:
-        raise HostAgentError(str(error)) from None
+        source = "--capacity" if given.capacity else f"capacity in {given.config}"
+        raise HostAgentError(f"{source}: {error}") from None
+    listen = _set_address(given.listen, f"--listen {given.listen}") if given.listen is not None else None
     # Without TLS there is no certificate to renew.
     if parts.scheme == "https" and _is_for_service(given):
         _check_directory(given.directory)

@@ -20,7 +20,9 @@ from ebbtide.cli.certificates import Authority, begin_rollover, finish_rollover
 from ebbtide.cli.commands import config
 from ebbtide.cli.commands.options import Printing
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
+from ebbtide.deflation.resources import ResourceVector
 from ebbtide.lab.state import write_private
+from ebbtide.messages.hosts import capacity_of
 from ebbtide.rest.errors import AccessError, OptionsError
 from ebbtide.rest.options import DaemonOptions, collect, example_of, read_options
 from hostagent.options import HostAgentOptions, access_of
@@ -137,6 +139,44 @@ def test_addresses_of_migrations_that_no_manager_sends_to_are_an_error(
         access_of(options)
 
 
+@pytest.mark.parametrize("name", ["disk_dir", "image_dir"])
+@pytest.mark.parametrize(("directory", "fits"), [("/srv/vms", True), ("vms", False), ("/srv/my disks", False)])
+def test_directories_that_no_other_host_could_be_told_of_are_an_error_where_vms_move_here(
+    name: str, directory: str, fits: bool, tmp_path: Path
+) -> None:
+    words = {"id": "host-a", "capacity": "auto", "token_file": "t", name: directory}
+    path = tmp_path / "hostagent.toml"
+    path.write_text("")
+    access_of(collect(HostAgentOptions, path, words).options)
+    words["migration_uri"] = "qemu+unix:///system?socket=/run/b.sock"
+    says = rf"^--{name.replace('_', '-')} {directory} must be an absolute path"
+    with contextlib.nullcontext() if fits else pytest.raises(AccessError, match=says):
+        access_of(collect(HostAgentOptions, path, words).options)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "said"),
+    [
+        ("cpu_cores=14", "memory_mib must be given, and above 0"),
+        ("cpu_cores=0,memory_mib=0", "cpu_cores must be given, and above 0"),
+        ("cpu_cores=6,cpu_cores=2,memory_mib=4", "cpu_cores is given twice"),
+        ("cpu_cores=6,memory_mib=17179869184", "memory_mib must be at most 1e+09"),
+        ("cpu_cores=6,memory_mib=4096,disk=1", "disk is no component"),
+    ],
+)
+def test_a_capacity_that_no_host_can_have_is_refused_with_its_component(
+    tmp_path: Path, capacity: str, said: str
+) -> None:
+    path = tmp_path / "hostagent.toml"
+    path.write_text(f'id = "host-a"\ntoken_file = "t"\ncapacity = "{capacity}"\n')
+    with pytest.raises(OptionsError, match=rf":3: capacity: {re.escape(said)}"):
+        collect(HostAgentOptions, path, {})
+
+
+def test_a_capacity_may_have_spaces() -> None:
+    assert capacity_of("cpu_cores = 6, memory_mib = 4096") == ResourceVector(cpu_cores=6, memory_mib=4096)
+
+
 def test_a_host_agent_with_a_wrong_file_ends_before_it_begins(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,8 +185,8 @@ def test_a_host_agent_with_a_wrong_file_ends_before_it_begins(
     with pytest.raises(SystemExit) as ended:
         host_agent.main()
     assert ended.value.code == 2
-    said = f"ebb-hostagent: {file}:2: capacity: this is not like cpu_cores=6,memory_mib=4096, nor auto, but is 'much'\n"
-    assert capsys.readouterr().err == said
+    said = f"ebb-hostagent: {file}:2: capacity: 'much' is not COMPONENT=NUMBER, as in cpu_cores=6,memory_mib=4096, but"
+    assert capsys.readouterr().err == f"{said} is 'much'\n"
     assert not (file.parent / "state").exists()
 
 
@@ -217,6 +257,7 @@ templates = {[str(tmp_path / options["templates"])] if "templates" in options el
         ('manager = ["https://"]', r":4: manager: --manager https:// must be like https://"),
         ('manager = ["https:/h:7100"]', r":4: manager: --manager https:/h:7100 must be like https://"),
         ('manager = ["127.0.0.1:7100"]', r":4: manager: --manager 127\.0\.0\.1:7100 must be like https://"),
+        ("overhead_mib = 2e6", r":4: overhead_mib: input should be less than or equal to 1000000"),
         ("reserve_mib = 99999999", r":4: reserve_mib: --reserve-mib 1e\+08 leaves nothing of this machine's memory"),
     ],
 )

@@ -118,7 +118,7 @@ async def test_a_host_that_joins_again_by_force_keeps_what_was_set_for_it(
 ) -> None:
     inviting.config.parent.mkdir()
     inviting.config.write_text('id = "..."\ncapacity = "auto"\nreserve_mib = 600.0\n')
-    await inviting.join("--capacity", "cpu_cores=14")
+    await inviting.join("--capacity", "cpu_cores=14,memory_mib=57344")
     own = 'templates = ["/etc/ebbtide/templates"]\ndisk_dir = "/srv/disks"\n'
     inviting.config.write_text(inviting.config.read_text() + own + 'url = "https://192.0.2.7:7101"\n')
     with pytest.raises(HostAgentError, match="--force replaces it"):
@@ -131,7 +131,7 @@ async def test_a_host_that_joins_again_by_force_keeps_what_was_set_for_it(
         ["/etc/ebbtide/templates"],
         "/srv/disks",
     )
-    assert (found["capacity"], found["listen"]) == ("cpu_cores=14", "127.0.0.1:7109")
+    assert (found["capacity"], found["listen"]) == ("cpu_cores=14,memory_mib=57344", "127.0.0.1:7109")
     assert "url" not in found, "it was that of the certificate before"
     assert "not kept of the options before: url\n" in capsys.readouterr().out
 
