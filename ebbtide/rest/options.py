@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_settings import (
     BaseSettings,
@@ -89,6 +89,14 @@ class DaemonOptions(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
     log_json: bool = Field(False, description="log lines as JSON, not as key=value")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """`false` for a number means "off" to who writes it, and would be 0."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("must not be true or false")
+        return value
 
     @classmethod
     def settings_customise_sources(

@@ -85,6 +85,10 @@ def test_what_may_be_given_again_is_an_array_in_the_file_and_has_commas_in_the_e
     [
         ("seed = -3", "4: seed: input should be greater than or equal to 0, but is -3"),
         ('keep_days = "long"', "4: keep_days: input should be a valid number"),
+        ("metrics_port = false", "4: metrics_port: must not be true or false, but is False"),
+        ("keep_events = true", "4: keep_events: must not be true or false, but is True"),
+        ("keep_days = true", "4: keep_days: must not be true or false, but is True"),
+        ("url = false", "4: url: must not be true or false, but is False"),
         ("sede = 3", "4: sede: there is no such option"),
         ("[store]\nurl = 3", "4: store: there is no such option"),
         ("seed = ", "4: Invalid value"),
