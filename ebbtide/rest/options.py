@@ -135,14 +135,26 @@ class Given(Generic[O]):
         One that names none is about the file that it names.
         """
         names = [word.replace("-", "_") for word in re.findall(r"--([a-z-]+)", sentence)]
-        values = {name: str(getattr(self.options, name)) for name in self.origins}
-        names += sorted((n for n in values if values[n] in sentence), key=lambda n: len(values[n]), reverse=True)
+        values = {name: getattr(self.options, name) for name in self.origins}
+        there = [name for name, value in values.items() if _is_in(sentence, name, value)]
+        names += sorted(there, key=lambda name: len(str(values[name])), reverse=True)
         sentence = cleaned_text(sentence, LONGEST_SENTENCE)
         for name in names:
             origin = self.origins.get(name, "")
             if origin and not origin.startswith("--"):
                 return f"{origin}: {sentence}"
         return sentence
+
+
+def _is_in(sentence: str, name: str, value: Any) -> bool:
+    """Whether a sentence has the value of an option, as a whole word; numbers and short words are there by chance."""
+    text = f"127.0.0.1:{value}" if name == "metrics_port" else str(value)
+    host, _, port = text.rpartition(":")
+    # As the error of an address that is taken has it.
+    forms = [f"('{host.strip('[]')}', {port}"]
+    if isinstance(value, str | Path) and len(text) > 3:
+        forms.append(text)
+    return any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) for form in forms)
 
 
 def given_by(model: type[O], values: Mapping[str, Any], origins: Mapping[str, str]) -> Given[O]:

@@ -181,6 +181,39 @@ def test_a_capacity_may_have_spaces() -> None:
     assert capacity_of("cpu_cores = 6, memory_mib = 4096") == ResourceVector(cpu_cores=6, memory_mib=4096)
 
 
+TAKEN = "[Errno 98] Address already in use (while attempting to bind on address {!r})"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "line"),
+    [
+        (TAKEN.format(("127.0.0.1", 7101)), 3),
+        (TAKEN.format(("127.0.0.1", 9101)), 5),
+        (TAKEN.format(("127.0.0.1", 91013)), None),
+        ("[Errno 13] Permission denied: '/srv/agent/state.json'", 4),
+        ("[Errno 13] Permission denied: '/srv/agents'", None),
+        ("nothing has gone 13 times, 0 or 9101", None),
+    ],
+)
+def test_a_sentence_is_about_the_option_whose_value_it_has_and_not_by_chance(
+    tmp_path: Path, sentence: str, line: int | None
+) -> None:
+    file = tmp_path / "hostagent.toml"
+    file.write_text(
+        'id = "a"\nurl = ""\nlisten = "127.0.0.1:7101"\nstate_dir = "/srv/agent"\nmetrics_port = 9101\n'
+        'connections = 13\noverhead_mib = 0\ncapacity = "auto"\ntoken_file = "t"\n'
+    )
+    said = collect(HostAgentOptions, file, {}).said(sentence)
+    assert said == sentence if line is None else re.match(rf"{re.escape(str(file))}:{line}: \w+: ", said)
+
+
+def test_an_address_of_version_6_is_found_in_a_sentence_too(tmp_path: Path) -> None:
+    file = tmp_path / "hostagent.toml"
+    file.write_text('listen = "[::1]:7101"\nid = "a"\ncapacity = "auto"\ntoken_file = "t"\n')
+    said = collect(HostAgentOptions, file, {}).said(TAKEN.format(("::1", 7101, 0, 0)))
+    assert said.startswith(f"{file}:1: listen: ")
+
+
 def test_a_host_agent_with_a_wrong_file_ends_before_it_begins(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
