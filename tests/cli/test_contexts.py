@@ -173,7 +173,10 @@ def test_a_context_that_is_missing_ends_with_3(home: Path, words: list[str]) -> 
         ('[contexts.prod]\nmanager = "http://x"', "contexts is unknown; there are context, current"),
         ('curent = "prod"', "curent is unknown"),
         ('current = ["a"]', "current must be text"),
-        ('[context.a]\nmanager = "http://x"\ntoken_file = "~no-such-user/x"', "context.a.token_file is ~no-such-user/x"),
+        (
+            '[context.a]\nmanager = "http://x"\ntoken_file = "~no-such-user/x"',
+            "context.a.token_file is ~no-such-user/x",
+        ),
         (f"current = {'1' * 5000}", "is no TOML"),
         (f"current = {'[' * 5000}", "is no TOML"),
     ],

@@ -355,6 +355,9 @@ def test_a_task_user_whom_nobody_knows_is_warned_of_and_keeps_nothing_down(
         ('listen = "[::ffff:0.0.0.0]:7100"', None, ["--listen ::ffff:0.0.0.0"]),
         ('listen = "0.0.0.0:7100"\nurl = "https://0.0.0.0:7100"', None, ["--url 0.0.0.0"]),
         ('listen = "0.0.0.0:7100"\nurl = "https://manager:7100/"', "https://manager:7100", []),
+        ('listen = "0.0.0.0:7100"\nurl = "https://ebb_manager"', "https://ebb_manager", []),
+        ('listen = "[fd00::5]:7100"', "https://[fd00::5]:7100", []),
+        ('listen = "fd00::5:7100"', "https://[fd00::5]:7100", []),
         ('listen = "192.0.2.1:7100"', "https://192.0.2.1:7100", []),
         ('listen = "192.0.2.1:0"', None, []),
     ],
@@ -369,6 +372,16 @@ def test_a_manager_on_all_addresses_starts_and_knows_none_that_others_could_call
     settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)
     assert settings.url == url
     assert [note.partition(" is no address")[0] for note in settings.notes] == noted
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://10.0.0.1:71000", "https://", "https://h/x", "https://h?y", "http://[::1", "https://fd00::5:7100", "h:1"],
+)
+def test_a_url_with_which_no_host_could_join_is_refused_where_it_stands(file: Path, url: str) -> None:
+    file.write_text(NEEDED + f'url = "{url}"\n')
+    with pytest.raises(AccessError, match=rf":4: url: --url {re.escape(url)} must be like https://10\.0\.0\.1:7100"):
+        config.checked(config.Daemon.MANAGER, file)
 
 
 def test_a_ca_that_was_followed_leaves_a_manager_that_starts_with_the_options_of_before_and_says_so(
