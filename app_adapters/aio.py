@@ -16,7 +16,7 @@ from app_adapters.adapter import Adapter
 from app_adapters.async_adapter import AsyncAdapter, OnLoop
 from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, TOKEN_FILE, Hook, Reply, require_place
 from app_adapters.logs import say
-from app_adapters.server import make_way, taken
+from app_adapters.server import make_way, taken, url_of
 
 #: Request line and headers together, in bytes.
 HEAD_BYTES = 16384
@@ -105,7 +105,7 @@ class AsyncHookServer:
     @property
     def url(self) -> str:
         """As a drop-in file names it, once it is started."""
-        return f"unix:{self._path}" if self._path else f"http://{self._host}:{self._port}"
+        return f"unix:{self._path}" if self._path else url_of(self._host, self._port)
 
     async def start(self) -> AsyncHookServer:
         """Begin to serve; returns itself. Raises: OSError where another hook listens."""

@@ -16,7 +16,7 @@ from app_adapters.adapter import Adapter, Deadline, Refusal
 from app_adapters.errors import AdapterError, ApplicationError
 from app_adapters.hook import TOKEN_FILE, default_port
 from app_adapters.registry import MODULES, application_name, others, place, ready
-from app_adapters.server import HookServer
+from app_adapters.server import HookServer, url_of
 
 #: Where root's adapters listen.
 SOCKETS = "/run/ebbtide/hooks"
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path, (host, port) = (listen, ("127.0.0.1", None)) if isinstance(listen, str) else ("", listen)
     if port == 0:
         port = default_port(options.name)
-    where = path or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    where = path or url_of(host, port).replace("http://", "")
     if options.print_drop_in:
         print(json.dumps({"name": options.name, "url": f"unix:{path}" if path else f"http://{where}"}))
         return 0

@@ -103,7 +103,7 @@ class JsonServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Where it serves."""
-        return "http://{}:{}".format(*self.server_address[:2])
+        return url_of(*self.server_address[:2])
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
@@ -193,6 +193,11 @@ def private(path: str) -> FileIO:
         raise OSError(f"{path} is another user's; remove it")
     os.fchmod(file.fileno(), 0o600)  # one of an earlier version could be opened by all
     return file
+
+
+def url_of(host: Any, port: Any) -> str:
+    """Of what serves there; an address of version 6 stands in brackets."""
+    return f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"
 
 
 def taken(error: OSError, host: Any, port: Any) -> OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,7 +21,7 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.gate import Gate
 from ebbtide.rest.roles import Role
 from ebbtide.rest.settings import settings_of
-from ebbtide.rest.tls import is_everywhere
+from ebbtide.rest.tls import is_base, is_everywhere
 from ebbtide.rest.tokens import Principal, principal, read_token
 from ebbtide.tracing.exporting import check_tracing
 
@@ -35,8 +34,8 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
     host, colon, port = options.listen.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise SettingsError(f"--listen must be HOST:PORT, but is {options.listen!r}")
-    if options.url is not None and not options.url.startswith(("http://", "https://")):
-        raise SettingsError("--url must begin with http:// or https://")
+    if options.url is not None and not is_base(options.url.rstrip("/")):
+        raise SettingsError(f"--url {options.url} must be like https://10.0.0.1:7100: a scheme, a host and a port")
     if options.token_file is None and options.tokens_file is None:
         raise SettingsError("--token-file or --tokens-file must be given")
     check_tracing(options.tracing)
@@ -110,11 +109,11 @@ def _url_of(options: ManagerOptions, host: str, port: int, scheme: str, notes: l
     :param host: where it listens.
     :param notes: what is to be said of it is added.
     """
-    url, called, given = f"{scheme}://{options.listen}" if port else None, host, "--listen"
+    at = f"[{host}]:{port}" if ":" in host else options.listen
+    url, called, given = f"{scheme}://{at}" if port else None, host, "--listen"
     if options.url:
         url, given = options.url.rstrip("/"), "--url"
-        with suppress(ValueError):
-            called = urlsplit(url).hostname or ""
+        called = urlsplit(url).hostname or ""
     if url is None or not is_everywhere(called):
         return url
     # No reason to stay down: the hosts of a cluster may all have joined otherwise.

@@ -29,8 +29,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ebbtide.messages.common import Address, Name, problem_in
 from ebbtide.messages.enrolment import Authority, Enrolment, EnrolmentRequest
+from ebbtide.messages.hosts import capacity_of
 from ebbtide.rest.errors import AccessError
-from ebbtide.rest.tls import client_context, is_everywhere, is_loopback
+from ebbtide.rest.tls import client_context, is_base, is_everywhere, is_loopback
 from hostagent.control.asking import B, Refused, ask
 from hostagent.control.renewal import request_of
 from hostagent.control.succession import before_of
@@ -40,7 +41,6 @@ from hostagent.options import (
     UNNAMED,
     HostAgentOptions,
     address_of,
-    capacity_of,
     notes_on,
     unwritable_above,
 )
@@ -180,17 +180,18 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     except ValidationError:
         raise HostAgentError(f"--id {name} is no name: lower-case letters, digits and hyphens, 1 to 40") from None
     manager = _manager_of(given)
-    parts = urlsplit(manager)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "@" in parts.netloc:
+    if not is_base(manager):
         raise HostAgentError(f"{given.url} is no address of a manager: it must be like https://10.0.0.1:7100")
     try:
-        listen = address_of(given.listen) if given.listen is not None else None
-        if given.capacity not in (None, "auto"):
-            capacity_of(given.capacity)
+        capacity = given.capacity or str(old.get("capacity", "auto"))
+        if capacity != "auto":
+            capacity_of(capacity)
     except ValueError as error:
-        raise HostAgentError(str(error)) from None
+        source = "--capacity" if given.capacity else f"capacity in {given.config}"
+        raise HostAgentError(f"{source}: {error}") from None
+    listen = _set_address(given.listen, f"--listen {given.listen}") if given.listen is not None else None
     # Without TLS there is no certificate to renew.
-    if parts.scheme == "https" and _is_for_service(given):
+    if urlsplit(manager).scheme == "https" and _is_for_service(given):
         _check_directory(given.directory)
     # Without token or certificate it joined half way.
     files = (Path(old[name]) for name in ("token_file", "tls_certificate") if name in old)
@@ -256,6 +257,8 @@ def _place(
             "address of loopback"
         )
     everywhere = not address or is_everywhere(address)
+    if set_url is None and not everywhere:
+        _check_address(f"{manager.scheme}://{address}:{port}", source)
     reached = (own or _own_address(manager.hostname or "", manager.port or 443)) if everywhere else address
     at = {"listen": f"{address or reached}:{port}"}
     if set_url is not None:
@@ -271,6 +274,14 @@ def _set_address(text: Any, source: str) -> tuple[str, int]:
         return address_of(str(text))
     except ValueError as error:
         raise HostAgentError(f"{source}: {error}") from None
+
+
+def _check_address(url: str, source: str) -> None:
+    """Raises HostAgentError for what the agent itself would refuse to start with."""
+    try:
+        TypeAdapter(Address).validate_python(url)
+    except ValidationError:
+        raise HostAgentError(f"{source} must be like 10.0.0.12:7101 or [fd00::12]:7101") from None
 
 
 def _host_in(url: Any, scheme: str, config: Path) -> str:

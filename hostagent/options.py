@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import Address, LibvirtUri, Name
-from ebbtide.messages.migrations import is_own
+from ebbtide.messages.hosts import capacity_of
+from ebbtide.messages.migrations import Directory, is_own
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, read_file, settings_config
 from ebbtide.rest.rates import Rate
@@ -28,15 +28,6 @@ UNNAMED: Final = "..."
 #: Most calls are the manager's, which acts for all users.
 RATE: Final = Rate(200.0, 1000.0)
 _STATE: Final = Path("/var/lib/ebbtide")
-
-
-def capacity_of(text: str) -> ResourceVector:
-    """What ``cpu_cores=6,memory_mib=4096`` says. Raises ValueError."""
-    try:
-        parts = dict(part.split("=", 1) for part in text.split(","))
-        return ResourceVector(**{name: float(value) for name, value in parts.items()})
-    except (InvalidField, TypeError, ValueError) as error:
-        raise ValueError("this is not like cpu_cores=6,memory_mib=4096, nor auto") from error
 
 
 def own_capacity(reserve_mib: float) -> ResourceVector:
@@ -147,7 +138,7 @@ class HostAgentOptions(DaemonOptions):
         False,
         description="before memory is unplugged, guests' cold pages become free (docs/reference/layers.md)",
     )
-    overhead_mib: Annotated[float, Field(ge=0, le=1e9)] | None = Field(
+    overhead_mib: Annotated[float, Field(ge=0, le=1e6)] | None = Field(
         None, description="memory a VM costs besides its size; default by accelerator"
     )
     reserve_mib: Annotated[float, Field(ge=0, le=1e9)] = Field(512.0, description="host memory never handed out")
@@ -204,6 +195,16 @@ def is_unnamed(file: Path) -> bool:
         return False
 
 
+def _check_told(option: str, directory: Path) -> None:
+    try:
+        TypeAdapter(Directory).validate_python(str(directory))
+    except ValidationError:
+        raise AccessError(
+            f"{option} {directory} must be an absolute path of letters, digits and . _ - where --migration-uri is "
+            "given: other hosts are told of it"
+        ) from None
+
+
 def access_of(options: HostAgentOptions) -> AccessSettings:
     """:raises AccessError: options that contradict each other."""
     address, _ = address_of(options.listen)
@@ -217,6 +218,9 @@ def access_of(options: HostAgentOptions) -> AccessSettings:
             f"--migration-uri {options.migration_uri} and --migration-listen {options.migration_listen} must both name "
             f"the host as its agent's address does, {own}: no VM is sent anywhere else"
         )
+    if options.migration_uri is not None:
+        _check_told("--disk-dir", options.disk_dir)
+        _check_told("--image-dir", options.image_dir)
     for url in options.manager:
         if not _names_a_host(url):
             raise AccessError(f"--manager {url} must be like https://10.0.0.1:7100")

@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from ebbtide.messages.hosts import capacity_of
 from ebbtide.rest.options import Given
 from ebbtide.rest.settings import AccessSettings
 from ebbtide.tracing.exporting import exporting
@@ -22,7 +23,7 @@ from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.limits.cgroups import kernel_lacks_quotas, own_mountinfo
 from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.operations.agent import Agent
-from hostagent.options import HostAgentOptions, address_of, capacity_of, own_capacity, url_of
+from hostagent.options import HostAgentOptions, address_of, own_capacity, url_of
 from hostagent.service import give_back, serve
 from hostagent.state.files import alone_to_the_end_in, make_parents
 from hostagent.state.journal import Journal

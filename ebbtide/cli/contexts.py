@@ -94,17 +94,23 @@ def read() -> Contexts:
             if os.fstat(opened.fileno()).st_mode & 0o022:
                 raise EbbError(f"{file} can be written by others: chmod 600 {file}")
             found = tomllib.load(opened)
+    except (ValueError, RecursionError) as error:
+        raise EbbError(f"{file} is no TOML: {error}") from error
     except (FileNotFoundError, NotADirectoryError, RuntimeError):  # RuntimeError: a user without a home
         return Contexts()
     except OSError as error:
         raise EbbError(f"{file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise EbbError(f"{file} is no TOML: {error}") from error
+    for name in found:
+        if name not in ("context", "current"):
+            # Whoever writes the file anew would lose it.
+            raise EbbError(f"{file}: {name} is unknown; there are context, current")
     contexts = found.get("context", {})
     if not isinstance(contexts, dict):
         raise EbbError(f"{file}: context must be a table")
     made = {name: _context(f"{file}: context.{name}", values) for name, values in contexts.items()}
     current = found.get("current", LAB)
+    if not isinstance(current, str):
+        raise EbbError(f"{file}: current must be text")
     if current != LAB and current not in made:
         raise EbbError(f"{file}: current: there is no context {current!r}")
     return Contexts(current, made)
@@ -122,8 +128,13 @@ def _context(where: str, values: Any) -> Context:
     for name in ("manager", "token_file"):
         if name not in values:
             raise EbbError(f"{where}.{name} is missing")
-    files = {name: Path(value).expanduser() for name, value in values.items() if name != "manager"}
-    return Context(manager=values["manager"], **files)
+    manager, files = values["manager"], {name: Path(value) for name, value in values.items() if name != "manager"}
+    for name, file in files.items():
+        try:
+            files[name] = file.expanduser()
+        except RuntimeError as error:  # a user who is not there
+            raise EbbError(f"{where}.{name} is {file}: {error}") from error
+    return Context(manager=manager, **files)
 
 
 @contextmanager

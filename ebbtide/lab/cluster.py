@@ -19,7 +19,6 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ebbtide.client import ManagerClient
-from ebbtide.deflation.errors import DeflationError
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.errors import EbbError
 from ebbtide.lab import domains, own_libvirt, paths, processes, services
@@ -28,7 +27,7 @@ from ebbtide.lab.image import Image, build_image
 from ebbtide.lab.namespace import inside, outside, uri_of
 from ebbtide.lab.state import LOCK, Daemon, LabHost, LabState, StateFile, make_directory, new_token, write_private
 from ebbtide.messages.common import Name, Vector
-from ebbtide.messages.hosts import HostStatus
+from ebbtide.messages.hosts import HostStatus, capacity_of
 from ebbtide.rest.credentials import command_token, report_token
 from ebbtide.rest.tokens import read_token
 from hostagent.mechanisms.accelerator import Accelerator, probe_accelerator
@@ -57,20 +56,10 @@ class HostSlice:
             TypeAdapter(Name).validate_python(name)
         except ValidationError as error:
             raise LabError(f"host {name!r} may hold 1 to 40 lower-case letters, digits and hyphens") from error
-        values: dict[str, float] = {}
-        for part in rest.split(","):
-            component, _, value = part.partition("=")
-            try:
-                values[component.strip()] = float(value)
-            except ValueError as error:
-                raise LabError(f"host {name}: {part!r} is not COMPONENT=NUMBER") from error
         try:
-            capacity = ResourceVector.of(values)
-        except DeflationError as error:
+            return cls(name, capacity_of(rest))
+        except ValueError as error:
             raise LabError(f"host {name}: {error}") from error
-        if capacity.cpu_cores <= 0 or capacity.memory_mib <= 0:
-            raise LabError(f"host {name}: cpu_cores and memory_mib must be positive")
-        return cls(name, capacity)
 
 
 DEFAULT_HOSTS = (

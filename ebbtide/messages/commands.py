@@ -84,7 +84,9 @@ class TargetCommand(Command):
     generation: int = Field(
         ge=1, le=LARGEST, strict=True, description="rises with every target of a VM; a lower one is refused"
     )
-    target: Target = Field(description="the size to reach, never an amount; what is left out keeps its size")
+    target: Target = Field(
+        description="the size to reach, never an amount, of at least one component; what is left out keeps its size"
+    )
     deadline_s: Seconds = 60.0
     mode: Mode = Field(Mode.ASK, description=MODE_WORDS)
     dry_run: DryRun = False

@@ -22,7 +22,7 @@ from pydantic import (
     ValidationInfo,
     ValidatorFunctionWrapHandler,
 )
-from pydantic_core import CoreSchema, core_schema, from_json
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
 
 from ebbtide.deflation.allocations import Allocation, Priority
 from ebbtide.deflation.errors import InvalidField
@@ -207,8 +207,14 @@ def _as_parts(value: Any) -> Any:
     return value.model_dump() if isinstance(value, Vector) else value
 
 
-#: What a target may be made from, too: a whole vector.
-Target = Annotated[PartialVector, BeforeValidator(_as_parts)]
+def _of_something(parts: PartialVector) -> PartialVector:
+    if not parts.model_dump(exclude_none=True):
+        raise PydanticCustomError("empty", "must name at least one component")
+    return parts
+
+
+#: What a target may be made from, too: a whole vector. One of nothing would hold a VM at the size that it has.
+Target = Annotated[PartialVector, BeforeValidator(_as_parts), AfterValidator(_of_something)]
 
 
 class FieldProblem(Body):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.modes import HostMode
+from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import (
     LARGEST,
     MOST,
@@ -21,11 +23,36 @@ from ebbtide.messages.common import (
     Sentence,
     Size,
     Vector,
+    problem_of,
 )
 from ebbtide.messages.labels import LABEL_WORDS
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.vms import VMStatus
+
+
+def capacity_of(text: str) -> ResourceVector:
+    """What a host may hand out, in the words of an option: ``cpu_cores=6,memory_mib=4096``.
+
+    :raises ValueError: no report could say it, or nothing would fit in; names what is wrong.
+    """
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if (component := name.strip()) in values:
+            raise InvalidField(component, "is given twice")
+        try:
+            values[component] = float(value)
+        except ValueError:
+            raise ValueError(f"{part!r} is not COMPONENT=NUMBER, as in cpu_cores=6,memory_mib=4096") from None
+    capacity = ResourceVector.of(values)
+    for component in ("cpu_cores", "memory_mib"):
+        if not capacity[component]:
+            raise InvalidField(component, "must be given, and above 0")
+    try:
+        return TypeAdapter(Size).validate_python(capacity.as_dict()).vector()
+    except ValidationError as error:
+        raise ValueError(problem_of(error).detail) from None
 
 
 class HostTemplate(Body):

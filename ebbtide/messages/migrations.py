@@ -11,7 +11,8 @@ from ebbtide.messages.commands import Command
 from ebbtide.messages.common import LARGEST, MOST, Body, LibvirtUri, Name, Seconds, Size
 from ebbtide.messages.vms import VMSpec
 
-_Directory = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]{0,300}$")]
+#: Of a host, as another host's hypervisor is told of it.
+Directory = Annotated[str, Field(pattern=r"^/[A-Za-z0-9._/-]{0,300}$")]
 
 
 class MigrationAddress(Body):
@@ -21,8 +22,8 @@ class MigrationAddress(Body):
     listen: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")] = Field(
         description="the address at which a VM's memory arrives"
     )
-    disk_dir: _Directory = Field(description="below it each VM has its disk")
-    image_dir: _Directory = Field(description="holds the kernel and the base image")
+    disk_dir: Directory = Field(description="below it each VM has its disk")
+    image_dir: Directory = Field(description="holds the kernel and the base image")
     image: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = Field(
         "", description="the same where the base image is: then only what differs from it is copied"
     )

@@ -42,7 +42,7 @@ AnyShares = Annotated[Shares, BeforeValidator(_of_all, json_schema_input_type=Sh
 class Utility(BaseModel):
     """What the application is still worth at a share of its nominal size, and what it must be worth at least.
 
-    A component without a curve has minimum 0.
+    A component without a curve has minimum 0; a request has a curve at least.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,7 +58,7 @@ class Utility(BaseModel):
     def shares(self) -> ResourceVector:
         """The smallest share of each component that is useful enough.
 
-        :raises InvalidField: no curve, or the curve of a component is none or never useful enough.
+        :raises InvalidField: the curve of a component is none or never useful enough.
         """
         found = {}
         for component in COMPONENTS:

@@ -46,6 +46,13 @@ class VMRequest(Body):
             raise InvalidField("vm.start", "is deflated, but a fixed VM always has its nominal size")
         return self
 
+    @model_validator(mode="after")
+    def _utility_says_something(self) -> Self:
+        # Not of every spec: version 0.1 has stored such ones.
+        if self.vm.utility is not None and not self.vm.utility.model_dump(exclude={"at_least"}, exclude_none=True):
+            raise InvalidField("vm.utility", "must have the curve of a component")
+        return self
+
 
 class TargetRequest(Body):
     """PUT /v1/vms/NAME/target of the manager: bring a VM to a size."""
@@ -59,7 +66,9 @@ class TargetRequest(Body):
         description="numbers the targets of a VM, so that one that comes late does not undo a later one: one below "
         "that of the VM is refused; default: the next one, when its host is asked",
     )
-    target: Target = Field(description="the size to reach, never an amount; what is left out keeps its size")
+    target: Target = Field(
+        description="the size to reach, never an amount, of at least one component; what is left out keeps its size"
+    )
     deadline_s: Seconds = 60.0
     mode: Mode = Field(Mode.ASK, description=MODE_WORDS)
     dry_run: DryRun = False

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_settings import (
     BaseSettings,
@@ -90,6 +90,14 @@ class DaemonOptions(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
     log_json: bool = Field(False, description="log lines as JSON, not as key=value")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        """`false` for a number means "off" to who writes it, and would be 0."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("must not be true or false")
+        return value
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -127,14 +135,26 @@ class Given(Generic[O]):
         One that names none is about the file that it names.
         """
         names = [word.replace("-", "_") for word in re.findall(r"--([a-z-]+)", sentence)]
-        values = {name: str(getattr(self.options, name)) for name in self.origins}
-        names += sorted((n for n in values if values[n] in sentence), key=lambda n: len(values[n]), reverse=True)
+        values = {name: getattr(self.options, name) for name in self.origins}
+        there = [name for name, value in values.items() if _is_in(sentence, name, value)]
+        names += sorted(there, key=lambda name: len(str(values[name])), reverse=True)
         sentence = cleaned_text(sentence, LONGEST_SENTENCE)
         for name in names:
             origin = self.origins.get(name, "")
             if origin and not origin.startswith("--"):
                 return f"{origin}: {sentence}"
         return sentence
+
+
+def _is_in(sentence: str, name: str, value: Any) -> bool:
+    """Whether a sentence has the value of an option, as a whole word; numbers and short words are there by chance."""
+    text = f"127.0.0.1:{value}" if name == "metrics_port" else str(value)
+    host, _, port = text.rpartition(":")
+    # As the error of an address that is taken has it.
+    forms = [f"('{host.strip('[]')}', {port}"]
+    if isinstance(value, str | Path) and len(text) > 3:
+        forms.append(text)
+    return any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) for form in forms)
 
 
 def given_by(model: type[O], values: Mapping[str, Any], origins: Mapping[str, str]) -> Given[O]:

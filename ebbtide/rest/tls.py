@@ -46,6 +46,17 @@ def is_protected(url: str) -> bool:
         return False
 
 
+def is_base(url: str) -> bool:
+    """Whether a URL is a scheme, a host and, it may be, a port: what paths are put behind."""
+    try:
+        parts = urlsplit(url)
+        # The port is looked at when it is asked for.
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return usable and not parts.path and not set(url) & set("?#@ ")
+
+
 @dataclass(frozen=True, slots=True)
 class KeyPair:
     """A certificate (with its chain) and its key, both PEM."""

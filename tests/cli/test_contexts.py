@@ -170,6 +170,15 @@ def test_a_context_that_is_missing_ends_with_3(home: Path, words: list[str]) -> 
         ('[context.a]\nmanager = "http://x"', "context.a.token_file is missing"),
         ("[context.a]\nmanager = 7", "context.a.manager must be text"),
         ('[context.a]\ntoken = "secret"', "context.a.token is unknown"),
+        ('[contexts.prod]\nmanager = "http://x"', "contexts is unknown; there are context, current"),
+        ('curent = "prod"', "curent is unknown"),
+        ('current = ["a"]', "current must be text"),
+        (
+            '[context.a]\nmanager = "http://x"\ntoken_file = "~no-such-user/x"',
+            "context.a.token_file is ~no-such-user/x",
+        ),
+        (f"current = {'1' * 5000}", "is no TOML"),
+        (f"current = {'[' * 5000}", "is no TOML"),
     ],
 )
 def test_a_file_that_is_wrong_is_named_with_its_field(home: Path, text: str, said: str) -> None:

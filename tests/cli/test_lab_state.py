@@ -85,7 +85,7 @@ def test_a_token_is_never_readable_by_others_not_even_when_it_replaces_a_readabl
         ("a=cores=1,memory_mib=1", "cores is no component"),
         ("a=cpu_cores=-1,memory_mib=1", "cpu_cores must not be negative"),
         ("a=cpu_cores=nan,memory_mib=1", "cpu_cores must be finite"),
-        ("a=cpu_cores=2", "must be positive"),
+        ("a=cpu_cores=2", "host a: memory_mib must be given, and above 0"),
     ],
 )
 def test_a_slice_that_cannot_be_is_refused_with_what_is_wrong(text: str, words: str) -> None:

@@ -37,6 +37,18 @@ def test_a_drop_in_names_an_adapter(tmp_path: Path) -> None:
     assert read_drop_in(path, UID) == DropIn("six", "::1", 7070)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_url_of_a_hook_is_one_that_a_drop_in_may_have_on_either_loopback(tmp_path: Path, host: str) -> None:
+    try:
+        server = HookServer(Elastic(100.0), token_file="none", host=host, port=0)
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    port = server.address[1]
+    server.stop()
+    for url in (server.url, AsyncHookServer(Elastic(100.0), token_file="none", host=host, port=port).url):
+        assert read_drop_in(drop_in(tmp_path / "c.json", {"name": "here", "url": url}), UID).port == port
+
+
 def test_a_drop_in_names_a_socket_and_who_listens_there(tmp_path: Path) -> None:
     body = {"name": "memcached", "url": "unix:/run/ebbtide/hooks/memcached.sock"}
     found = read_drop_in(drop_in(tmp_path / "a.json", body), UID)

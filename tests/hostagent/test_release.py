@@ -47,7 +47,11 @@ def release(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
     async def release(listen: str) -> None:
         options = HostAgentOptions(
-            id="host-a", capacity="cpu_cores=1", token_file=tmp_path / "token", listen=listen, state_dir=tmp_path
+            id="host-a",
+            capacity="cpu_cores=1,memory_mib=512",
+            token_file=tmp_path / "token",
+            listen=listen,
+            state_dir=tmp_path,
         )
         await running._release(options, AccessSettings())
 
@@ -86,7 +90,9 @@ async def test_a_second_agent_with_the_same_state_directory_is_refused_before_it
         raise AssertionError("it reads what the first one writes")
 
     monkeypatch.setattr(running, "_agent", agent)
-    options = HostAgentOptions(id="host-a", capacity="cpu_cores=1", token_file=tmp_path / "token", state_dir=tmp_path)
+    options = HostAgentOptions(
+        id="host-a", capacity="cpu_cores=1,memory_mib=512", token_file=tmp_path / "token", state_dir=tmp_path
+    )
     with alone_in(tmp_path), pytest.raises(HostAgentError, match=f"an agent runs with the state directory {tmp_path}"):
         await running._serve(Given(options), AccessSettings())
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600

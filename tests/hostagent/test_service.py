@@ -57,7 +57,7 @@ async def test_an_agent_whose_port_is_taken_has_done_nothing(
     token = tmp_path / "token"
     write_private(token, "of-the-manager")
     options = HostAgentOptions(
-        id="host-a", capacity="cpu_cores=1", token_file=token, metrics_port=taken if alone else None
+        id="host-a", capacity="cpu_cores=1,memory_mib=512", token_file=token, metrics_port=taken if alone else None
     )
     agent = make_agent(world, tmp_path)
     with pytest.raises(OSError, match="Address already in use"):

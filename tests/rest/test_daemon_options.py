@@ -20,7 +20,9 @@ from ebbtide.cli.certificates import Authority, begin_rollover, finish_rollover
 from ebbtide.cli.commands import config
 from ebbtide.cli.commands.options import Printing
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
+from ebbtide.deflation.resources import ResourceVector
 from ebbtide.lab.state import write_private
+from ebbtide.messages.hosts import capacity_of
 from ebbtide.rest.errors import AccessError, OptionsError
 from ebbtide.rest.options import DaemonOptions, collect, example_of, read_options
 from hostagent.options import HostAgentOptions, access_of
@@ -83,6 +85,10 @@ def test_what_may_be_given_again_is_an_array_in_the_file_and_has_commas_in_the_e
     [
         ("seed = -3", "4: seed: input should be greater than or equal to 0, but is -3"),
         ('keep_days = "long"', "4: keep_days: input should be a valid number"),
+        ("metrics_port = false", "4: metrics_port: must not be true or false, but is False"),
+        ("keep_events = true", "4: keep_events: must not be true or false, but is True"),
+        ("keep_days = true", "4: keep_days: must not be true or false, but is True"),
+        ("url = false", "4: url: must not be true or false, but is False"),
         ("sede = 3", "4: sede: there is no such option"),
         ("[store]\nurl = 3", "4: store: there is no such option"),
         ("seed = ", "4: Invalid value"),
@@ -137,6 +143,77 @@ def test_addresses_of_migrations_that_no_manager_sends_to_are_an_error(
         access_of(options)
 
 
+@pytest.mark.parametrize("name", ["disk_dir", "image_dir"])
+@pytest.mark.parametrize(("directory", "fits"), [("/srv/vms", True), ("vms", False), ("/srv/my disks", False)])
+def test_directories_that_no_other_host_could_be_told_of_are_an_error_where_vms_move_here(
+    name: str, directory: str, fits: bool, tmp_path: Path
+) -> None:
+    words = {"id": "host-a", "capacity": "auto", "token_file": "t", name: directory}
+    path = tmp_path / "hostagent.toml"
+    path.write_text("")
+    access_of(collect(HostAgentOptions, path, words).options)
+    words["migration_uri"] = "qemu+unix:///system?socket=/run/b.sock"
+    says = rf"^--{name.replace('_', '-')} {directory} must be an absolute path"
+    with contextlib.nullcontext() if fits else pytest.raises(AccessError, match=says):
+        access_of(collect(HostAgentOptions, path, words).options)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "said"),
+    [
+        ("cpu_cores=14", "memory_mib must be given, and above 0"),
+        ("cpu_cores=0,memory_mib=0", "cpu_cores must be given, and above 0"),
+        ("cpu_cores=6,cpu_cores=2,memory_mib=4", "cpu_cores is given twice"),
+        ("cpu_cores=6,memory_mib=17179869184", "memory_mib must be at most 1e+09"),
+        ("cpu_cores=6,memory_mib=4096,disk=1", "disk is no component"),
+    ],
+)
+def test_a_capacity_that_no_host_can_have_is_refused_with_its_component(
+    tmp_path: Path, capacity: str, said: str
+) -> None:
+    path = tmp_path / "hostagent.toml"
+    path.write_text(f'id = "host-a"\ntoken_file = "t"\ncapacity = "{capacity}"\n')
+    with pytest.raises(OptionsError, match=rf":3: capacity: {re.escape(said)}"):
+        collect(HostAgentOptions, path, {})
+
+
+def test_a_capacity_may_have_spaces() -> None:
+    assert capacity_of("cpu_cores = 6, memory_mib = 4096") == ResourceVector(cpu_cores=6, memory_mib=4096)
+
+
+TAKEN = "[Errno 98] Address already in use (while attempting to bind on address {!r})"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "line"),
+    [
+        (TAKEN.format(("127.0.0.1", 7101)), 3),
+        (TAKEN.format(("127.0.0.1", 9101)), 5),
+        (TAKEN.format(("127.0.0.1", 91013)), None),
+        ("[Errno 13] Permission denied: '/srv/agent/state.json'", 4),
+        ("[Errno 13] Permission denied: '/srv/agents'", None),
+        ("nothing has gone 13 times, 0 or 9101", None),
+    ],
+)
+def test_a_sentence_is_about_the_option_whose_value_it_has_and_not_by_chance(
+    tmp_path: Path, sentence: str, line: int | None
+) -> None:
+    file = tmp_path / "hostagent.toml"
+    file.write_text(
+        'id = "a"\nurl = ""\nlisten = "127.0.0.1:7101"\nstate_dir = "/srv/agent"\nmetrics_port = 9101\n'
+        'connections = 13\noverhead_mib = 0\ncapacity = "auto"\ntoken_file = "t"\n'
+    )
+    said = collect(HostAgentOptions, file, {}).said(sentence)
+    assert said == sentence if line is None else re.match(rf"{re.escape(str(file))}:{line}: \w+: ", said)
+
+
+def test_an_address_of_version_6_is_found_in_a_sentence_too(tmp_path: Path) -> None:
+    file = tmp_path / "hostagent.toml"
+    file.write_text('listen = "[::1]:7101"\nid = "a"\ncapacity = "auto"\ntoken_file = "t"\n')
+    said = collect(HostAgentOptions, file, {}).said(TAKEN.format(("::1", 7101, 0, 0)))
+    assert said.startswith(f"{file}:1: listen: ")
+
+
 def test_a_host_agent_with_a_wrong_file_ends_before_it_begins(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,8 +222,8 @@ def test_a_host_agent_with_a_wrong_file_ends_before_it_begins(
     with pytest.raises(SystemExit) as ended:
         host_agent.main()
     assert ended.value.code == 2
-    said = f"ebb-hostagent: {file}:2: capacity: this is not like cpu_cores=6,memory_mib=4096, nor auto, but is 'much'\n"
-    assert capsys.readouterr().err == said
+    said = f"ebb-hostagent: {file}:2: capacity: 'much' is not COMPONENT=NUMBER, as in cpu_cores=6,memory_mib=4096, but"
+    assert capsys.readouterr().err == f"{said} is 'much'\n"
     assert not (file.parent / "state").exists()
 
 
@@ -217,6 +294,7 @@ templates = {[str(tmp_path / options["templates"])] if "templates" in options el
         ('manager = ["https://"]', r":4: manager: --manager https:// must be like https://"),
         ('manager = ["https:/h:7100"]', r":4: manager: --manager https:/h:7100 must be like https://"),
         ('manager = ["127.0.0.1:7100"]', r":4: manager: --manager 127\.0\.0\.1:7100 must be like https://"),
+        ("overhead_mib = 2e6", r":4: overhead_mib: input should be less than or equal to 1000000"),
         ("reserve_mib = 99999999", r":4: reserve_mib: --reserve-mib 1e\+08 leaves nothing of this machine's memory"),
     ],
 )
@@ -277,6 +355,9 @@ def test_a_task_user_whom_nobody_knows_is_warned_of_and_keeps_nothing_down(
         ('listen = "[::ffff:0.0.0.0]:7100"', None, ["--listen ::ffff:0.0.0.0"]),
         ('listen = "0.0.0.0:7100"\nurl = "https://0.0.0.0:7100"', None, ["--url 0.0.0.0"]),
         ('listen = "0.0.0.0:7100"\nurl = "https://manager:7100/"', "https://manager:7100", []),
+        ('listen = "0.0.0.0:7100"\nurl = "https://ebb_manager"', "https://ebb_manager", []),
+        ('listen = "[fd00::5]:7100"', "https://[fd00::5]:7100", []),
+        ('listen = "fd00::5:7100"', "https://[fd00::5]:7100", []),
         ('listen = "192.0.2.1:7100"', "https://192.0.2.1:7100", []),
         ('listen = "192.0.2.1:0"', None, []),
     ],
@@ -291,6 +372,16 @@ def test_a_manager_on_all_addresses_starts_and_knows_none_that_others_could_call
     settings, _ = configured.settings_of_all(collect(ManagerOptions, file, {}).options)
     assert settings.url == url
     assert [note.partition(" is no address")[0] for note in settings.notes] == noted
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://10.0.0.1:71000", "https://", "https://h/x", "https://h?y", "http://[::1", "https://fd00::5:7100", "h:1"],
+)
+def test_a_url_with_which_no_host_could_join_is_refused_where_it_stands(file: Path, url: str) -> None:
+    file.write_text(NEEDED + f'url = "{url}"\n')
+    with pytest.raises(AccessError, match=rf":4: url: --url {re.escape(url)} must be like https://10\.0\.0\.1:7100"):
+        config.checked(config.Daemon.MANAGER, file)
 
 
 def test_a_ca_that_was_followed_leaves_a_manager_that_starts_with_the_options_of_before_and_says_so(

@@ -33,7 +33,7 @@ def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             needed = ["--token-file", "token", "--hosts-key-file", "agents", "--database", "db"]
             assert cluster_manager.main.main([*needed, *options]) in (1, 2)
             return capsys.readouterr().err
-        needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token"]
+        needed = ["--id", "host-a", "--capacity", "cpu_cores=1,memory_mib=512", "--token-file", "token"]
         needed += ["--state-dir", str(tmp_path / "state")]
         monkeypatch.setattr(sys, "argv", [daemon, *needed, *options])
         with pytest.raises(SystemExit) as ended:
@@ -105,7 +105,16 @@ def test_an_agent_that_could_not_be_called_or_would_leak_does_not_start(
 def test_an_address_that_is_none_ends_an_agent_for_good(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
 ) -> None:
-    needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token", "--state-dir", str(tmp_path)]
+    needed = [
+        "--id",
+        "host-a",
+        "--capacity",
+        "cpu_cores=1,memory_mib=512",
+        "--token-file",
+        "token",
+        "--state-dir",
+        str(tmp_path),
+    ]
     monkeypatch.setattr(sys, "argv", ["ebb-hostagent", *needed, *options])
     with pytest.raises(SystemExit) as ended:
         hostagent.main.main()
@@ -137,7 +146,7 @@ def test_an_agent_calls_its_own_machine_or_by_tls(url: str) -> None:
         "--id",
         "host-a",
         "--capacity",
-        "cpu_cores=1",
+        "cpu_cores=1,memory_mib=512",
         "--token-file",
         "token",
         "--manager",
@@ -156,7 +165,16 @@ def test_a_manager_needs_somebody_to_listen_to(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_what_an_agent_calls_its_manager_with_is_its_own_unless_it_is_told_otherwise() -> None:
-    needed = ["--id", "host-a", "--capacity", "cpu_cores=1", "--token-file", "token", "--listen", "192.0.2.11:7101"]
+    needed = [
+        "--id",
+        "host-a",
+        "--capacity",
+        "cpu_cores=1,memory_mib=512",
+        "--token-file",
+        "token",
+        "--listen",
+        "192.0.2.11:7101",
+    ]
     needed += ["--tls-certificate", "c.pem", "--tls-key", "c.key", "--client-ca", "ca.pem"]
     own = KeyPair(Path("c.pem"), Path("c.key"))
     found = access_of(hostagent.main.options_of(needed).options)

@@ -93,6 +93,22 @@ def test_a_header_without_a_field_is_named(tmp_path: Path) -> None:
     assert (error.line, error.field) == (1, "direct")
 
 
+@pytest.mark.parametrize(
+    ("row", "field", "problem"),
+    [
+        (b"a,g,0,100,4 cores,1024,low,0.5\n", "cpu_cores", "is '4 cores', not a number"),
+        (b"a,g,100,0,4,1024,low,0.5\n", "departs_s", "is before arrives_s"),
+    ],
+)
+def test_a_file_whose_header_is_right_and_whose_lines_are_not_is_told_of_its_lines(
+    tmp_path: Path, row: bytes, field: str, problem: str
+) -> None:
+    header = b"id,group,arrives_s,departs_s,cpu_cores,memory_mib,priority,utilisation\n"
+    error = failure(samples.put(tmp_path, header + row * 2))
+    assert (error.line, error.field) == (2, field)
+    assert problem in error.problem
+
+
 def test_columns_may_stand_in_any_order_among_others(tmp_path: Path) -> None:
     (batch,) = Trace(samples.put(tmp_path, b"note,value,at_s\nx,2,0\n,3,5\n"))
     assert list(batch.rows()) == [{"at_s": 0, "value": 2}, {"at_s": 5, "value": 3}]

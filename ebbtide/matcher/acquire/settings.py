@@ -10,11 +10,19 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.acquire.net_changes import AcquirerOptions
 from ebbtide.matcher.predict.changes import whole_cores
+from ebbtide.messages.requests import VMRequest
 from ebbtide.messages.vms import OnPreemption, VMSpec
 
 #: A number follows, and names have 40 characters at the most.
 _PREFIX: Final = r"^[a-z][a-z0-9-]{0,31}$"
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+def no_switch(value: Any) -> Any:
+    """A value that is no truth value, which would be read as 0 or 1. Raises ValueError."""
+    if isinstance(value, bool):
+        raise ValueError("must not be true or false")
+    return value
 
 
 class AcquirerSettings(BaseModel):
@@ -38,13 +46,18 @@ class AcquirerSettings(BaseModel):
     deadline_s: Annotated[float, Field(ge=1, le=3600)] = 60.0
     vm: dict[str, Any]
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any) -> Any:
+        return no_switch(value)
+
     @field_validator("vm")
     @classmethod
     def _vm_can_be(cls, given: dict[str, Any]) -> dict[str, Any]:
         for key in ("name", "priority"):
             if key in given:
                 raise ValueError(f"{key} is not to be said: the acquirer does")
-        _spec(given, "a")
+        VMRequest(request_id="a", vm=_spec(given, "a"))
         return given
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from ebbtide.matcher.acquire.settings import AcquirerSettings
+from ebbtide.matcher.acquire.settings import AcquirerSettings, no_switch
 from ebbtide.matcher.errors import EngineSettingsError
 from ebbtide.matcher.match.attempts import DEFAULT_LABEL
 from ebbtide.matcher.match.matching import MatchOptions
@@ -58,12 +58,22 @@ class EngineSettings(BaseModel):
         every = dict.fromkeys(user for user in (self.user, *self.users.values()) if user is not None)
         return tuple(user for user in every if _number_of(user) is None)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any) -> Any:
+        return no_switch(value)
+
     @field_validator("matching", "prediction", mode="before")
     @classmethod
     def _beside_defaults(cls, given: Any, info: ValidationInfo) -> Any:
         """A table says what is other than usual."""
-        usual = LIVE if info.field_name == "matching" else LIVE_PREDICTION
-        return {**asdict(usual), **given} if isinstance(given, dict) else given
+        usual = asdict(LIVE if info.field_name == "matching" else LIVE_PREDICTION)
+        if not isinstance(given, dict):
+            return given
+        for name, value in given.items():
+            if isinstance(value, bool) and not isinstance(usual.get(name, value), bool):
+                raise ValueError(f"{name} must not be true or false")
+        return {**usual, **given}
 
 
 def read_settings(path: Path) -> EngineSettings:

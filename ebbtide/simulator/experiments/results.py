@@ -186,12 +186,11 @@ def save(directory: Path, results: Results, tables: Mapping[str, Mapping[str, Co
     write_whole(directory / META, json.dumps(results.meta, indent=2).encode())
 
 
-def load(directory: str | Path) -> Results:
-    """The results of a directory.
+def read_meta(directory: Path) -> dict[str, Any]:
+    """What meta.json says.
 
-    :raises ExperimentError: there are none, or they cannot be read.
+    :raises ExperimentError: it is not there, cannot be read, or is none of ours.
     """
-    directory = Path(directory)
     try:
         meta = json.loads((directory / META).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -201,6 +200,16 @@ def load(directory: str | Path) -> Results:
     lacks = [key for key in _KEYS if key not in meta] if isinstance(meta, dict) else ["a table"]
     if lacks:
         raise ExperimentError("results", f"of {directory} are none of ours: {META} has no {', '.join(lacks)}")
+    return dict(meta)
+
+
+def load(directory: str | Path) -> Results:
+    """The results of a directory.
+
+    :raises ExperimentError: there are none, or they cannot be read.
+    """
+    directory = Path(directory)
+    meta = read_meta(directory)
     columns = _read(directory / RESULTS)
     for name in (*meta["axes"], SEED, *meta["metrics"], RUN_S, ERROR):
         if name not in columns:

@@ -7,11 +7,10 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,7 +117,7 @@ def _run(
     prints = {name: fingerprint(one.path) for name, one in experiment.inputs.items()}
     all_runs = runs(experiment, cases, prints, code.model_fingerprint(model, experiment.model))
     if fresh:
-        shutil.rmtree(directory / RUNS, ignore_errors=True)
+        _forget_runs(directory / RUNS)
     found = {number: one for number, run in enumerate(all_runs) if (one := load(_file(directory, run))) is not None}
     sweep = _Sweep(all_runs, found, len(found))
     for one in found.values():
@@ -337,6 +336,7 @@ def _file(directory: Path, one: Run) -> Path:
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """Two sweeps into one directory would write over each other's results."""
+    _refuse_others_directory(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -350,6 +350,34 @@ def _alone(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _refuse_others_directory(directory: Path) -> None:
+    """Files without a sweep's are not ours: what is called like results would be replaced or removed.
+
+    A sweep that was broken off has left its lock; results that were copied have what describes them.
+    """
+    try:
+        names = sorted(path.name for path in directory.iterdir())
+    except OSError:
+        return  # it is not there, or making it says what is wrong
+    if not names or _LOCK in names:
+        return
+    with suppress(ExperimentError):
+        columns.read_meta(directory)
+        return
+    raise ExperimentError(
+        "output",
+        f"{directory} has no results of a sweep, and is not empty ({names[0]} is there): name an empty directory, or "
+        "one that is not there yet",
+    )
+
+
+def _forget_runs(directory: Path) -> None:
+    """Remove what sweeps keep there, also what one that was killed has half written, and nothing else."""
+    for path in (*directory.glob("*.npz*"), *directory.glob("*.counts.json*")):
+        with suppress(OSError):
+            path.unlink()
 
 
 def _call(

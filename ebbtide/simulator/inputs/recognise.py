@@ -32,7 +32,9 @@ def named(name: str) -> AnyFormat:
 def recognise(path: Path) -> AnyFormat:
     """The format that reads most of the first lines; of several the one that stands first in `registry.ALL`.
 
-    :raises TraceError: the file cannot be read, or no format reads at least half of them.
+    Where none reads half of them: the only one whose header is there.
+
+    :raises TraceError: the file cannot be read, or is of no format.
     """
     if sources.magic(path) == parquet.MAGIC:
         present = set(parquet.names(path))
@@ -60,6 +62,10 @@ def recognise(path: Path) -> AnyFormat:
         for form in ALL.values():
             if isinstance(form, documents.DocumentFormat) and form.recognises(document):
                 return form
+    headed = [form for form in ALL.values() if isinstance(form, Format) and _has_header(form, lines)]
+    if len(headed) == 1:
+        # Its reader says what is wrong with the lines.
+        return headed[0]
     problem = "is none that is known" if lines else "is none: the file has no lines"
     raise TraceError(str(path), f"{problem}; there are {', '.join(ALL)}", line=1, field="format")
 
@@ -79,6 +85,18 @@ def another(path: Path, name: str) -> str | None:
         # Whoever reads it says what is wrong.
         return None
     return None if found is form else found.name
+
+
+def _has_header(form: Format, lines: Sequence[bytes]) -> bool:
+    """Whether the first line is a header that the format cannot do without."""
+    data = [line for line in lines if not reading.is_comment(line, form.comment)]
+    if form.header != "required" or not data:
+        return False
+    try:
+        reading.layout_of(form, data[0], "", 1)
+    except TraceError:
+        return False
+    return True
 
 
 def _share(form: Format, lines: Sequence[bytes]) -> float:

@@ -101,6 +101,7 @@ TARGETS = [
         {"target": {"cpu_cores": 1.0, "memory_mib": 512.0}, "generation": 1}, 409, "generation", id="old generation"
     ),
     pytest.param({"target": {"cpu_cores": -1.0, "memory_mib": 512.0}}, 400, "target.cpu_cores", id="negative"),
+    pytest.param({"target": {}}, 400, "target", id="of nothing"),
     pytest.param(
         {"target": {"cpu_cores": 1.0, "memory_mib": 512.0}, "deadline_s": -1}, 400, "deadline_s", id="deadline"
     ),

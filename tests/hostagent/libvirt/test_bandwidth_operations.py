@@ -11,6 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.hosts import capacity_of
 from ebbtide.messages.vms import VMSpec
 from hostagent.api.app import make_app
 from hostagent.domain_xml.templates import PACKAGED
@@ -20,7 +21,6 @@ from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
 from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.limits.network import Networks
 from hostagent.operations.agent import Agent
-from hostagent.options import capacity_of
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 from tests.hostagent.conftest import TOKEN, Client, Command, low_vm
@@ -120,8 +120,8 @@ async def test_a_repair_that_fails_says_why(
 
 def test_a_slice_may_have_disk_and_network() -> None:
     assert capacity_of("cpu_cores=6,memory_mib=3600,disk_mib_s=100,network_mib_s=100") == CAPACITY
-    with pytest.raises(ValueError, match="not like cpu_cores=6"):
-        capacity_of("cpu_cores=6,disk_mib=100")
+    with pytest.raises(ValueError, match="disk_mib is no component"):
+        capacity_of("cpu_cores=6,memory_mib=3600,disk_mib=100")
 
 
 @pytest.fixture

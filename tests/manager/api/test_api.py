@@ -267,6 +267,8 @@ async def test_a_vm_that_was_refused_can_be_deleted(cluster: Cluster) -> None:
         ({"target": {"cpu_cores": 4.0, "memory_mib": 500.0}}, 400, "target.cpu_cores"),
         ({"target": {"cpu_cores": 1.0, "memory_mib": 100.0}}, 400, "target.memory_mib"),
         ({"target": {"cpu_cores": -1.0, "memory_mib": 500.0}}, 400, "target.cpu_cores"),
+        ({"target": {}}, 400, "target"),
+        ({"target": {"cpu_cores": None}}, 400, "target"),
         ({"generation": 2}, 409, "generation"),
         ({"mode": "please"}, 400, "mode"),
     ],

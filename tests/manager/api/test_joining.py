@@ -118,7 +118,7 @@ async def test_a_host_that_joins_again_by_force_keeps_what_was_set_for_it(
 ) -> None:
     inviting.config.parent.mkdir()
     inviting.config.write_text('id = "..."\ncapacity = "auto"\nreserve_mib = 600.0\n')
-    await inviting.join("--capacity", "cpu_cores=14")
+    await inviting.join("--capacity", "cpu_cores=14,memory_mib=57344")
     own = 'templates = ["/etc/ebbtide/templates"]\ndisk_dir = "/srv/disks"\n'
     inviting.config.write_text(inviting.config.read_text() + own + 'url = "https://192.0.2.7:7101"\n')
     with pytest.raises(HostAgentError, match="--force replaces it"):
@@ -131,7 +131,7 @@ async def test_a_host_that_joins_again_by_force_keeps_what_was_set_for_it(
         ["/etc/ebbtide/templates"],
         "/srv/disks",
     )
-    assert (found["capacity"], found["listen"]) == ("cpu_cores=14", "127.0.0.1:7109")
+    assert (found["capacity"], found["listen"]) == ("cpu_cores=14,memory_mib=57344", "127.0.0.1:7109")
     assert "url" not in found, "it was that of the certificate before"
     assert "not kept of the options before: url\n" in capsys.readouterr().out
 
@@ -437,6 +437,8 @@ async def test_an_address_that_fits_no_more_is_replaced_by_force_and_its_port_st
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ('listen = "fd00::5:7101"', r'listen = "fd00::5:7101" in .* must be like 10.0.0.12:7101 or \[fd00::12\]:7101'),
+        ('capacity = "cpu_cores=14"', "capacity in .*hostagent.toml: memory_mib must be given, and above 0"),
         ('listen = "7101"', 'listen = "7101" in .*: this is not like 127.0.0.1:7101'),
         ('listen = "127.0.0.1:7101"', "is no address that the manager could call: change it, or give --listen"),
         ('url = "http://192.0.2.7:7101"', "must begin with https://, as the manager's does"),
@@ -453,6 +455,48 @@ async def test_options_by_which_a_host_could_not_be_called_use_no_invitation(
         await inviting.join()
     assert not inviting.asked
     assert inviting.config.read_text() == f"{options}\n"
+
+
+@pytest.mark.parametrize("listen", ["fd00::5:7101", "::1:7101", "a/b:7101", "my_host:7101"])
+async def test_an_address_that_the_agent_would_refuse_uses_no_invitation(inviting: Inviting, listen: str) -> None:
+    with pytest.raises(HostAgentError, match=f"--listen {listen} must be like 10.0.0.12:7101 or"):
+        await inviting.join("--listen", listen)
+    assert not inviting.asked
+    assert not inviting.config.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--listen", "7101"), "--listen 7101: this is not like 127.0.0.1:7101"),
+        (("--capacity", "cpu_cores=14"), "--capacity: memory_mib must be given, and above 0"),
+    ],
+)
+async def test_a_word_of_join_that_is_wrong_is_named(inviting: Inviting, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(HostAgentError, match=said):
+        await inviting.join(*words)
+    assert not inviting.asked
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://[::1",
+        "https://10.0.0.1\N{FULLWIDTH COLON}7100",
+        "https://10.0.0.1:71000",
+        "https://10.0.0.1:abc",
+        "https://fd00::5:7100",
+        "https://10.0.0.1:7100?x",
+        "https://a@10.0.0.1:7100",
+        "10.0.0.1:7100",
+        "https://",
+    ],
+)
+async def test_what_is_no_url_of_a_manager_is_said_in_one_sentence(inviting: Inviting, url: str) -> None:
+    inviting.url = url
+    with pytest.raises(HostAgentError, match="is no address of a manager: it must be like https://"):
+        await inviting.join()
+    assert not inviting.config.exists()
 
 
 async def test_without_certificates_no_host_joins_where_its_options_let_others_reach_it(inviting: Inviting) -> None:

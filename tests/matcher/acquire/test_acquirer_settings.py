@@ -45,6 +45,8 @@ def test_there_is_none_unless_it_is_said(tmp_path: Path) -> None:
         (f'[acquirer]\nmost_machines = 8\n{VM}name = "a"\n', "name is not to be said"),
         ("[acquirer]\nmost_machines = 8\n[acquirer.vm]\nnominal = {cpu_cores = -1.0}\n", "cpu_cores"),
         (f"[acquirer]\nmost_machines = 8\n[acquirer.vm]\nnominal = {SIZE}\n", "ceiling"),
+        (f"[acquirer]\nmost_machines = true\n{VM}", "acquirer.most_machines: Value error, must not be true or false"),
+        (f"[acquirer]\nmost_machines = 8\n{VM}utility = {{at_least = 0.8}}\n", "must have the curve of a component"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:

@@ -267,6 +267,39 @@ def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
         run(put(tmp_path), output=tmp_path / "out", workers=0)
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("name", ["tables/mine.parquet", "runs/mine.npz", "meta.json"])
+def test_a_directory_of_others_is_refused_and_stays_as_it_is(tmp_path: Path, name: str, fresh: bool) -> None:
+    mine = tmp_path / "project" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    first = name.split("/")[0]
+    with pytest.raises(ExperimentError, match=f"output .*project has no results .* not empty [(]{first} is there"):
+        run(put(tmp_path), output=tmp_path / "project", workers=0, fresh=fresh)
+    assert mine.read_text() == "{}"
+    assert [path for path in (tmp_path / "project").rglob("*") if path.is_file()] == [mine]
+
+
+def test_a_fresh_sweep_removes_runs_of_sweeps_only(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(put(tmp_path), output=out, workers=0)
+    mine = out / "runs" / "events" / "mine.log"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    half_written = out / "runs" / ".1234.npz.5678"
+    half_written.write_text("")
+    assert run(put(tmp_path), output=out, workers=0, fresh=True).meta["runs"]["kept"] == 0
+    assert mine.read_text() == "mine"
+    assert not half_written.exists()
+
+
+def test_results_that_were_copied_are_gone_on_with(tmp_path: Path) -> None:
+    run(put(tmp_path), output=tmp_path / "out", workers=0)
+    (tmp_path / "out" / ".lock").unlink()
+    again = run(put(tmp_path), output=tmp_path / "out", workers=0)
+    assert again.meta["runs"]["made"] == 0
+
+
 def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path, log: Path) -> None:
     text = f"""
     [experiment]

@@ -112,7 +112,7 @@ def test_an_error_of_the_core_keeps_its_field() -> None:
 @pytest.mark.parametrize("generation", [0, -1, 1.5, "x", None])
 def test_a_generation_counts_from_one(generation: Any) -> None:
     with pytest.raises(ValidationError) as caught:
-        TargetCommand.model_validate({"request_id": "r", "generation": generation, "target": {}})
+        TargetCommand.model_validate({"request_id": "r", "generation": generation, "target": {"cpu_cores": 1.0}})
     assert problem_of(caught.value).field == "generation"
 
 

@@ -156,6 +156,14 @@ def test_a_fixed_vm_cannot_start_deflated() -> None:
     assert problem_of(caught.value).field == "vm.start"
 
 
+def test_a_wished_utility_needs_a_curve_and_one_that_was_stored_without_is_still_read() -> None:
+    body = {"request_id": "r", "vm": {**SPEC, "utility": {"at_least": 0.8, "cpu_cores": None}}}
+    with pytest.raises(ValidationError) as caught:
+        VMRequest.model_validate(body)
+    assert problem_of(caught.value).field == "vm.utility"
+    assert VMSpec.model_validate(body["vm"]).asked_minimum().is_zero()
+
+
 @pytest.mark.parametrize(
     ("fields", "memory_mib"),
     [({}, 384), ({"boot_memory_mib": 600.0}, 600), ({"minimum_share": 0.5}, 500), ({"boot_memory_mib": 256.0}, 256)],
