@@ -19,7 +19,8 @@ def by_reference(values: T) -> T:
     """A NamedTuple, of arrays and of NamedTuples of such, that functions called with it get as one pointer.
 
     Where it is compiled it is valid until the function that called this returns, and its fields can only be read. No
-    index of its arrays that is worked out is counted from their end: one below 0 lies before them, and is not checked.
+    index of arrays of Ebbtide's classes that is worked out is counted from their end: one below 0 lies before them, and
+    is checked with NUMBA_BOUNDSCHECK=1 in the environment only.
     """
     return values
 
@@ -102,7 +103,8 @@ def teach() -> None:
                 return None
             kind = values.types[values.fields.index(name)]
             if isinstance(kind, types.Array):
-                return Forward(kind)
+                # Kernels of others may count from the end of arrays of theirs.
+                return Forward(kind) if values.instance_class.__module__.startswith("ebbtide.") else kind
             return Reference(kind) if isinstance(kind, types.NamedTuple) else kind
 
     @extending.lower_getattr_generic(Reference)  # type: ignore[untyped-decorator]
