@@ -8,6 +8,7 @@ is the tuple itself.
 from __future__ import annotations
 
 import functools
+import operator
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -17,7 +18,9 @@ T = TypeVar("T")
 def by_reference(values: T) -> T:
     """A NamedTuple, of arrays and of NamedTuples of such, that functions called with it get as one pointer.
 
-    Where it is compiled it is valid until the function that called this returns, and its fields can only be read.
+    Where it is compiled it is valid until the function that called this returns, and its fields can only be read. No
+    index of arrays of Ebbtide's classes that is worked out is counted from their end: one below 0 lies before them, and
+    is checked with NUMBA_BOUNDSCHECK=1 in the environment only.
     """
     return values
 
@@ -31,6 +34,35 @@ def teach() -> None:
     types: Any = import_module("numba.core.types")
     templates: Any = import_module("numba.core.typing.templates")
     extending: Any = import_module("numba.extending")
+
+    class Forward(types.Array):  # type: ignore[misc]
+        """An array whose indices count from its beginning; of others numba asks whether each does, at every access."""
+
+        def __init__(self, kind: Any) -> None:
+            name = f"forward.{kind}"
+            super().__init__(kind.dtype, kind.ndim, kind.layout, not kind.mutable, name, kind.aligned)
+
+    extending.register_model(Forward)(extending.models.ArrayModel)
+
+    def forward(kind: Any) -> Any:
+        """The type of an index, as one without a sign: that is not asked. What is known needs no question."""
+        if isinstance(kind, types.BaseTuple):
+            return types.Tuple([forward(part) for part in kind])
+        return types.uintp if isinstance(kind, types.Integer) and not isinstance(kind, types.Literal) else kind
+
+    def _item(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kinds, values = list(signature.args), list(args)
+        array, index = kinds[:2]
+        kinds[0] = types.Array(array.dtype, array.ndim, array.layout, not array.mutable, None, array.aligned)
+        if not isinstance(values[1], ir.Constant):
+            kinds[1] = forward(index)
+            values[1] = context.cast(builder, values[1], index, kinds[1])
+        what = operator.getitem if len(kinds) == 2 else operator.setitem
+        return context.get_function(what, templates.signature(signature.return_type, *kinds))(builder, values)
+
+    for index in (types.Integer, types.BaseTuple):
+        extending.lower_builtin(operator.getitem, Forward, index)(_item)
+        extending.lower_builtin(operator.setitem, Forward, index, types.Any)(_item)
 
     class Reference(types.Type):  # type: ignore[misc]
         def __init__(self, values: Any) -> None:
@@ -70,6 +102,9 @@ def teach() -> None:
             if name not in values.fields:
                 return None
             kind = values.types[values.fields.index(name)]
+            if isinstance(kind, types.Array):
+                # Kernels of others may count from the end of arrays of theirs.
+                return Forward(kind) if values.instance_class.__module__.startswith("ebbtide.") else kind
             return Reference(kind) if isinstance(kind, types.NamedTuple) else kind
 
     @extending.lower_getattr_generic(Reference)  # type: ignore[untyped-decorator]

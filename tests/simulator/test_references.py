@@ -31,6 +31,8 @@ def fresh() -> Outer:
 def add_row(s: Any, row: int) -> float:
     s.table[row, 1] += s.inner.counts[row]
     s.more[row] = double(s.inner, row)
+    below = s.table[row]
+    below[2] = s.more[-1] + s.table[:, 1][row] + s.more[1:3].sum()
     return float(s.more[row])
 
 

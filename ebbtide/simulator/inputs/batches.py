@@ -79,7 +79,7 @@ class Ragged:
         if isinstance(index, slice) and index.step in (None, 1):
             begin, end, _ = index.indices(len(self))
             offsets = self.offsets[begin : max(begin, end) + 1]
-            return Ragged(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+            return Ragged(self.values[offsets[0] : offsets[-1]], from_zero(offsets))
         starts, lengths = self.offsets[:-1][index], self.lengths[index]
         taken = Ragged.of(self.values, lengths)
         places = np.arange(int(taken.offsets[-1])) + np.repeat(starts - taken.offsets[:-1], lengths)
@@ -190,8 +190,8 @@ class JobBatch(Batch):
         return len(self.task_runtime_s.values)
 
     def portions(self, most: int) -> Iterator[Self]:
-        offsets = self.task_runtime_s.offsets
-        for start, end in slices(offsets[1:] - offsets[0], most):
+        offsets = from_zero(self.task_runtime_s.offsets)
+        for start, end in slices(offsets[1:], most):
             yield self.take(slice(start, end)) if end - start < len(self) else self
 
 
@@ -255,6 +255,11 @@ def unknown(count: int) -> Floats:
 def hints(count: int, hint: int = UNKNOWN) -> Hints:
     """A column of one priority hint."""
     return np.full(count, hint, dtype=np.int8)
+
+
+def from_zero(offsets: Indices) -> Indices:
+    """Where rows begin and end, counted from the beginning of the first: most are already, and stay as they are."""
+    return offsets - offsets[0] if offsets[0] else offsets
 
 
 def slices(upto: Indices, most: int) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.inputs.batches import HIGH, LOW, CapacityBatch, EstimatedJobBatch, JobBatch
+from ebbtide.simulator.inputs.batches import HIGH, LOW, CapacityBatch, EstimatedJobBatch, JobBatch, from_zero
 from ebbtide.simulator.jobs import columns as c
 from ebbtide.simulator.jobs.columns import Floats, Ints
 from ebbtide.simulator.jobs.settings import Settings
@@ -108,7 +108,7 @@ def job_rows(batch: JobBatch, settings: Settings, demands: Demands, before_s: fl
     submit_s = _own(batch.submit_s)
     _in_order("submit_s", submit_s, before_s)
     tasks = batch.task_runtime_s
-    offsets = np.require(tasks.offsets - tasks.offsets[0], np.int64, ["C", "W"])
+    offsets = np.require(from_zero(tasks.offsets), np.int64, ["C", "W"])
     if not (offsets[1:] > offsets[:-1]).all():
         raise InvalidParameter("task_runtime_s", "must not be empty")
     runtime_s = _own(tasks.values[tasks.offsets[0] : tasks.offsets[-1]])

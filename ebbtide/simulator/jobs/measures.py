@@ -17,29 +17,45 @@ GROWTH: Final = math.log(1.01)
 #: Below it (and for 0) there is one bin.
 LEAST: Final = 1e-3
 BINS: Final = int(math.log(1e13 / LEAST) / GROWTH) + 3
-_ONE: Final = int(math.log(1.0 / LEAST) / GROWTH) + 1
+#: A float's upper bits name a cell of less than 1 %, so that at most one bin ends within it.
+_CELL_BITS: Final = 45
+#: Where bins end, as near as powers are told; the last has no end.
+_ENDS: Final = np.append(LEAST * np.exp(np.arange(BINS - 1) * GROWTH), np.finfo(np.float64).max)
+_FIRST: Final = int(np.float64(LEAST).view(np.int64)) >> _CELL_BITS
+_LAST: Final = int(_ENDS[-2].view(np.int64) >> _CELL_BITS) + 1
+#: The bin of the lowest value from LEAST on of each cell.
+_CELLS: Final = np.maximum(
+    np.searchsorted(_ENDS, (np.arange(_FIRST, _LAST + 1) << _CELL_BITS).view(np.float64), "right"), 1
+).astype(np.int16)
 PERCENTILES: Final = (50, 90, 95, 99)
 #: Columns of `moments`: the sum in two parts, the most.
 MOMENTS: Final = 3
 
 
 def add(sums: Floats, place: int, value: float) -> None:
-    """Add to the sum at ``place``, and what rounding loses to the one behind it (Neumaier)."""
+    """Add to the sum at ``place``, and what rounding loses to the one behind it, whichever is larger (Knuth)."""
     total = sums[place]
     after = total + value
-    if abs(total) >= abs(value):
-        sums[place + 1] += (total - after) + value
-    else:
-        sums[place + 1] += (value - after) + total
+    added = after - total
+    sums[place + 1] += (total - (after - added)) + (value - added)
     sums[place] = after
+
+
+def bin_of(value: float) -> int:
+    """The bin of a value from LEAST on, by the logarithm; that itself is only asked for where a bin ends."""
+    cell = min(int(np.float64(value).view(np.int64)) >> _CELL_BITS, _LAST) - _FIRST
+    place = int(_CELLS[cell])
+    end = _ENDS[place]
+    if abs(value - end) <= 1e-12 * end:
+        return min(int(math.log(value / LEAST) / GROWTH) + 1, BINS - 1)
+    return place + int(value >= end)
 
 
 def note(bins: Ints, bin_sums: Floats, moments: Floats, row: int, value: float) -> None:
     """One more value of a measure; not negative."""
     place = 0
     if value >= LEAST:
-        # As most slowdowns are, but for rounding.
-        place = _ONE if 1.0 <= value < 1.001 else min(int(math.log(value / LEAST) / GROWTH) + 1, BINS - 1)
+        place = bin_of(value)
     bins[row, place] += 1
     # As most waits are.
     if value != 0.0:

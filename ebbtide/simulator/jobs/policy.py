@@ -29,7 +29,8 @@ class Policy:
 
     :param name: appears in what the engine saves.
     :param kernels: by the names of `HOOKS`; a hook without one does nothing. ``schedule`` replaces the whole look at
-        the queue. Functions of modules, which numba can compile and which import no numba.
+        the queue. Functions of modules, which numba can compile and which import no numba. They never count an index
+        from the end of one of the engine's arrays.
     :param state: the class of the policy's arrays, a NamedTuple of a module; a checkpoint holds them. Policies with one
         class share one compiled loop, and so must their kernels.
     :param resized: makes the arrays at the start, and again (with the old ones) when machines are added or grow beyond
