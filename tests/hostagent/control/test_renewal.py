@@ -90,12 +90,9 @@ async def test_a_certificate_that_does_not_count_now_does_not_replace_one_that_d
     late = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=20)
     wrong = [True, False]
 
-    class Clock(datetime.datetime):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
-            return late + ahead
-
-    ahead_of_us = SimpleNamespace(datetime=Clock, timedelta=datetime.timedelta, UTC=datetime.UTC)
+    ahead_of_us = SimpleNamespace(
+        datetime=SimpleNamespace(now=lambda _: late + ahead), timedelta=datetime.timedelta, UTC=datetime.UTC
+    )
 
     async def sign(request: web.Request) -> web.Response:
         asked = RenewalRequest.model_validate_json(await request.text())
