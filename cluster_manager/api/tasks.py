@@ -44,6 +44,7 @@ _OFFSET: Final = Parameter(
 _MOST: Final = Parameter(
     "limit", Annotated[int, Field(ge=1, le=1_048_576)], "how long the part is at the most, bytes", default=65_536
 )
+_MACHINES: Final = Parameter("machines", bool, "with its machines, which may be many", default=True)
 _TAKEN: Final = Answer(
     ManagedTask, "It is in the store; the same request again gets the same answer.", headers=LOCATION
 )
@@ -140,10 +141,9 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 @routes.get("/v1/engine")
-@describe("What runs the tasks, and its machines", tag="tasks", answers={200: EngineStatus})
+@describe("What runs the tasks, and its machines", tag="tasks", query=(_MACHINES,), answers={200: EngineStatus})
 async def engine(request: web.Request) -> web.Response:
-    check_parameters(request)
-    return answer(_pages(request).engine())
+    return answer(await _pages(request).engine(**parameters_of(request)))
 
 
 @routes.get("/v1/acquirer")

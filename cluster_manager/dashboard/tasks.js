@@ -42,7 +42,7 @@ export const tasks = {
     const [list, machines, engine, acquirer, calibration] = await Promise.all([
       readTasks(),
       ask(`/v1/machines?limit=100&duration_s=${duration}`),
-      ask("/v1/engine"),
+      ask("/v1/engine?machines=false"),
       ask("/v1/acquirer"),
       ask("/v1/calibration"),
     ]);

@@ -51,6 +51,8 @@ log = structlog.get_logger()
 MOST_INVITATIONS: Final = 1000
 #: Common names of others.
 RESERVED: Final = frozenset({"ebb-manager", "ca"})
+#: How long a name of a host may take to be looked up.
+_LOOKED_UP_S: Final = 2.0
 #: Strangers without an invitation, and renewals of one host, that are told in the log: neither can fill a disk.
 _TOLD: Final = Rate(per_s=0.1, burst=10.0)
 
@@ -185,7 +187,7 @@ class Enrolments:
                 raise RequestError(409, f"{sentence}; to enrol it again invite it by its name", "host")
             if secure and request.csr is not None:
                 # By that address come also guests behind another manager's machine: the invitation must mean the host.
-                from_there = from_here or (invited.host is not None and _is_same(remote, request.address))
+                from_there = from_here or (invited.host is not None and await comes_from(remote, request.address))
                 certificate = await self._sign(request.csr, request.host, request.address, from_there, self.authority)
             used = invited.model_copy(update={"used_by": request.host, "key": key})
             rest = tuple(used if one is invited else one for one in self._known.invitations)
@@ -312,10 +314,12 @@ class Enrolments:
             one.used_by == host or (one.host == host and one.expires_at > now) for one in self._known.invitations
         )
 
-    def _check_address(self, address: str, from_there: bool) -> None:
+    def _check_address(self, host: str, address: str, from_there: bool) -> None:
         """Who reaches the manager by its address alone, as people do, must not be answered by a host."""
         if not from_there and plain_address(address) in self._own() | self._leaders:
-            raise RequestError(400, f"address: {address} is a manager's, and the request is not from there", "address")
+            cure = f"`ebb host invite {host}`, and there the line that it prints, with --force"
+            said = f"address: {address} is a manager's, or once was, and the request is not from there"
+            raise RequestError(400, f"{said}: {cure}", "address")
 
     def _own(self) -> frozenset[str]:
         """What stands in the manager's certificates, that of its start and the present one."""
@@ -332,7 +336,7 @@ class Enrolments:
     async def _sign(
         self, request: str, host: str, address: str, from_there: bool, authority: CertificateAuthority
     ) -> str:
-        self._check_address(address, from_there)
+        self._check_address(host, address, from_there)
         try:
             alternative(address)
         except AccessError as error:
@@ -355,9 +359,16 @@ def _kind_of(url: str) -> tuple[str, bool]:
     return parts.scheme, is_loopback(parts.hostname or "")
 
 
-def _is_same(remote: str | None, address: str) -> bool:
-    """Whether a request came from the address that it names."""
-    return remote is not None and plain_address(remote) == plain_address(address)
+async def comes_from(remote: str | None, address: str) -> bool:
+    """Whether a request came from the address that it names, or from one of those that the name has here."""
+    if remote is None or plain_address(remote) == plain_address(address):
+        return remote is not None
+    try:
+        async with asyncio.timeout(_LOOKED_UP_S):
+            found = await asyncio.get_running_loop().getaddrinfo(address, None)
+    except (OSError, TimeoutError, UnicodeError):
+        return False
+    return plain_address(remote) in {plain_address(str(where[0])) for *_, where in found}
 
 
 def _digest(token: str) -> str:

@@ -15,6 +15,8 @@ from cluster_manager.errors import StoreError
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.postgresql import connect
 
+#: So many queries are at work at a time: the pool keeps a connection for each, and for a write, which never waits.
+MOST_READS: Final = 10
 #: How long a write waits for another process that holds a SQLite database, seconds.
 BUSY_S: Final = 10.0
 #: In the lock file, behind the number of the process that holds it.
@@ -37,6 +39,9 @@ def engine_of(database: Database) -> AsyncEngine:
                 async_creator=connected,
                 isolation_level="READ COMMITTED",
                 use_native_hstore=False,
+                # What is above its size is closed at once after use; a new one has the server begin a process.
+                pool_size=MOST_READS + 1,
+                max_overflow=4,
             )
         except ImportError as error:
             raise StoreError("a PostgreSQL store needs psycopg: pip install 'ebbtide[postgresql]'") from error

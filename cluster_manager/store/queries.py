@@ -151,3 +151,15 @@ def core_changes(
     if since is not None:
         query = query.where(table.c.at >= since)
     return query
+
+
+def highest_sequences() -> Select[Any]:
+    """Of each host that has core changes, also one that is forgotten, the highest sequence: from host to host by the
+    primary key, since databases read the whole table for a GROUP BY.
+    """
+    changes = schema.core_changes.c
+    hosts = select(func.min(changes.host).label("host")).cte("the_hosts", recursive=True)
+    following = select(func.min(changes.host)).where(changes.host > hosts.c.host).scalar_subquery()
+    hosts = hosts.union_all(select(following).where(hosts.c.host.is_not(None)))
+    highest = select(func.max(changes.sequence)).where(changes.host == hosts.c.host).scalar_subquery()
+    return select(hosts.c.host, highest.label("highest")).where(hosts.c.host.is_not(None))

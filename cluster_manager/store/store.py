@@ -30,6 +30,7 @@ from cluster_manager.store import schema
 from cluster_manager.store.engines import upsert
 from cluster_manager.store.history import HistoryRows
 from cluster_manager.store.knowledge import KnowledgeRows
+from cluster_manager.store.queries import highest_sequences
 from cluster_manager.store.rows import (
     RunningVM,
     StoredChange,
@@ -411,9 +412,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
     async def acknowledged(self) -> dict[str, int]:
         """The highest sequence of each host that has core changes here."""
-        table = schema.core_changes
-        query = select(table.c.host, func.max(table.c.sequence).label("highest")).group_by(table.c.host)
-        return {row.host: row.highest for row in await self._read(query)}
+        return {row.host: row.highest for row in await self._read(highest_sequences())}
 
     async def core_changes_of(self, host: str, after: int) -> list[StoredChange]:
         """Those of a host with a higher sequence, in its order."""

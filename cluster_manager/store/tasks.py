@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 from sqlalchemy import Select, bindparam, func, insert, literal_column, select, update
@@ -19,6 +19,8 @@ from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.tasks import TaskSpec
 
 _TASK = TypeAdapter(Task)
+#: So many rows are written in one call of the driver.
+AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +64,20 @@ class TaskRows(Transactions):
 
     async def save_tasks(self, tasks: Sequence[Task], notes: Iterable[TaskNote] = ()) -> None:
         """New states, all of them or none."""
-        events = [self._event(note) for note in notes]
-        if not tasks and not events:
+        told = tuple(notes)
+        if not tasks and not told:
             return
 
         async def work(connection: AsyncConnection) -> None:
+            # Many in one call of the driver: a round may change thousands, and who submits waits for it. Not all: other
+            # work gets its turn between two calls.
             table = schema.tasks
-            if tasks:
-                # In one call of the driver: a round may change thousands, and who submits waits for it.
-                rows = [{"of": task.name, **self._columns(task)} for task in tasks]
-                await connection.execute(update(table).where(table.c.name == bindparam("of")), rows)
-            if events:
+            changed = update(table).where(table.c.name == bindparam("of"))
+            for begin in range(0, len(tasks), AT_ONCE):
+                rows = [{"of": task.name, **self._columns(task)} for task in tasks[begin : begin + AT_ONCE]]
+                await connection.execute(changed, rows)
+            for begin in range(0, len(told), AT_ONCE):
+                events = [self._event(note) for note in told[begin : begin + AT_ONCE]]
                 await connection.execute(insert(schema.events), events)
 
         await self._write(work)

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from cluster_manager.errors import DISK_FULL, LostLeadership, StoreError
 from cluster_manager.store import schema
 from cluster_manager.store.database import Database, PostgreSQL
-from cluster_manager.store.engines import check_file, engine_of, is_full, mark_file, reading
+from cluster_manager.store.engines import MOST_READS, check_file, engine_of, is_full, mark_file, reading
 from cluster_manager.store.postgresql import sentence_of
 
 T = TypeVar("T")
@@ -27,8 +27,6 @@ T = TypeVar("T")
 WRITE_S: Final = 15.0
 #: The database answers, and a statement was wrong: a defect, which a new term would only meet again.
 REFUSED: Final = (IntegrityError, DataError, ProgrammingError, NotSupportedError)
-#: So many queries are at work at a time: the pool has more connections, and a write never waits for one.
-MOST_READS: Final = 10
 #: So many rows are read before the loop's other work, the proof that we lead among it, gets its turn.
 BATCH: Final = 200
 

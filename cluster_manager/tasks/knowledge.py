@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import structlog
 
@@ -18,6 +19,8 @@ log = structlog.get_logger()
 #: predictions that became known after it are lost when a manager is killed.
 EVERY_S: Final = 300.0
 NAME: Final = "matcher"
+#: So many members of a list are encoded at a time.
+_AT_ONCE: Final = 1000
 
 
 class Knowledge:
@@ -45,5 +48,27 @@ class Knowledge:
         """Save what is known now, and nothing of a clock that was ahead. Raises StoreError."""
         await self._core_changes.follow_clock()
         document = self._core_changes.document()
-        body = await asyncio.to_thread(lambda: json.dumps(document(), separators=(",", ":")))
+        body = await asyncio.to_thread(lambda: "".join(encoded(document())))
         await self._store.save_knowledge(NAME, body)
+
+
+def encoded(value: Any) -> Iterator[str]:
+    """A document as JSON, in pieces: while one is made, also in a thread, nothing else of this process runs.
+
+    :param value: with texts as names, as JSON has them.
+    """
+    if isinstance(value, dict):
+        for number, (name, item) in enumerate(value.items()):
+            yield f"{',' if number else '{'}{json.dumps(name)}:"
+            yield from encoded(item)
+        yield "}" if value else "{}"
+    elif isinstance(value, list) and len(value) > _AT_ONCE:
+        for begin in range(0, len(value), _AT_ONCE):
+            yield ("," if begin else "[") + _dumps(value[begin : begin + _AT_ONCE])[1:-1]
+        yield "]"
+    else:
+        yield _dumps(value)
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -58,9 +58,10 @@ class TaskMachines:
         names = sorted(names)
         # SQLite takes a limited number of values in one statement.
         for begin in range(0, len(names), 500):
-            # With the plan that is at work on it, if one is.
+            # With the plan that is at work on it, if one is. Asked in each round: what is long in a row is left out.
+            columns = table.c.name, table.c.host, table.c.phase, table.c.priority, table.c.preemption_unsure
             query = (
-                select(table, plans.c.kind.label("plan_kind"), plans.c.host.label("plan_host"))
+                select(*columns, plans.c.kind.label("plan_kind"), plans.c.host.label("plan_host"))
                 .outerjoin(plans, plans.c.request_id == table.c.request_id)
                 .where(table.c.name.in_(names[begin : begin + 500]), schema.LIVING)
             )

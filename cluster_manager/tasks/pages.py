@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from cluster_manager.inventory.lists import position_of
@@ -114,13 +115,13 @@ class TaskPages:
             ),
         )
 
-    def engine(self) -> EngineStatus:
-        """What runs the tasks."""
+    async def engine(self, machines: bool = True) -> EngineStatus:
+        """What runs the tasks.
+
+        :param machines: with its machines, which may be many.
+        """
         service = self._service
-        held: dict[str, list[str]] = {}
-        for task in service.unfinished.values():
-            if task.occupies is not None:
-                held.setdefault(task.occupies, []).append(task.name)
+        shown = await self._engine_machines() if machines else ()
         if service.kind == "none":
             sentence = "no engine is configured, so that no task can be submitted"
         else:
@@ -132,20 +133,32 @@ class TaskPages:
             reachable=service.looked_at is not None and not service.trouble,
             sentence=sentence,
             looked_at=service.looked_at,
-            machines=tuple(
+            machines=shown,
+        )
+
+    async def _engine_machines(self) -> tuple[EngineMachineStatus, ...]:
+        """All of one moment, by name; other work gets its turn in between."""
+        held: dict[str, list[str]] = {}
+        for task in self._service.unfinished.values():
+            if task.occupies is not None:
+                held.setdefault(task.occupies, []).append(task.name)
+        known, shown = self._service.known, []
+        for machine in sorted(self._service.machines.values(), key=lambda machine: machine.name):
+            shown.append(
                 EngineMachineStatus(
                     name=machine.name,
                     up=machine.up,
                     cores=machine.usable_cores,
                     most_cores=machine.most_cores,
-                    known=machine.name in service.known,
+                    known=machine.name in known,
                     drained=machine.drained,
                     tasks=tuple(held.get(machine.name, ())),
                     foreign_cores=machine.foreign_cores,
                 )
-                for machine in sorted(service.machines.values(), key=lambda machine: machine.name)
-            ),
-        )
+            )
+            if not len(shown) % READ_AT_ONCE:
+                await asyncio.sleep(0)
+        return tuple(shown)
 
     def _sentence(self, task: Task) -> str:
         choice = self._service.choices.get(task.name)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 #: Before a certificate ends; the alert EbbtideCertificateEnds has the same.
 WARNED_BEFORE: Final = datetime.timedelta(days=30)
+#: One of a host renews itself when a third of its life is left; the alert EbbtideHostCertificateEnds has the same.
+HOST_WARNED_BEFORE: Final = datetime.timedelta(days=20)
+HOST_LEAST_LEFT: Final = 2 / 9
 #: Where it is not known where the CA's key is.
 _SOMEWHERE: Final = "DIRECTORY"
 
@@ -61,7 +64,7 @@ def certificates(
             for one in found if whose == "CA" else found[:1]:
                 ends.append({"file": str(path), "ends": one.not_valid_after_utc.isoformat()})
                 fix = _fix(whose, one, options, found if whose == "CA" else _cas(options), now)
-                yield _judged(f"{whose} certificate", path, one, fix, now)
+                yield _judged(whose, path, one, fix, now)
 
 
 def _read(path: Path) -> list[x509.Certificate]:
@@ -86,14 +89,22 @@ def _unread(name: str, path: Path, error: Exception) -> Finding:
     return Finding(name=name, ok=False, needed=False, detail=f"{path} cannot be read: {why}")
 
 
-def _judged(name: str, path: Path, one: x509.Certificate, fix: str, now: datetime.datetime) -> Finding:
-    end = one.not_valid_after_utc
+def warned_before(whose: str, life: datetime.timedelta) -> datetime.timedelta:
+    """How long before its end somebody has to look at a certificate that is valid for so long in all."""
+    return min(HOST_WARNED_BEFORE, life * HOST_LEAST_LEFT) if whose == "host" else WARNED_BEFORE
+
+
+def _judged(whose: str, path: Path, one: x509.Certificate, fix: str, now: datetime.datetime) -> Finding:
+    name, begin, end = f"{whose} certificate", one.not_valid_before_utc, one.not_valid_after_utc
     left = end - now
     if left <= datetime.timedelta():
         detail = f"{path} has ended on {end:%Y-%m-%d}: nobody believes it any more"
         return Finding(name=name, ok=False, needed=True, ended=True, detail=detail, fix=fix)
+    if begin > now:
+        detail = f"{path} counts from {begin:%Y-%m-%d %H:%M} UTC only (is this machine's clock right?), and not yet"
+        return Finding(name=name, ok=False, needed=False, detail=detail, fix=fix)
     detail = f"{path} ends on {end:%Y-%m-%d}, in {left.days} days"
-    if left < WARNED_BEFORE:
+    if left < warned_before(whose, end - begin):
         return Finding(name=name, ok=False, needed=False, detail=detail, fix=fix)
     return Finding(name=name, ok=True, needed=False, detail=detail)
 
@@ -104,7 +115,7 @@ def _fix(
     """The command that renews a certificate."""
     key = options.get("ca_key")
     directory = str(Path(str(key)).parent) if key is not None else _SOMEWHERE
-    ended = one.not_valid_after_utc <= now
+    ended = not one.not_valid_before_utc <= now < one.not_valid_after_utc
     if whose == "manager":
         # What signs it is to last as long: `ebb certificates` refuses more.
         left = min([(ca.not_valid_after_utc - now).days for ca in cas if issued_by(one, ca)], default=DAYS)

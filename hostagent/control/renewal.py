@@ -40,6 +40,11 @@ def due(begins: datetime.datetime, ends: datetime.datetime, now: datetime.dateti
     return ends - now < (ends - begins) * LEAST_LEFT
 
 
+def counts(begins: datetime.datetime, ends: datetime.datetime, now: datetime.datetime) -> bool:
+    """Whether a certificate counts now: one that a manager with a wrong clock has signed may not yet, or no more."""
+    return begins <= now < ends
+
+
 def load(path: Path) -> x509.Certificate:
     """:raises AccessError: there is no certificate."""
     from cryptography import x509
@@ -187,9 +192,18 @@ class Renewing:
             raise AccessError(f"cannot use the key {self._own.key}: {error}") from error
 
     async def _ask(self, manager: str, body: RenewalRequest) -> str:
-        """Raises ValueError where the manager refuses."""
+        """Raises ValueError where the manager refuses, or answers one that does not count."""
+        from cryptography import x509
+
         try:
             url = f"{manager}/v1/hosts/{self._host}/certificate"
-            return (await ask(self._tls, url, Renewal, body, **self._headers)).certificate
+            renewed = (await ask(self._tls, url, Renewal, body, **self._headers)).certificate
         except Refused as refused:
             raise ValueError(f"{refused}: {refused.text[:300]}") from refused
+        found = x509.load_pem_x509_certificate(renewed.encode())
+        begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
+        # The present one is kept until another counts: with one of next month nobody could ask again.
+        if not counts(begins, ends, self._now()):
+            said = f"it answers a certificate that counts from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC"
+            raise ValueError(f"{said}, not now: look at the clocks of its machine and of this one")
+        return renewed

@@ -60,11 +60,35 @@ def test_the_end_of_each_certificate_is_told_once(machine: Machine) -> None:
     assert [Path(one["file"]) for one in machine.facts["certificates"]] == [machine.own, machine.pki.ca, machine.host]
 
 
-@pytest.mark.parametrize(("days", "noted"), [(59, False), (61, True)])
-def test_a_certificate_that_ends_within_thirty_days_is_a_note(machine: Machine, days: int, noted: bool) -> None:
-    found = machine.by_name(days)["host certificate"]
+@pytest.mark.parametrize(
+    ("name", "days", "noted"),
+    [
+        ("manager certificate", 334, False),
+        ("manager certificate", 336, True),
+        # It renews itself with 30 days left.
+        ("host certificate", 61, False),
+        ("host certificate", 71, True),
+    ],
+)
+def test_a_certificate_that_ends_soon_is_a_note(machine: Machine, name: str, days: int, noted: bool) -> None:
+    found = machine.by_name(days)[name]
     assert (found.ok, found.needed, found.ended) == (not noted, False, False)
     assert Diagnosis([found], {}).problem == ""
+
+
+@pytest.mark.parametrize(("days", "noted"), [(0.1, False), (22, False), (24, True)])
+def test_a_short_certificate_of_a_host_is_a_note_only_where_it_should_have_been_renewed(
+    machine: Machine, days: float, noted: bool
+) -> None:
+    machine.pki.pair("host-a", days=30)
+    assert machine.by_name(days)["host certificate"].ok is not noted
+
+
+def test_a_certificate_of_later_is_a_note_and_a_host_with_one_is_invited_again(machine: Machine) -> None:
+    found = machine.by_name(-2)["host certificate"]
+    assert (found.ok, found.needed) == (False, False)
+    assert found.detail.endswith(" UTC only (is this machine's clock right?), and not yet")
+    assert found.fix == "at the manager: ebb host invite host-a; then the line that it prints, with --force"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +103,7 @@ def test_a_certificate_that_ends_within_thirty_days_is_a_note(machine: Machine, 
         ),
         (
             "host certificate",
-            61,
+            71,
             91,
             "systemctl restart ebb-hostagent; journalctl -u ebb-hostagent",
             "at the manager: ebb host invite host-a; then the line that it prints, with --force",

@@ -17,6 +17,7 @@ from tests.promtool import promtool
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
 RULES = (DIRECTORY / "ebbtide.rules.yml").read_text()
+TESTS = sorted(DIRECTORY.glob("ebbtide.rules*.test.yml"))
 
 
 def test_the_scrape_configuration_is_one() -> None:
@@ -67,7 +68,7 @@ def test_the_rules_pass_promtool_and_their_own_tests() -> None:
     assert "FAILED" not in promtool(
         "check", "rules", "--lint=all", "--lint-fatal", "ebbtide.rules.yml", directory=DIRECTORY
     )
-    assert "SUCCESS" in promtool("test", "rules", "ebbtide.rules.test.yml", directory=DIRECTORY)
+    assert "SUCCESS" in promtool("test", "rules", *(path.name for path in TESTS), directory=DIRECTORY)
 
 
 def test_a_test_of_rules_can_fail(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_a_test_of_rules_can_fail(tmp_path: Path) -> None:
 
 
 def test_every_alert_fires_in_a_test_and_every_recorded_series_is_asked_for() -> None:
-    tests = (DIRECTORY / "ebbtide.rules.test.yml").read_text()
+    tests = "".join(path.read_text() for path in TESTS)
     for alert in re.findall(r"alert: (\w+)", RULES):
         assert re.search(rf"alertname: {alert}\n\s+exp_alerts:(?! \[\])", tests), alert
     for series in re.findall(r"record: (\S+)", RULES):

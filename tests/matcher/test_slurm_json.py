@@ -10,7 +10,7 @@ import pytest
 
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.engines.slurm import Slurm
-from ebbtide.matcher.engines.slurm_json import jobs_of, machines_of
+from ebbtide.matcher.engines.slurm_json import document, jobs_of, machines_of
 from ebbtide.matcher.errors import EngineUnreachable
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine
 
@@ -119,8 +119,8 @@ EACH = {
 async def test_nodes_are_read_of_the_program_that_lists_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: dict[str, Any], asked: list[str]
 ) -> None:
-    for name, document in {"squeue": {"jobs": []}, **printed}.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    for name, content in {"squeue": {"jobs": []}, **printed}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\ncat {tmp_path}/{name}.json\n')
         program.chmod(0o755)
@@ -128,6 +128,66 @@ async def test_nodes_are_read_of_the_program_that_lists_each(
     look = await Slurm(EngineSettings(engine="slurm", directory=tmp_path)).look([])
     assert look.machines == {"n1": EngineMachine("n1", 4, 3)}
     assert (tmp_path / "asked").read_text().splitlines() == ["squeue --states=all --json", *asked]
+
+
+ROW = {"job_id": 7, "name": "a", "nodes": "n1", "account": "x"}
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        {"jobs": [ROW, 3, None, [ROW]], "errors": [], "last": {"jobs": [ROW]}, "sinfo": [ROW]},
+        {"meta": {"slurm": {"version": {"major": "22"}}}, "nodes": [], "warnings": [{"source": "x"}]},
+        {"jobs": None},
+        {"jobs": {"jobs": [ROW]}},
+        {"nodes": [ROW], '\N{SNOWMAN}"': "]}"},
+        {},
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 1, "\r\n\t "])
+def test_a_document_is_read_in_pieces_as_at_once_but_for_what_nobody_reads(
+    printed: dict[str, Any], indent: int | str | None
+) -> None:
+    kept = {
+        name: [{k: v for k, v in row.items() if k != "account"} if isinstance(row, dict) else row for row in value]
+        if name in ("jobs", "nodes") and isinstance(value, list)
+        else value
+        for name, value in printed.items()
+    }
+    assert document("squeue", f" {json.dumps(printed, indent=indent)}\n") == kept
+    for end in ("", '{"jobs": [{"job_id": 1}]}'):
+        with pytest.raises(EngineUnreachable, match="squeue printed no JSON"):
+            document("squeue", json.dumps(printed, indent=indent)[: -1 if not end else None] + end)
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        *("", "{", "}", '{"jobs"}', '{"jobs", []}', '{"jobs": [}', '{"jobs": [1 2]}', '{"jobs": [1,]}', '{"jobs": [1}'),
+        *('{"jobs": [1],}', '{"jobs": [1] "errors": []}', '{"jobs": [:1]}', '{"jobs": [1]]', '{"a": 1, 2: 3}', "[1"),
+        '{"jobs": ' + "[" * 100_000,
+    ],
+)
+def test_what_is_no_json_is_slurmctld_that_does_not_answer(printed: str) -> None:
+    with pytest.raises(EngineUnreachable, match="squeue printed no JSON"):
+        document("squeue", printed)
+
+
+def test_no_call_of_the_interpreter_reads_more_than_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In such a call no other thread of the process runs: not the manager's proof that it leads, either."""
+    longest = [0]
+
+    class Watched(json.JSONDecoder):
+        def raw_decode(self, text: str, idx: int = 0) -> tuple[Any, int]:
+            found, end = super().raw_decode(text, idx)
+            longest[0] = max(longest[0], end - idx)
+            return found, end
+
+    monkeypatch.setattr(json, "JSONDecoder", Watched)
+    monkeypatch.setattr(json, "_default_decoder", Watched())
+    row = {**ROW, "comment": "x" * 1000}
+    assert len(jobs_of(document("squeue", json.dumps({"jobs": [row] * 100, "errors": []})))) == 100
+    assert 0 < longest[0] < 1200
 
 
 def test_a_document_without_what_was_asked_for_is_no_empty_cluster() -> None:

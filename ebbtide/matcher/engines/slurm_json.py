@@ -23,6 +23,15 @@ _DOWN: Final = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_RESPONDING", 
 #: With this reason Slurm drains a node that registers while its jobs hold cores whose number was changed by us.
 _MISTRUSTED: Final = "gres/vcore count changed"
 _STANDING_STILL: Final = {"DRAIN", "MAINTENANCE", "MAINT"}
+#: The lists that are long, and what is read of each row in them.
+_LISTS: Final = {"jobs", "nodes"}
+_READ: Final = (
+    *("job_id", "name", "user_id", "job_state", "state_reason", "nodes", "cpus", "priority", "required_nodes"),
+    *("exit_code", "job_resources", "state", "state_flags", "reason", "gres"),
+)
+_OPENED: Final = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*(?=")')
+_EMPTY: Final = re.compile(r"\[[ \t\n\r]*\]")
+_MARK: Final = re.compile(r"[ \t\n\r]*([,:\[\]}])[ \t\n\r]*")
 #: Characters of a word, and what no number exceeds.
 _LONGEST: Final = 1000
 _LARGEST: Final = 2**53
@@ -34,7 +43,7 @@ def document(program: str, output: str) -> dict[str, Any]:
     :raises EngineUnreachable: no JSON object, or one that says that slurmctld does not answer (with an exit code of 0).
     """
     try:
-        found = json.loads(output)
+        found = _in_pieces(output)
     except (ValueError, RecursionError) as error:
         raise EngineUnreachable(f"{program} printed no JSON") from error
     if not isinstance(found, dict):
@@ -44,6 +53,52 @@ def document(program: str, output: str) -> dict[str, Any]:
         said = (problem.get("error") or problem.get("description")) if isinstance(problem, Mapping) else problem
         raise EngineUnreachable(f"{program}: {_word(said) or 'an error without a word'}")
     return found
+
+
+def _in_pieces(text: str) -> Any:
+    """JSON, whose jobs and nodes are read one by one: all of them were one call of the interpreter, which, though in a
+    thread, keeps all others from running. Only what is read here is kept of each.
+
+    :raises ValueError, RecursionError: it is none.
+    """
+    decoder = json.JSONDecoder()
+    if (begin := _OPENED.match(text)) is None:
+        return decoder.decode(text)
+    found, mark, at = {}, ",", begin.end()
+    while mark == ",":
+        key, at = decoder.raw_decode(text, at)
+        mark, at = _mark(text, at)
+        if mark != ":" or not isinstance(key, str):
+            raise ValueError(f"no name and value before {at}")
+        if key in _LISTS and text.startswith("[", at):
+            found[key], at = _rows_at(decoder, text, at)
+        else:
+            found[key], at = decoder.raw_decode(text, at)
+        mark, at = _mark(text, at)
+    if mark != "}" or at != len(text):
+        raise ValueError(f"no end at {at}")
+    return found
+
+
+def _rows_at(decoder: json.JSONDecoder, text: str, at: int) -> tuple[list[Any], int]:
+    """A list and the place behind it. Raises as `_in_pieces`."""
+    if (empty := _EMPTY.match(text, at)) is not None:
+        return [], empty.end()
+    rows, mark, at = [], ",", _mark(text, at)[1]
+    while mark == ",":
+        row, at = decoder.raw_decode(text, at)
+        rows.append({name: row[name] for name in _READ if name in row} if isinstance(row, dict) else row)
+        mark, at = _mark(text, at)
+    if mark != "]":
+        raise ValueError(f"no end of a list at {at}")
+    return rows, at
+
+
+def _mark(text: str, at: int) -> tuple[str, int]:
+    """The next mark, and the place behind it and the space around it. Raises ValueError: there is none."""
+    if (found := _MARK.match(text, at)) is None:
+        raise ValueError(f"no mark at {at}")
+    return found[1], found.end()
 
 
 @dataclass(frozen=True, slots=True)

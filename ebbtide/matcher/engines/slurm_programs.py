@@ -94,7 +94,7 @@ class SlurmPrograms:
 
     async def json(self, *argv: str) -> dict[str, Any]:
         """What a program prints, read as JSON. Raises as `run`."""
-        # All users' jobs may be many, and others have the loop to themselves meanwhile.
+        # All users' jobs may be many: read in pieces, so that the loop has its turns meanwhile.
         return await asyncio.to_thread(document, argv[0], await self.run(*argv, "--json"))
 
 

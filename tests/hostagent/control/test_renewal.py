@@ -8,12 +8,14 @@ import errno
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from structlog.testing import capture_logs
 
+from cluster_manager import authority as signing
 from cluster_manager.authority import CertificateAuthority
 from ebbtide.messages.enrolment import Renewal, RenewalRequest
 from ebbtide.rest.errors import AccessError
@@ -75,6 +77,43 @@ async def test_an_answer_of_a_later_manager_with_more_in_it_is_a_renewal(tmp_pat
         assert await Renewing(
             "host-b", "127.0.0.1", own, [url], "a-token", pki.client(), lambda: lambda: None, lambda: late
         ).look()
+
+
+@pytest.mark.parametrize("ahead", [datetime.timedelta(days=20), datetime.timedelta(days=-40)])
+async def test_a_certificate_that_does_not_count_now_does_not_replace_one_that_does(
+    ahead: datetime.timedelta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manager with a wrong clock signs such ones; with them the host could never ask again."""
+    pki = Pki(tmp_path)
+    own = pki.pair("host-b")
+    authority, before = CertificateAuthority.load(pki.ca, tmp_path / "ca.key"), own.certificate.read_bytes()
+    late = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=20)
+    wrong = [True, False]
+
+    ahead_of_us = SimpleNamespace(
+        datetime=SimpleNamespace(now=lambda _: late + ahead), timedelta=datetime.timedelta, UTC=datetime.UTC
+    )
+
+    async def sign(request: web.Request) -> web.Response:
+        asked = RenewalRequest.model_validate_json(await request.text())
+        with monkeypatch.context() as here:
+            if wrong.pop(0):
+                here.setattr(signing, "datetime", ahead_of_us)
+            certificate = authority.answer(asked.csr, "host-b", (asked.address,), 30.0)
+        return web.json_response(text=Renewal(certificate=certificate).model_dump_json())
+
+    app = web.Application()
+    app.router.add_post("/v1/hosts/host-b/certificate", sign)
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        renewing = Renewing(
+            "host-b", "127.0.0.1", own, [url], "a-token", pki.client(), lambda: lambda: None, lambda: late
+        )
+        with pytest.raises(AccessError, match="UTC, not now: look at the clocks of its machine and of this one; it is"):
+            await renewing.look()
+        assert own.certificate.read_bytes() == before
+        assert await renewing.look(), "once the clock is right"
+    assert own.certificate.read_bytes() != before
 
 
 @pytest.mark.parametrize(("hours", "said"), [(20, "it is valid for 0.2 days more"), (96, "it has ended 3.0 days ago")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -201,7 +202,7 @@ async def test_a_host_on_the_machine_of_another_manager_joins_by_its_name_and_re
             await manager.enrol(asking(token, host, other), False, remote)
     assert (await manager.enrol(asking(named, "host-b", other), False, f"::ffff:{other}")).certificate
     again = RenewalRequest(csr=request("host-b"), address=other)
-    assert (await manager.renew("host-b", again, _has_it_already(asked(other, other), other))).certificate
+    assert (await manager.renew("host-b", again, await _has_it_already(asked(other, other), other))).certificate
 
 
 @pytest.mark.parametrize(
@@ -213,10 +214,38 @@ async def test_a_host_on_the_machine_of_another_manager_joins_by_its_name_and_re
         ("192.0.2.9", (), False),
     ],
 )
-def test_a_host_keeps_a_managers_address_only_from_there_and_where_it_has_it(
+async def test_a_host_keeps_a_managers_address_only_from_there_and_where_it_has_it(
     remote: str, named: tuple[str, ...], has: bool
 ) -> None:
-    assert _has_it_already(asked(remote, *named), "192.0.2.9") is has
+    assert await _has_it_already(asked(remote, *named), "192.0.2.9") is has
+
+
+async def test_a_host_that_has_the_name_of_a_managers_machine_joins_by_its_name_and_renews_from_there(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request comes from an IP address, of which the name is known to the manager."""
+    other, there = "b.example", "192.0.2.9"
+
+    async def look_up(name: str, _: object) -> list[Any]:
+        if name != other:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (place, 0)) for place in ("192.0.2.8", there)]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    await (await parts.term(f"https://{other}:7100"))._store.close()
+    manager = await parts.term()
+    named = (await manager.invite(InvitationRequest(host="host-b"))).token
+    with pytest.raises(RequestError) as refused:
+        await manager.enrol(asking(named, "host-b", other), False, "192.0.2.11")
+    said = "is a manager's, or once was, and the request is not from there"
+    cure = "`ebb host invite host-b`, and there the line that it prints, with --force"
+    assert str(refused.value) == f"address: {other} {said}: {cure}"
+    assert (await manager.enrol(asking(named, "host-b", other), False, f"::ffff:{there}")).certificate
+    again = RenewalRequest(csr=request("host-b"), address=other)
+    assert (await manager.renew("host-b", again, await _has_it_already(asked(there, other), other))).certificate
+    assert not await _has_it_already(asked("192.0.2.11", other), other)
+    assert not await _has_it_already(asked(there, "host-b.example"), other), "a guest there, of another name"
+    assert not await _has_it_already(asked(there, "c.example"), "c.example"), "a name that nobody knows"
 
 
 def asked(remote: str, *named: str) -> Any:

@@ -13,11 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event, text
 
 from cluster_manager.defaults import LeadershipTimes
 from cluster_manager.errors import SettingsError, StoreError
 from cluster_manager.leadership.locks import AdvisoryLock
 from cluster_manager.store.database import PostgreSQL, database_of
+from cluster_manager.store.engines import MOST_READS
 from cluster_manager.store.postgresql import ONE_HOST_S
 from cluster_manager.store.store import Store
 from ebbtide.lab.state import write_private
@@ -195,6 +197,17 @@ async def test_a_role_without_rights_is_told_so(postgresql: Server) -> None:
     await store.close()
     postgresql.drop(database)
     postgresql.ask("postgres", "DROP ROLE poor")
+
+
+async def test_many_reads_make_no_more_connections_than_are_kept(postgresql: Server) -> None:
+    made = postgresql.new()
+    store, connects = Store(made, time.time), [0]
+    event.listen(store._engine.sync_engine, "connect", lambda *_: connects.append(1))
+    await store.open()
+    found = await asyncio.gather(*(store.rows(text("SELECT pg_sleep(0.005)")) for _ in range(100)))
+    await store.close()
+    assert len(found) == 100
+    assert sum(connects) <= MOST_READS + 1
 
 
 async def test_a_server_that_is_not_there_is_said_in_one_line() -> None:

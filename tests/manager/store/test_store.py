@@ -7,11 +7,12 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, inspect, text
+from sqlalchemy import Connection, event, insert, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager.defaults import DAY_S
@@ -20,9 +21,12 @@ from cluster_manager.plans.lifecycle import start_start, start_stop
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import Finish, SetSpec, SetVM, SpawnFollowUp, VMPhase, finish
 from cluster_manager.store import queries, schema, transactions
+from cluster_manager.store import tasks as of_tasks
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.store import Store
+from cluster_manager.store.tasks import TaskNote
 from ebbtide.deflation.allocations import Priority
+from ebbtide.matcher.match.tasks import Task, TaskOrder
 from ebbtide.messages.common import Vector
 from ebbtide.messages.machines import CoreChange
 from ebbtide.messages.operations import OperationState
@@ -352,6 +356,54 @@ async def test_core_changes_are_taken_once_and_any_text_of_a_host_is_storable(da
         "bad \N{REPLACEMENT CHARACTER} text"
     }
     await store.close()
+
+
+async def test_the_highest_sequence_of_each_host_is_found_without_reading_all_core_changes(database: Database) -> None:
+    store = Store(database, time.time)
+    await store.open()
+    assert await store.acknowledged() == {}
+    rows = [
+        {"host": host, "sequence": number, "machine": "m", "at": 0.0, "cores_before": 1.0, "cores_after": 2.0}
+        | {"cause": "x", "variable": 1, "by_owner": 0}
+        for host, last in (("a", 3), ("b", 700), ("c", 1))
+        for number in range(1, last + 1)
+    ]
+    await store._write(lambda connection: connection.execute(insert(schema.core_changes), rows))
+    assert await store.acknowledged() == {"a": 3, "b": 700, "c": 1}
+    compiled = queries.highest_sequences().compile(store._engine.sync_engine, compile_kwargs={"literal_binds": True})
+    await store.close()
+    explain = "EXPLAIN" if isinstance(database, PostgreSQL) else "EXPLAIN QUERY PLAN"
+    told = " ".join(str(row[-1]) for row in rows_of(database, f"{explain} {compiled}"))
+    assert "Seq Scan on core_changes" not in told, told
+    assert "SCAN core_changes" not in told, told
+
+
+async def test_a_round_of_many_tasks_is_written_in_pieces_and_as_a_whole(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_tasks, "AT_ONCE", 3)
+    store = Store(database, time.time)
+    await store.open()
+    made = [Task(TaskOrder(f"t-{number}", ("true",)), "key", 0.0) for number in range(7)]
+    for task in made:
+        await store.add_task(task, task.name, "{}", TaskNote("task-submitted", None, task.name))
+    sizes: list[int] = []
+
+    def count(_0: Any, _1: Any, _2: str, parameters: Any, _3: Any, many: bool) -> None:
+        sizes.extend([len(parameters)] if many else [])
+
+    event.listen(store._engine.sync_engine, "before_cursor_execute", count)
+    notes = [TaskNote("task-started", "m", task.name) for task in made]
+    await store.save_tasks([replace(task, machine="m-1") for task in made], notes)
+    assert max(sizes) == 3
+    assert [found.task.machine for found in await store.unfinished_tasks()] == ["m-1"] * 7
+    columns = store._columns
+    monkeypatch.setattr(store, "_columns", lambda task: columns(task) if task.name != "t-6" else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        await store.save_tasks([replace(task, machine="m-2") for task in made], notes)
+    assert [found.task.machine for found in await store.unfinished_tasks()] == ["m-1"] * 7
+    await store.close()
+    assert rows_of(database, "SELECT count(*) FROM events WHERE kind = 'task-started'") == [(7,)]
 
 
 async def test_names_sort_alike_on_every_store(database: Database) -> None:

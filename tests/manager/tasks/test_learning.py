@@ -18,7 +18,7 @@ from cluster_manager.store.rows import StoredChange
 from cluster_manager.store.store import Store
 from cluster_manager.tasks import knowledge as knowledge_module
 from cluster_manager.tasks.core_changes import CoreChanges
-from cluster_manager.tasks.knowledge import NAME, Knowledge
+from cluster_manager.tasks.knowledge import NAME, Knowledge, encoded
 from cluster_manager.tasks.machines import TaskMachines
 from ebbtide.matcher.match.rounds import LIVE_PREDICTION
 from ebbtide.matcher.predict.predictor import PredictorOptions
@@ -371,6 +371,19 @@ def test_writing_it_down_takes_the_state_of_the_moment(clock: Clock, tmp_path: P
     for number in range(300):
         changes.predictor.period.stood_s[number % 8] = generator.random()
     assert written()["predictor"]["period"]["stood_s"]["index"] == []
+
+
+def test_what_was_learned_is_encoded_in_pieces_as_at_once() -> None:
+    value = {
+        "rows": {f"vm-{number}": number for number in range(3000)},
+        "open": {"vm \N{SNOWMAN}": [[1.5, 2.25e-9, 0.1, 4]] * 4, "none": [], "nothing": None},
+        "index": list(range(25_000)),
+        "one more": [0.1] * 1001,
+        "empty": {},
+    }
+    pieces = list(encoded(value))
+    assert "".join(pieces) == json.dumps(value, separators=(",", ":"))
+    assert max(map(len, pieces)) < 10_000
 
 
 # --- over HTTP -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from cluster_manager.plans.plans import SetPreempted, SetVM, VMPhase
 from cluster_manager.plans.preemption import PreemptionReason
 from cluster_manager.plans.returns import start_return
 from cluster_manager.tasks import tasks
+from cluster_manager.tasks.machines import TaskMachines
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine
 from ebbtide.matcher.match.tasks import SILENCE_LIMIT_S
 from ebbtide.matcher.match.turns import MOVING
@@ -46,6 +48,19 @@ async def migrate(cluster: Cluster, **fields: Any) -> None:
     body = {"request_id": "move", "deadline_s": 120.0, **fields}
     status, answer = await cluster.call("POST", "/v1/vms/low-1/migrate", json=body)
     assert status == 202, answer
+
+
+async def test_of_its_machines_a_round_reads_no_more_than_it_looks_at() -> None:
+    asked: list[set[str]] = []
+
+    async def rows(query: Any) -> list[Any]:
+        asked.append(set(query.selected_columns.keys()))
+        return []
+
+    store: Any = SimpleNamespace(rows=rows)
+    assert await TaskMachines(store, cast(Any, None), cast(Any, None)).cores(["low-1"]) == {}
+    (columns,) = asked
+    assert columns == {"name", "host", "phase", "priority", "preemption_unsure", "plan_kind", "plan_host"}
 
 
 @each_store
