@@ -156,7 +156,7 @@ def probe_acpi(uri: str, report: Callable[[str], None]) -> AcpiVerdict:
         try:
             acpi_probe.remember(paths.acpi_verdict(), key, passed, reason)
         except OSError as error:
-            raise EbbError(f"{reason}; it cannot be remembered, so agents go by what was found before: {error}") from error
+            raise EbbError(f"{reason}; it cannot be kept for the agents: {error}") from error
         return AcpiVerdict(passed, reason)
     finally:
         connection.close()

@@ -136,7 +136,7 @@ def test_an_outcome_that_cannot_be_remembered_is_told_all_the_same_and_leaves_no
     monkeypatch.setattr(acpi_probe, "try_unplug", lambda *_: (False, "a throw-away guest did not pass: no"))
     verdict = paths.acpi_verdict()
     verdict.mkdir(parents=True)
-    with pytest.raises(EbbError, match=r"did not pass: no; it cannot be remembered, .*: .*Is a directory"):
+    with pytest.raises(EbbError, match=r"did not pass: no; it cannot be kept for the agents: .*Is a directory"):
         doctor_vm.probe_acpi(uri, lambda step: None)
     assert list(verdict.parent.iterdir()) == [verdict]
 
