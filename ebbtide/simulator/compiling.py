@@ -219,7 +219,7 @@ def _compiled(function: F, modules: Iterable[str], options: dict[str, Any]) -> F
 def _cache_class() -> type[Any]:
     base: Any = numba.core.caching.FunctionCache
 
-    class Cache(base):
+    class Cache(base):  # type: ignore[misc]
         """Of machine code: what cannot be read is compiled again, and what cannot be written is not kept."""
 
         def load_overload(self, signature: Any, target_context: Any) -> Any:

@@ -337,7 +337,7 @@ async def test_a_notice_that_a_full_disk_does_not_take_is_signalled_once_and_kee
     engine = Signalled(records.directory)
     with no_room():
         for _ in range(3):
-            # A refusal, which keeps no instruction behind it; and no more than half of a note is left.
+            # A refusal, which keeps no instruction behind it.
             with pytest.raises(EngineRefused, match="that it was signalled cannot be written down: File too large"):
                 await engine.signal(ATTEMPT, "USR1", "1.000")
         assert len(engine.sent) == 1

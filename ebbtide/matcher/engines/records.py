@@ -26,7 +26,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from ebbtide.files import replacing
 from ebbtide.matcher.engines.file_threads import RECORDS
 from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import NOTHING, AttemptState, Claim, Seen
@@ -353,8 +352,7 @@ class Records:
 
     def _tell(self, attempt: str, notice: str) -> None:
         try:
-            with replacing(self._told_path(attempt)) as file:
-                file.write(notice.encode())
+            self._told_path(attempt).write_text(notice, encoding="utf-8")
         except OSError as error:
             # A full disk: others' signals and ends can go out.
             raise EngineRefused(f"{attempt}: that it was signalled cannot be written down: {error.strerror}") from error
