@@ -250,14 +250,20 @@ def _put_aside(database: Path, now: float) -> Path | None:
     number, aside = 1, Path(f"{database}.before-{stamp}")
     while aside.exists() or Path(f"{aside}-wal").exists():
         number, aside = number + 1, Path(f"{database}.before-{stamp}-{number}")
-    Path(f"{database}-shm").unlink(missing_ok=True)
     kept = None
+    # First: some file systems have no such links, and the store stays as it is then.
+    if database.stat().st_size:
+        aside.hardlink_to(database)
+        kept = aside
     if (log := Path(f"{database}-wal")).exists():
-        kept = log.rename(f"{aside}-wal")
-    if not database.stat().st_size:
-        return kept
-    aside.hardlink_to(database)
-    return aside
+        try:
+            renamed = log.rename(f"{aside}-wal")
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
+        kept = kept or renamed
+    Path(f"{database}-shm").unlink(missing_ok=True)
+    return kept
 
 
 def _sync(directory: Path) -> None:

@@ -133,9 +133,13 @@ class JVMAdapter(Adapter):
                 self._apply(process, facts.flags, settings)
             finally:
                 self._transport.close()
+            told = _told(facts.flags, settings)
             if is_full:
-                self._originals.forget(process.pid, process.start)
-            return Release({"memory_mib": 0.0}, "answers of the JVM", _told(facts.flags, settings))
+                try:
+                    self._originals.forget(process.pid, process.start)
+                except ApplicationError as error:  # the flags are back all the same
+                    told = f"{told}; {error}"
+            return Release({"memory_mib": 0.0}, "answers of the JVM", told)
 
         return Promise({}, 0.1, grow, _told(facts.flags, settings))
 

@@ -54,9 +54,8 @@ class Originals:
             StateFile(self._path(pid, start)).save(kept)
 
     def forget(self, pid: int, start: int) -> None:
-        """All is as it was."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(pid, start))
+        """All is as it was. Raises: ApplicationError where its file cannot be removed: it is kept then."""
+        StateFile(self._path(pid, start)).remove()
 
     def _path(self, pid: int, start: int) -> str:
         return os.path.join(self._directory, f"{pid}-{start}.json")

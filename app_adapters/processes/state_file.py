@@ -66,6 +66,9 @@ class StateFile:
     def remove(self) -> None:
         """Forget what was saved. Raises: ApplicationError."""
         self._remove_earlier()  # first: it would be found again where this one is gone
+        # Looked for: on a read-only file system a removal fails though nothing is there.
+        if not os.path.lexists(self.path):
+            return
         try:
             os.unlink(self.path)
         except FileNotFoundError:
@@ -74,8 +77,7 @@ class StateFile:
             raise ApplicationError(f"the state file {self.path} cannot be removed: {error.strerror}") from None
 
     def _remove_earlier(self) -> None:
-        # Looked for first: on a read-only file system a removal fails though nothing is there.
-        if self._earlier is not None and os.path.lexists(self._earlier.path):
+        if self._earlier is not None:
             self._earlier.remove()
 
 

@@ -198,7 +198,11 @@ class GunicornAdapter(PoolAdapter):
         if forgetful and not self._note:
             self._note = forgetful
         if only_seen and given_back:
-            self._originals.replace(master, start, FULL, "")
+            try:
+                self._originals.replace(master, start, FULL, "")
+            except ApplicationError as error:
+                # A restart of this adapter takes what its owner removes until then for taken; the work is done.
+                self._note = self._note or str(error)
         return problem
 
     def _have(self, master: int, workers: int, deadline: Deadline) -> str:

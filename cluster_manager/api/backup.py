@@ -13,7 +13,7 @@ from aiohttp import ClientConnectionResetError, hdrs, web
 
 from cluster_manager.api.forms import MANAGER
 from cluster_manager.errors import RequestError, StoreError, busy
-from cluster_manager.store.backup import back_up, prefix_of
+from cluster_manager.store.backup import back_up, check_room, prefix_of
 from cluster_manager.store.database import Database
 from ebbtide.rest.access import PRINCIPAL
 from ebbtide.rest.descriptions import Answer, describe
@@ -72,6 +72,7 @@ def _made(database: Database) -> tuple[Any, int]:
         directory, prefix = None, ".backup."
         if isinstance(database, Path):
             directory, prefix = database.resolve().parent, prefix_of(database.resolve(), "backup")
+            check_room(database.resolve())
         descriptor, name = tempfile.mkstemp(dir=directory, prefix=prefix)
         os.close(descriptor)
         try:

@@ -24,6 +24,8 @@ SQLITE: Final = b"SQLite format 3\x00"
 DUMP: Final = b"PGDMP"
 #: So long a client program may take, seconds. What it cannot hear of any more must not hold up later backups for ever.
 PROGRAM_S: Final = 3600.0
+#: What a backup leaves free of the store's disk, bytes, for what the manager writes meanwhile.
+RESERVE: Final = 2**26
 #: The tables of a store.
 TABLES: Final = (*schema.metadata.tables, "migrations")
 
@@ -42,6 +44,19 @@ def back_up(database: Database, target: Path) -> None:
         _copy(database, target)
     with target.open("rb") as written:
         os.fsync(written.fileno())
+
+
+def check_room(database: Path) -> None:
+    """Look whether the disk of a store has room for a copy beside it.
+
+    :raises StoreError: it has not. A write of the manager that finds no room ends its term.
+    :raises OSError: that cannot be found out.
+    """
+    disk = os.statvfs(database.parent)
+    log = Path(f"{database}-wal")
+    needed = database.stat().st_size + (log.stat().st_size if log.exists() else 0) + RESERVE
+    if (free := disk.f_bavail * disk.f_frsize) < needed:
+        raise StoreError(f"no room for it beside the store: it takes up to {needed >> 20} MiB, {free >> 20} are free")
 
 
 def prefix_of(database: Path, what: str) -> str:

@@ -152,7 +152,11 @@ def probe_acpi(uri: str, report: Callable[[str], None]) -> AcpiVerdict:
         if kernel is None:
             raise EbbError("there is no kernel to boot a guest with; `ebb lab image build` builds one")
         passed, reason = acpi_probe.try_unplug(connection, kernel, accelerator.kind, report)
-        acpi_probe.remember(paths.acpi_verdict(), Versions.of(connection).key(accelerator.kind), passed, reason)
+        key = Versions.of(connection).key(accelerator.kind)
+        try:
+            acpi_probe.remember(paths.acpi_verdict(), key, passed, reason)
+        except OSError as error:
+            raise EbbError(f"{reason}; it cannot be kept for the agents: {error}") from error
         return AcpiVerdict(passed, reason)
     finally:
         connection.close()

@@ -344,6 +344,10 @@ def _guarded(work: Callable[[], object]) -> int:
     except TimeoutError:
         print_error("the operation did not end in time; it goes on, see `ebb plan list`")
         return 1
+    except OSError as error:
+        # A full disk, say, or a file that is gone.
+        print_error(": ".join(str(word) for word in (error.filename, error.strerror or error) if word is not None))
+        return 1
     return 0
 
 

@@ -18,8 +18,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from types import CodeType, FunctionType
 from typing import Any, Final, TypeVar, cast
 
@@ -154,7 +155,7 @@ def announced(loop: F, what: str) -> F:
             timer = threading.Timer(_SILENT_S, _say, (what,))
             timer.start()
             try:
-                with _alone(Path(dispatcher.stats.cache_path)):
+                with _alone(dispatcher.stats.cache_path):
                     dispatcher.compile(tuple(numba.typeof(one) for one in arguments))
             finally:
                 timer.cancel()
@@ -172,11 +173,14 @@ def _say(what: str) -> None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
+def _alone(directory: str | None) -> Iterator[None]:
     """While no other process compiles into a directory: what one has compiled the next finds there."""
+    if directory is None:
+        yield
+        return
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(Path(directory) / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     except OSError:  # numba finds another place, or compiles again
         yield
         return
@@ -195,14 +199,42 @@ def plain(function: F) -> F:
 def _compiled(function: F, modules: Iterable[str], options: dict[str, Any]) -> F:
     _check()
     _share_calls(function)
+    loop = numba.njit(nogil=True, **options)(function)
+    if not hasattr(loop, "enable_caching"):  # NUMBA_DISABLE_JIT
+        return cast(F, loop)
     before = numba.config.CACHE_DIR
     if not before:
         # Only ours: other users' loops keep their own places.
         numba.config.CACHE_DIR = str(_directory(frozenset(modules)))
     try:
-        return cast(F, numba.njit(cache=True, nogil=True, **options)(function))
+        # As numba's own `cache=True` does, which has errors of the disk be errors of the loop.
+        with suppress(RuntimeError):  # no directory can be written
+            loop._cache = _cache_class()(function)
     finally:
         numba.config.CACHE_DIR = before
+    return cast(F, loop)
+
+
+@functools.cache
+def _cache_class() -> type[Any]:
+    base: Any = numba.core.caching.FunctionCache
+
+    class Cache(base):  # type: ignore[misc]
+        """Of machine code: what cannot be read is compiled again, and what cannot be written is not kept."""
+
+        def load_overload(self, signature: Any, target_context: Any) -> Any:
+            try:
+                return super().load_overload(signature, target_context)
+            except Exception:  # whatever a file raises that was cut short: numba writes them without fsync
+                with suppress(OSError):
+                    self.flush()  # its index: with a damaged one nothing would ever be kept
+                return None
+
+        def save_overload(self, signature: Any, data: Any) -> None:
+            with suppress(OSError, EOFError, UnpicklingError):  # no room; it reads the index, too
+                super().save_overload(signature, data)
+
+    return Cache
 
 
 def _check() -> None:

@@ -57,6 +57,8 @@ class Reporter:
         #: The last body, and what it was made of: as long as nothing changes it is the same.
         self._body: tuple[HostReport | None, frozenset[tuple[str, ...]], str] = None, frozenset(), ""
         self._silent = False
+        #: Whether the journal did not take what was last answered.
+        self._unwritten = False
         #: Whether its connections are of another certificate than the one that counts.
         self._stale = False
         #: When what VMs use is told next, by the loop's clock, and when at the soonest; with which sizes it was last.
@@ -88,7 +90,7 @@ class Reporter:
                 log.info("the manager answers again", manager=self._managers[0])
             self._silent = False
             await self._tell_usage(session)
-        except (aiohttp.ClientError, TimeoutError, ValueError, OSError, JournalError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
             self._host.reports.failed += 1
             if not self._silent:
                 log.warning(
@@ -129,19 +131,32 @@ class Reporter:
                 log.info("the manager does not know a field of our reports", manager=manager, field=".".join(field))
                 return await self._send(session, manager)
             reply = ReportReply.model_validate_json(await response.read(), extra="ignore")
+        await self._take(reply, manager)
+
+    async def _take(self, reply: ReportReply, manager: str) -> None:
+        """What a manager that has taken a report says; what cannot be written of it comes with the next answer again.
+
+        :raises ValueError: it leads no more.
+        """
         epoch = self._host.journal.epoch
         why, _ = Fence(epoch).refusal(reply.epoch, 0)
         if why:
             raise ValueError(f"the manager at {manager}: {why}")
-        if reply.epoch > epoch:
-            # From now on no command of an earlier leader is taken, even if the new one commands nothing yet.
-            await asyncio.to_thread(self._host.journal.raise_epoch, reply.epoch)
-            # It may be of another version.
-            self._host.unknown_fields.clear()
-            self._usage_due = self._usage_soonest = 0.0
-        if reply.acknowledged != self._acknowledged:
-            await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)
-            self._acknowledged = reply.acknowledged
+        try:
+            if reply.epoch > epoch:
+                # From now on no command of an earlier leader is taken, even if the new one commands nothing yet.
+                await asyncio.to_thread(self._host.journal.raise_epoch, reply.epoch)
+                # It may be of another version.
+                self._host.unknown_fields.clear()
+                self._usage_due = self._usage_soonest = 0.0
+            if reply.acknowledged != self._acknowledged:
+                await asyncio.to_thread(self._host.journal.acknowledge, reply.acknowledged)
+                self._acknowledged = reply.acknowledged
+            self._unwritten = False
+        except JournalError as error:
+            if not self._unwritten:
+                log.warning("what the manager answers to reports cannot be kept; we go on", why=str(error))
+            self._unwritten = True
 
     async def _tell_usage(self, session: aiohttp.ClientSession) -> None:
         """Tell the manager that took the report what VMs use: every two minutes, soon after their sizes have changed.

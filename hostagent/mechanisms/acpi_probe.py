@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from xml.sax.saxutils import escape
 
 import libvirt
 
+from ebbtide.files import replacing
 from hostagent.mechanisms.accelerator import MARKER, probe_initrd
 
 NAME: Final = "ebb-probe-"
@@ -50,12 +50,14 @@ def why_not(verdict: Path, key: dict[str, str]) -> str:
 
 
 def remember(verdict: Path, key: dict[str, str], passed: bool, reason: str) -> None:
-    """Store a verdict for this key, in one step."""
+    """Store a verdict for this key, in one step.
+
+    :raises OSError: it cannot be written.
+    """
     stored = {"key": key, "passed": passed, "reason": reason, "probed_at": datetime.now(UTC).isoformat()}
     verdict.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = verdict.with_name(f"{verdict.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(verdict)
+    with replacing(verdict, 0o644) as file:
+        file.write(json.dumps(stored, indent=2).encode() + b"\n")
 
 
 def try_unplug(

@@ -182,6 +182,8 @@ class Journal:
                 _append(self._changes_path, _lines([change]))
             except OSError as error:
                 self._sequence -= 1
+                # Where it could not be cut off again either, the next line would be joined to it.
+                self._broken = True
                 raise JournalError(f"a core change could not be written: {error}") from error
             self.changes.append(change)
             self._remember(change)

@@ -272,6 +272,19 @@ def test_an_output_that_cannot_be_written_is_one_sentence(
     assert (code, err) == (1, "error: the output cannot be written: No space left on device\n")
 
 
+def test_what_a_disk_refuses_is_one_sentence_with_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lab.json").mkdir()
+    for name, value in (("EBB_STATE_DIR", tmp_path), ("HOME", tmp_path)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(sys, "argv", ["ebb", "lab", "status"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'lab.json'}: Is a directory\n"
+
+
 @pytest.mark.parametrize("words", [*PRINTING, ("vm", "list", "-o", "name")], ids=str)
 def test_a_reader_that_has_gone_changes_no_exit_code(manager: StandIn, token: Path, words: tuple[str, ...]) -> None:
     manager.vms = ["web", "db"]

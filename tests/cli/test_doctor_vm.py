@@ -128,6 +128,19 @@ def test_under_kvm_the_outcome_is_remembered_for_the_agents(
     assert "a throw-away guest did not pass: no" in rows[Mechanism.CPU_UNPLUG].reason
 
 
+def test_an_outcome_that_cannot_be_remembered_is_told_all_the_same_and_leaves_nothing(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_vm, "probe_accelerator", lambda *_: _Found("kvm"))
+    monkeypatch.setattr(doctor_vm, "_kernel", lambda: tmp_path / "vmlinuz")
+    monkeypatch.setattr(acpi_probe, "try_unplug", lambda *_: (False, "a throw-away guest did not pass: no"))
+    verdict = paths.acpi_verdict()
+    verdict.mkdir(parents=True)
+    with pytest.raises(EbbError, match=r"did not pass: no; it cannot be kept for the agents: .*Is a directory"):
+        doctor_vm.probe_acpi(uri, lambda step: None)
+    assert list(verdict.parent.iterdir()) == [verdict]
+
+
 class _Found:
     def __init__(self, kind: str) -> None:
         self.kind = kind

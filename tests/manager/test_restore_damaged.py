@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -86,3 +87,33 @@ def test_the_log_of_a_store_that_was_cut_to_nothing_is_put_aside_and_not_left_to
     (aside,) = stored.parent.glob("manager.sqlite.before-*")
     assert aside.read_bytes() == found.read_bytes()
     assert f"the store of before is empty; its log is kept as {aside}\n" in capsys.readouterr().out
+
+
+def test_where_no_second_name_can_be_given_to_the_store_of_before_nothing_has_changed(
+    stored: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some file systems have no hard links. What a damaged store has in its log is nowhere else."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    stored.write_bytes(b"junk" * 2000)
+    Path(f"{stored}-wal").write_bytes(b"what was not written yet")
+    before = {path.name for path in stored.parent.iterdir()}
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    assert command(stored, stored.parent / "backup") == 1
+    assert "cannot restore" in capsys.readouterr().err
+    assert before <= {path.name for path in stored.parent.iterdir()}
+    assert not list(stored.parent.glob("*.before-*"))
+    monkeypatch.undo()
+    rename = Path.rename
+
+    def no_room(path: Path, to: object) -> Path:
+        if path.name.endswith("-wal"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return rename(path, str(to))
+
+    monkeypatch.setattr(Path, "rename", no_room)
+    assert command(stored, stored.parent / "backup") == 1
+    assert before <= {path.name for path in stored.parent.iterdir()}
+    assert not list(stored.parent.glob("*.before-*"))

@@ -23,7 +23,9 @@ from typing import Any
 import pytest
 
 from ebbtide.matcher.engines import records as records_module
+from ebbtide.matcher.engines.dask import Dask
 from ebbtide.matcher.engines.records import CLAIMED, UNRECORDED, Record, Records, merged, shell_of
+from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineUnreachable
 from ebbtide.matcher.match.attempts import AttemptState, Claim, Look, Seen
 from ebbtide.matcher.match.silences import Silences, measured
@@ -308,6 +310,46 @@ def test_the_exit_code_of_the_engine_comes_before_that_of_a_file(
     assert (found.exit_code, found.claim) == (code, claim)
 
 
+@contextlib.contextmanager
+def no_room() -> Iterator[None]:
+    """Files can be made, and nothing be written into them."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class Signalled(Dask):
+    """An engine whose workers have every attempt."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(EngineSettings(engine="dask", directory=directory, dask_scheduler="tcp://127.0.0.1:1"))
+        self.sent: list[int] = []
+
+    async def _signal(self, attempt: str, number: int, all_of_it: bool) -> bool:
+        self.sent.append(number)
+        return True
+
+
+async def test_a_notice_that_a_full_disk_does_not_take_is_signalled_once_and_keeps_no_other(records: Records) -> None:
+    engine = Signalled(records.directory)
+    with no_room():
+        for _ in range(3):
+            # A refusal, which keeps no instruction behind it.
+            with pytest.raises(EngineRefused, match="that it was signalled cannot be written down: File too large"):
+                await engine.signal(ATTEMPT, "USR1", "1.000")
+        assert len(engine.sent) == 1
+        with pytest.raises(EngineRefused):
+            await engine.signal(ATTEMPT, "USR1", "2.000")
+        assert len(engine.sent) == 2, "another notice"
+    await engine.signal(ATTEMPT, "USR1", "2.000")
+    await Signalled(records.directory).signal(ATTEMPT, "USR1", "2.000")
+    assert len(engine.sent) == 2
+    assert await records.told(ATTEMPT, "2.000"), "written as soon as there is room"
+
+
 def run_attempt(directory: Path, *command: str, path: str = "/usr/bin:/bin") -> int:
     argv = [*shell_of(directory, ATTEMPT), "n1", *command]
     return subprocess.run(argv, env={"PATH": path}, capture_output=True, check=False, timeout=60).returncode
@@ -320,9 +362,16 @@ def test_an_attempt_that_cannot_make_its_claim_is_another_than_one_whose_claim_i
     (tmp_path / "bin/ln").chmod(0o755)
     (tmp_path / ATTEMPT).mkdir()
     assert run_attempt(tmp_path, "true", path=f"{tmp_path}/bin:/usr/bin:/bin") == UNRECORDED
-    assert not any((tmp_path / ATTEMPT).iterdir())
+    assert [path.name for path in (tmp_path / ATTEMPT).iterdir()] == ["out"]
     assert run_attempt(tmp_path, "true") == 0
     assert run_attempt(tmp_path, "true") == CLAIMED
+
+
+def test_an_attempt_whose_output_cannot_be_opened_has_not_begun(tmp_path: Path) -> None:
+    """As where its user has no file left: else the shell's own code would count as its command's, and end its task."""
+    (tmp_path / ATTEMPT / "out").mkdir(parents=True)
+    assert run_attempt(tmp_path, "true") == UNRECORDED
+    assert [path.name for path in (tmp_path / ATTEMPT).iterdir()] == ["out"]
 
 
 @pytest.mark.parametrize("code", [0, 7])
@@ -336,9 +385,10 @@ def test_signals_that_come_while_an_end_is_written_are_ignored(tmp_path: Path) -
     (tmp_path / "bin").mkdir()
     # Once the command has run it gets all of them itself: it ignores what its shell ignores.
     told = "for one in TERM INT HUP USR1 USR2; do kill -$one $$; done"
-    (tmp_path / "bin/sync").write_text(f"#!/bin/sh\n[ -e {tmp_path / ATTEMPT / 'out'} ] && {told}\nexit 0\n")
+    (tmp_path / "bin/sync").write_text(f"#!/bin/sh\n[ -e {tmp_path / 'ran'} ] && {told}\nexit 0\n")
     (tmp_path / "bin/sync").chmod(0o755)
-    assert run_attempt(tmp_path, "true", path=f"{tmp_path}/bin:/usr/bin:/bin") == 0
+    ran = run_attempt(tmp_path, "touch", str(tmp_path / "ran"), path=f"{tmp_path}/bin:/usr/bin:/bin")
+    assert ran == 0
     assert (tmp_path / ATTEMPT / "end").read_text().startswith("0 ")
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import resource
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -242,6 +245,50 @@ def test_one_process_compiles_and_says_so_while_others_wait(monkeypatch: pytest.
     again: Any = compiled(twice)
     assert announced(again, "twice")(4.0) == 8.0
     assert sum(again.stats.cache_hits.values()) == 1
+
+
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("left", [0, 20])
+def test_machine_code_that_was_cut_short_is_compiled_again_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, left: int
+) -> None:
+    """As by a loss of power: else every simulation with that loop would fail until someone removes the file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loop: Any = compiled(twice)
+    assert loop(4.0) == 8.0
+    (kept,) = Path(loop.stats.cache_path).glob(kind)
+    os.truncate(kept, left)
+    for hits in (0, 1):
+        again: Any = compiled(twice)
+        assert announced(again, "twice")(4.0) == 8.0
+        assert sum(again.stats.cache_hits.values()) == hits
+
+
+def test_a_loop_whose_machine_code_cannot_be_kept_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loop: Any = compiled(twice)
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Files can be made, and nothing be written into them.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, room[1]))
+    try:
+        assert announced(loop, "twice")(4.0) == 8.0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+    assert not list(Path(loop.stats.cache_path).glob("*.nb*"))
+
+
+def test_a_loop_is_compiled_where_no_directory_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # By it numba tries places.
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    loop: Any = compiled(twice)
+    assert announced(loop, "twice")(4.0) == 8.0
+    assert loop.stats.cache_path is None
 
 
 def test_scipy_is_loaded_for_loops_that_need_it_only() -> None:

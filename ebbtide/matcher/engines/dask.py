@@ -152,7 +152,7 @@ class Dask:
             self._asked.add(attempt)
 
     async def signal(self, attempt: str, signal: str, notice: str) -> None:
-        if await self._records.told(attempt) == notice:
+        if await self._records.told(attempt, notice):
             return
         # Else it is asked for again: it may be with a worker that is not known yet.
         if await self._signal(attempt, Signals[f"SIG{signal}"], all_of_it=False):

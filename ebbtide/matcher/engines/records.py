@@ -67,6 +67,8 @@ shift 3
 # The command's, not this shell's.
 trap 'kill -USR1 "$child" 2> /dev/null' USR1
 trap 'kill -USR2 "$child" 2> /dev/null' USR2
+# Before it begins, that it can: a shell that cannot open it ends with a code that would count as the command's own.
+[ -e "$directory/{CLAIM}" ] || true >> "$directory/{OUTPUT}" || exit {UNRECORDED}
 record=$(mktemp "$directory/.record.XXXXXXXX") || exit {UNRECORDED}
 printf 'begun %s %s\\n' "$(date +%s.%N)" "$machine" > "$record" && sync "$record" || exit {UNRECORDED}
 if ! ln "$record" "$directory/{CLAIM}" 2> /dev/null; then
@@ -158,6 +160,8 @@ class Records:
     def __init__(self, directory: Path, answer_s: float = 20.0) -> None:
         self.directory = directory
         self._answer_s = answer_s
+        #: The last notice of which an attempt was told, where that is not written yet.
+        self._unwritten: dict[str, str] = {}
 
     async def check(self) -> None:
         """:raises EngineSettingsError: they cannot be written here, or others can write them."""
@@ -314,15 +318,22 @@ class Records:
         await self.in_thread(lambda: self._remove(attempt))
 
     def _remove(self, attempt: str) -> None:
+        self._unwritten.pop(attempt, None)
         # First: who looks for old records finds them by their directory.
         for beside in self._told_path(attempt), self.held_path(attempt):
             beside.unlink(missing_ok=True)
         with self._opened() as root:
             _remove_tree(attempt, root)
 
-    async def told(self, attempt: str) -> str:
-        """The last notice of which an attempt was told; empty: none."""
-        return await self.in_thread(lambda: self._told(attempt))
+    async def told(self, attempt: str, notice: str) -> bool:
+        """Whether that was the last notice of which an attempt was told; where it is not written yet, it is now.
+
+        :raises EngineRefused: it cannot be.
+        """
+        if self._unwritten.get(attempt) == notice:
+            await self.tell(attempt, notice)
+            return True
+        return await self.in_thread(lambda: self._told(attempt)) == notice
 
     def _told(self, attempt: str) -> str:
         try:
@@ -331,8 +342,20 @@ class Records:
             return ""
 
     async def tell(self, attempt: str, notice: str) -> None:
-        """Write down that an attempt was told of a notice."""
-        await self.in_thread(lambda: self._told_path(attempt).write_text(notice, encoding="utf-8"))
+        """Write down that an attempt was told of a notice; what cannot be written is known until this process ends.
+
+        :raises EngineRefused: it cannot be.
+        """
+        self._unwritten[attempt] = notice
+        await self.in_thread(lambda: self._tell(attempt, notice))
+        self._unwritten.pop(attempt, None)
+
+    def _tell(self, attempt: str, notice: str) -> None:
+        try:
+            self._told_path(attempt).write_text(notice, encoding="utf-8")
+        except OSError as error:
+            # A full disk: others' signals and ends can go out.
+            raise EngineRefused(f"{attempt}: that it was signalled cannot be written down: {error.strerror}") from error
 
     def _told_path(self, attempt: str) -> Path:
         # Beside its directory, where no task can write.

@@ -126,7 +126,7 @@ class Slurm:
             await self._programs.run("scancel", f"--name={attempt}")
 
     async def signal(self, attempt: str, signal: str, notice: str) -> None:
-        if await self._records.told(attempt) != notice:
+        if not await self._records.told(attempt, notice):
             # The attempt's shell passes it on.
             await self._programs.run("scancel", "--batch", f"--signal={signal}", "--state=RUNNING", f"--name={attempt}")
             await self._records.tell(attempt, notice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -329,6 +330,34 @@ def test_an_adapter_that_cannot_write_down_the_full_size_gives_workers_all_the_s
         assert isinstance(up, Promise)
         assert up.work().complete
         assert len(gunicorn.workers()) == 4
+    finally:
+        gunicorn.stop()
+
+
+def test_an_adapter_whose_state_turns_read_only_gives_workers_back_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gunicorn = Gunicorn(tmp_path / "gunicorn", ("--no-control-socket",), mib=1, in_file=True)
+    state, unlink = tmp_path / "state", os.unlink
+
+    def read_only(path: str) -> None:
+        if str(path).startswith(str(state)):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        unlink(path)
+
+    try:
+        gunicorn.ready()
+        adapter = adapter_of(gunicorn, state_dir=str(state))
+        down = adapter.deflate({"cpu_cores": 1.0}, "ask", Deadline(60))
+        assert isinstance(down, Promise)
+        assert down.work().complete
+        monkeypatch.setattr(os, "unlink", read_only)
+        up = adapter.reinflate({"cpu_cores": 4.0}, Deadline(60))
+        assert isinstance(up, Promise)
+        assert up.work().complete
+        assert len(gunicorn.workers()) == 4
+        later = adapter.deflate({"cpu_cores": 4.0}, "ask", Deadline(60))
+        assert "Read-only file system" in later.reason
     finally:
         gunicorn.stop()
 

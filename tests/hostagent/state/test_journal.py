@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -210,6 +211,26 @@ def test_a_full_disk_keeps_no_agent_from_starting_after_a_kill(tmp_path: Path, m
             add(journal, "b")
     add(journal, "c")
     assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(1, "a"), (2, "c")]
+
+
+def test_a_line_that_a_disk_neither_takes_nor_lets_go_of_costs_none_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where it fails, or turns read-only, in the middle of a write."""
+    journal = Journal(tmp_path)
+    add(journal, "a")
+
+    def fails(path: Path, text: str) -> None:
+        path.write_text(path.read_text() + text[:20])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(journals, "_append", fails)
+        with pytest.raises(JournalError):
+            add(journal, "b")
+    add(journal, "c")
+    add(journal, "d")
+    assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(1, "a"), (2, "c"), (3, "d")]
 
 
 @pytest.mark.parametrize("full", ["state.json", "core-changes.jsonl"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import stat
 import subprocess
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from cluster_manager.errors import StoreError
 from cluster_manager.leadership.locks import FileLock, Taken
+from cluster_manager.store import backup
 from cluster_manager.store.store import Store
 from ebbtide.client import ManagerClient, ManagerRefused
 from tests.manager.cluster import TOKEN, cluster_of
@@ -66,6 +68,24 @@ async def test_a_full_disk_under_the_store_is_said_to_clients_until_there_is_roo
             return (await cluster.call("GET", "/readyz"))[0] == 200
 
         await until(leads)
+
+
+@pytest.mark.service
+async def test_a_backup_is_refused_where_it_would_take_the_room_that_the_store_needs(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write of the manager that finds no room ends its term."""
+    monkeypatch.setattr("tests.manager.cluster.database_in", lambda directory: directory / "manager.sqlite")
+    async with cluster_of(small_disk, FakeAgent("host-a")) as cluster:
+        status, answer = await cluster.call("GET", "/v1/backup")
+        assert status == 500
+        assert re.match(
+            r"no backup was made: no room for it beside the store: it takes up to 6\d MiB, 1 are free", answer["detail"]
+        )
+        monkeypatch.setattr(backup, "RESERVE", 0)
+        async with ManagerClient(cluster.url, TOKEN) as client:
+            with (small_disk / "backup").open("w+b") as file:
+                assert await client.backup(file) > 0
 
 
 def _fill(path: Path) -> None:

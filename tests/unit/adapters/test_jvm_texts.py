@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from app_adapters.adapter import Deadline, Promise
 from app_adapters.errors import ApplicationError
+from app_adapters.jvm.adapter import Facts, JVMAdapter
 from app_adapters.jvm.flags import collector, parse_flags, size_mib, with_value
-from app_adapters.jvm.heap import Heap, parse_heap, resident
-from app_adapters.jvm.processes import Choice, Finder, jvm_kind, main_classes
+from app_adapters.jvm.heap import Heap, Resident, parse_heap, resident
+from app_adapters.jvm.processes import Choice, Finder, Process, jvm_kind, main_classes
+from app_adapters.jvm.transports import Transport
 from app_adapters.processes.originals import Originals
 from app_adapters.processes.process import started
 
@@ -186,3 +190,47 @@ def test_a_state_that_cannot_be_kept_or_read_is_an_error(tmp_path: Path) -> None
     (tmp_path / "1-1.json").write_text('{"a": 1}')
     with pytest.raises(ApplicationError, match="does not hold settings"):
         Originals(str(tmp_path)).load(1, 1)
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read-only file system says so before it looks for the name."""
+
+    def unlink(path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "unlink", unlink)
+
+
+def test_where_nothing_is_kept_a_read_only_file_system_is_no_obstacle(tmp_path: Path, read_only: None) -> None:
+    Originals(str(tmp_path)).replace(1, 1, "ending", "")
+    (tmp_path / "1-1.json").write_text('{"ending": "7"}')
+    with pytest.raises(ApplicationError, match="cannot be removed: Read-only file system"):
+        Originals(str(tmp_path)).replace(1, 1, "ending", "")
+
+
+def test_a_jvm_whose_flags_are_back_is_reinflated_though_their_file_cannot_be_removed(
+    tmp_path: Path, read_only: None
+) -> None:
+    class Takes(Transport):
+        def command(self, pid: int, text: str, limit_s: float) -> str:
+            raise AssertionError(text)
+
+        def set_flag(self, pid: int, name: str, value: str, limit_s: float) -> None:
+            self.flag = name, value
+
+    class Read(JVMAdapter):
+        def _read(self, limit_s: float, collected: bool = False) -> Facts:
+            flags = with_value(parse_flags(FLAGS), "SoftMaxHeapSize", str(2**28))
+            return Facts(Process(1, 1), flags, Heap(161, 65), Resident(300, 161), None, 0.0)
+
+    (tmp_path / "1-1.json").write_text(f'{{"SoftMaxHeapSize": "{2**29}"}}')
+    transport = Takes()
+    promise = Read(Finder(Choice(pid=1)), transport, Originals(str(tmp_path))).reinflate(
+        {"memory_mib": 2048.0}, Deadline(60)
+    )
+    assert isinstance(promise, Promise)
+    release = promise.work()
+    assert release.complete
+    assert transport.flag == ("SoftMaxHeapSize", str(2**29))
+    assert "cannot be removed: Read-only file system" in release.reason
