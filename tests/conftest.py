@@ -112,8 +112,8 @@ BOTH_STORES = (
 )
 
 #: A test with real parts that fails is tried once more, since four such tests share two cores. The first failure is
-#: printed whole and counted in the closing line. Not tried again is what was too slow for its time limit, and what chaos
-#: found to be broken (tests/chaos/checks.py).
+#: printed whole and counted in the closing line. Not tried again is what was too slow for its time limit, and what
+#: chaos found to be broken (tests/chaos/checks.py).
 SECOND_TRY = pytest.mark.flaky(reruns=1, rerun_except=[r"Timeout \(>", "^Violated:"])
 
 #: Memory that a process of the tests should have at most, and what each of a run had; MiB.

@@ -97,7 +97,7 @@ async def test_what_a_killed_agent_had_asked_of_a_guest_is_called_off_where_the_
     await _killed(agent, {**UP, "memory_mib": 474.0}, deadline_s=6.0)
     assert domain.requested_mib < domain.plugged_mib
     world.guests_answer = False
-    await agent.start()
+    await agent.start("Hello", "1")
     operation = await agent.caller.ended("t")
     assert operation["state"] == "partial", operation
     assert broken(before, await agent.picture()) == []

@@ -344,7 +344,17 @@ class World:
             if called_off.is_set() or here.state != "running" or self.domains.get(to) is not there:
                 there.intent, there.state = kept, "stopped"
                 raise DomainOff
-            for name in ("vcpus", "boot_mib", "plugged_mib", "requested_mib", "balloon_mib", "cache_mib", "quota", "cap", "shares"):
+            for name in (
+                "vcpus",
+                "boot_mib",
+                "plugged_mib",
+                "requested_mib",
+                "balloon_mib",
+                "cache_mib",
+                "quota",
+                "cap",
+                "shares",
+            ):
                 setattr(there, name, getattr(here, name))
             there.online, there.vcpu_seconds = set(here.online), list(here.vcpu_seconds)
             here.state, there.state = "stopped", "running"
