@@ -18,6 +18,7 @@ from ebbtide.rest.rates import Rate
 from ebbtide.rest.settings import AccessSettings, settings_of
 from ebbtide.rest.tls import KeyPair
 from hostagent import running
+from hostagent.domain_xml.template_library import TemplateLibrary
 from hostagent.domain_xml.templates import PACKAGED
 from hostagent.options import HostAgentOptions, access_of
 
@@ -163,7 +164,7 @@ async def test_an_option_of_the_host_agent_arrives(here: Path, monkeypatch: pyte
     monkeypatch.setattr(running, "Journal", note("journal"))
     monkeypatch.setattr(running, "Host", host)
     monkeypatch.setattr(running, "Agent", note("agent"))
-    monkeypatch.setattr(running.TemplateLibrary, "load", lambda *given: None)
+    monkeypatch.setattr(TemplateLibrary, "load", lambda *given: None)
     monkeypatch.setattr(running, "probe_accelerator", lambda *given: SimpleNamespace(kind="qemu", reason=""))
     words = {"id": "host-a", "capacity": "cpu_cores=1,memory_mib=1", "token_file": "token", "state_dir": "state"}
 
