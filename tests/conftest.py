@@ -80,7 +80,6 @@ SLOW_FILES = (
     "tests/manager/tasks/test_learning.py",
     "tests/manager/test_backup.py",
     "tests/matcher/match/test_match_cache.py",
-    "tests/matcher/match/test_standings.py",
     "tests/matcher/predict/test_memory.py",
     "tests/matcher/predict/test_period.py",
     "tests/matcher/predict/test_predictor.py",
@@ -113,8 +112,9 @@ BOTH_STORES = (
 )
 
 #: A test with real parts that fails is tried once more, since four such tests share two cores. The first failure is
-#: printed whole and counted in the closing line. What was too slow for its time limit is not tried again.
-SECOND_TRY = pytest.mark.flaky(reruns=1, rerun_except=[r"Timeout \(>"])
+#: printed whole and counted in the closing line. Not tried again is what was too slow for its time limit, and what
+#: chaos found to be broken (tests/chaos/checks.py).
+SECOND_TRY = pytest.mark.flaky(reruns=1, rerun_except=[r"Timeout \(>", "^Violated:"])
 
 #: Memory that a process of the tests should have at most, and what each of a run had; MiB.
 MOST_MIB = 2048
@@ -163,7 +163,7 @@ def is_slow(item: pytest.Item) -> bool:
 
 def has_real_parts(item: pytest.Item) -> bool:
     """Whether guests, services or daemons decide, beside the code, when something happens."""
-    real = room_of(item.nodeid) in (*GUEST_ROOMS, *SERVICE_ROOMS) or MANAGER in getattr(item, "fixturenames", ())
+    real = room_of(item.nodeid) in (*GUEST_ROOMS, *SERVICE_ROOMS)
     return real or any(map(item.get_closest_marker, ("guest", "service")))
 
 

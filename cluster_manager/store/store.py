@@ -219,9 +219,10 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
         return frozenset(row.name for row in await self._read(query))
 
     async def sold(self, host: str) -> dict[str, VMSpec]:
-        """What the VMs of a host are sold as, by this record, without those of which that cannot be read."""
+        """What the VMs of a host are sold as, by this record, without those whose row cannot be read."""
         table = schema.vms
-        query = select(table.c.name, table.c.priority, table.c.spec).where(schema.LIVING, table.c.host == host)
+        known = schema.LIVING, table.c.phase.in_([phase.value for phase in VMPhase])
+        query = select(table.c.name, table.c.priority, table.c.spec).where(*known, table.c.host == host)
         found = ((row.name, *stored_spec(row)) for row in await self._read(query))
         return {name: spec for name, spec, unread in found if not unread}
 

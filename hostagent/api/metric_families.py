@@ -210,7 +210,7 @@ class VMFacts:
     online: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What an agent knows.
 

@@ -20,6 +20,17 @@ from tests.chaos.workload import Client
 from tests.manager.fake_lifecycle import runs
 from tests.manager.plan_events import gives
 
+
+class Violated(AssertionError):
+    """A rule was broken. No busy machine explains that, so such a test is not tried again (tests/conftest.py)."""
+
+
+def hold(when: str, *found: str) -> None:
+    """:raises Violated: something is wrong, a sentence each."""
+    if found:
+        raise Violated(f"{when}: {list(found)}")
+
+
 #: Phases of VMs that nothing is done with.
 AT_REST = ("running", "stopped", "preempted")
 

@@ -37,10 +37,11 @@ def picture_of(world: World, statuses: list[VMStatus]) -> Picture:
             status=status,
             held=ResourceVector(cpu_cores=cores, memory_mib=domain.bound_mib),
             process=id(domain),
-            pending_mib=0.0,
+            pending_mib=abs(domain.requested_mib - domain.plugged_mib),
             available_mib=domain.available_mib,
-            oom_kills=0,
-            boot_id="b",
+            # With less than nothing left its kernel would have killed something.
+            oom_kills=int(world.least_available_mib < 0),
+            boot_id=str(world.starts),
         )
     return Picture(CAPACITY, vms)
 

@@ -1,10 +1,11 @@
 """A host agent over the make-believe host that kills itself with SIGKILL at a given state of its state machines.
 
-Usage: python -m tests.faults.staged_agent WORLD_SOCKET STATE_DIR PORT [MACHINE PHASE MOMENT]
+Usage: python -m tests.faults.staged_agent WORLD_SOCKET STATE_DIR PORT [MACHINE PHASE MOMENT | Hello SECONDS]
 
 MACHINE: Cascade or Reinflation. PHASE: one, or two that overlap, with a plus. MOMENT: ``entered`` (the phase is
 reached, what it instructs is not begun) or ``answered`` (it has been carried out, the machine has not heard of it).
-MACHINE Hypervisor: PHASE is a call, MOMENT before or after it.
+MACHINE Hypervisor: PHASE is a call, MOMENT before or after it. ``Hello SECONDS`` instead: it lives, and waits so long
+for a guest before it goes on with what an earlier one has begun.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ebbtide.deflation.cascade.cascade import Cascade
 from ebbtide.deflation.cascade.reinflation import Reinflation
 from ebbtide.rest.logs import configure_logs
 from hostagent.control import reconciler
+from hostagent.operations import resuming
 from hostagent.vm import guest_link
 from tests.hostagent.agent_process import run
 from tests.hostagent.fake_hypervisor import FakeHypervisor
@@ -83,6 +85,8 @@ def main() -> None:
     reconciler.SURVEY_S = reconciler.CHECK_S = guest_link.RETRY_S = 0.2  # type: ignore[misc]
     if sys.argv[4:5] == ["Hypervisor"]:
         die_at_call(*sys.argv[5:])
+    elif sys.argv[4:5] == ["Hello"]:
+        resuming.HELLO_S = float(sys.argv[5])  # type: ignore[misc]
     elif sys.argv[4:]:
         die_at(MACHINES[sys.argv[4]], sys.argv[5], sys.argv[6])
     asyncio.run(run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])))

@@ -102,6 +102,10 @@ async def test_a_guest_at_its_minimum_gives_nothing_more(ward: Ward) -> None:
     assert (status, problem["field"]) == (400, "target.memory_mib")
     after = await ward.hold()
     assert after.vms[LOW].held.cpu_cores == low.vms[LOW].held.cpu_cores
+    # What was above the minimum, 10 MiB, may have gone.
+    fell_mib = low.vms[LOW].held.memory_mib - after.vms[LOW].held.memory_mib
+    assert -2.0 <= fell_mib <= 12.0
+    assert more.shortfall.memory_mib == pytest.approx(200.0 - fell_mib, abs=4.0)
 
 
 async def test_an_application_that_grows_in_the_middle_of_a_deflation_is_not_killed(ward: Ward) -> None:

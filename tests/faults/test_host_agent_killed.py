@@ -85,6 +85,26 @@ async def _killed_and_at_the_plan(world: World, agent: AgentProcess, size: dict[
     await _reinflated(agent)
 
 
+async def test_what_a_killed_agent_had_asked_of_a_guest_is_called_off_where_the_guest_cannot_give_it(
+    world: World, agent: AgentProcess
+) -> None:
+    """Killed when the guest has stopped half way, before it is asked for no more; the next agent never hears of it."""
+    await agent.start("Hypervisor", "set_plugged", ANSWERED)
+    await _fill(agent, world, UP)
+    (domain,) = world.domains.values()
+    domain.stuck_mib = domain.plugged_mib / 2
+    before = await agent.picture()
+    await _killed(agent, {**UP, "memory_mib": 474.0}, deadline_s=6.0)
+    assert domain.requested_mib < domain.plugged_mib
+    world.guests_answer = False
+    await agent.start("Hello", "1")
+    operation = await agent.caller.ended("t")
+    assert operation["state"] == "partial", operation
+    assert broken(before, await agent.picture()) == []
+    world.guests_answer, domain.stuck_mib = True, 0.0
+    await _reinflated(agent)
+
+
 @pytest.mark.parametrize(("phase", "moment"), moments(reinflation.Phase))
 async def test_an_agent_killed_at_each_state_of_a_reinflation_ends_at_the_plan(
     world: World, agent: AgentProcess, phase: str, moment: str
@@ -147,9 +167,9 @@ async def _fill(agent: AgentProcess, world: World, size: dict[str, float]) -> No
         assert (await agent.command("PUT", "/v1/vms/low-1/target", body))["state"] == "done"
 
 
-async def _killed(agent: AgentProcess, size: dict[str, float]) -> None:
+async def _killed(agent: AgentProcess, size: dict[str, float], deadline_s: float = 30.0) -> None:
     """Ask for a size and see the agent die of it, its intent unfinished."""
-    body = {"request_id": "t", "generation": 9, "target": size, "deadline_s": 30.0}
+    body = {"request_id": "t", "generation": 9, "target": size, "deadline_s": deadline_s}
     with contextlib.suppress(aiohttp.ClientError):
         await agent.caller.request("PUT", "/v1/vms/low-1/target", body)
     assert await agent.died() == -signal.SIGKILL

@@ -61,6 +61,7 @@ async def test_a_killed_agent_brings_a_real_guest_to_the_planned_size(lab: Runni
 
             after = await gauge.read()
             assert after.memory_mib == pytest.approx(TARGET.memory_mib, abs=1)
+            assert _kib_of("requested", domain) == _kib_of("current", domain), "something is still asked of the guest"
             assert after.cpu_cores == pytest.approx(TARGET.cpu_cores, abs=0.01)
             assert intent_of(domain).committed.memory_mib == pytest.approx(TARGET.memory_mib, abs=1)
             assert after.memcached_rss_mib < before.memcached_rss_mib
@@ -75,9 +76,9 @@ async def _kill_in_the_middle(lab: RunningLab, client: ManagerClient, host: str,
     await client.set_target(NAME, TARGET, generation=generation, request_id=request_id, deadline_s=200.0)
     await until(lambda: intent_of(domain).phase is Phase.DEFLATING, limit_s=30)
     # Into the guest layer: memory is on its way out, nothing is committed yet.
-    nominal = await asyncio.to_thread(_plugged_kib, domain)
+    nominal = await asyncio.to_thread(_kib_of, "current", domain)
     began = time.monotonic()
-    while await asyncio.to_thread(_plugged_kib, domain) == nominal:
+    while await asyncio.to_thread(_kib_of, "current", domain) == nominal:
         assert time.monotonic() - began < 60, "the guest gives no memory"
         await asyncio.sleep(0.1)
     process = lab.lab.state().daemon(host).process
@@ -88,9 +89,10 @@ async def _kill_in_the_middle(lab: RunningLab, client: ManagerClient, host: str,
     assert intent_of(domain).phase is Phase.DEFLATING, "the deflation had ended before the kill"
 
 
-def _plugged_kib(domain: str) -> str:
+def _kib_of(what: str, domain: str) -> str:
+    """Of its virtio-mem device."""
     xml = virsh("dumpxml", domain) or ""
-    return xml.partition("<current unit='KiB'>")[2].partition("<")[0]
+    return xml.partition(f"<{what} unit='KiB'>")[2].partition("<")[0]
 
 
 async def until_reported(client: ManagerClient, size: Vector) -> None:

@@ -208,7 +208,10 @@ class FakeHypervisor:
         return str(await self._call("set_balloon", domain=domain, mib=balloon_mib))
 
     async def set_plugged(self, domain: str, plugged_mib: float, limit_s: float) -> str:
-        return str(await self._call("set_plugged", domain=domain, mib=plugged_mib))
+        reason = str(await self._call("set_plugged", domain=domain, mib=plugged_mib))
+        if reason:
+            await self.hold_back(domain)
+        return reason
 
     async def ask_plugged(self, domain: str, plugged_mib: float) -> None:
         await self._call("set_plugged", domain=domain, mib=plugged_mib)

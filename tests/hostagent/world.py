@@ -73,8 +73,9 @@ class Domain:
     cold_mib: float = 0.0
     #: The most memory that it can be given while it runs; 0: what it has now.
     most_mib: float = 0.0
-    #: What the guest is asked to have plugged, where it does not have that at once.
+    #: What the guest is asked to have plugged, where it does not have that at once; and what it lets go of no further.
     requested_mib: float = 0.0
+    stuck_mib: float = 0.0
     #: Whether its vCPUs never run.
     idle: bool = False
     #: How often its balloon driver is asked, seconds; 0: never; None: it has none.
@@ -249,7 +250,7 @@ class World:
             d.state, d.saved_mib = "paused", None
             return
         d.state, d.quota, d.cap, d.balloon_mib, d.online = "paused", None, None, d.boot_mib, set(range(d.vcpus))
-        d.plugged_mib = max((d.starts_with or (0.0, d.boot_mib))[1] - d.boot_mib, 0.0)
+        d.plugged_mib = d.requested_mib = max((d.starts_with or (0.0, d.boot_mib))[1] - d.boot_mib, 0.0)
         d.cache_mib = 0.0
 
     async def _do_shut_down(self, domain: str, limit_s: float) -> str:
@@ -343,7 +344,17 @@ class World:
             if called_off.is_set() or here.state != "running" or self.domains.get(to) is not there:
                 there.intent, there.state = kept, "stopped"
                 raise DomainOff
-            for name in ("vcpus", "boot_mib", "plugged_mib", "balloon_mib", "cache_mib", "quota", "cap", "shares"):
+            for name in (
+                "vcpus",
+                "boot_mib",
+                "plugged_mib",
+                "requested_mib",
+                "balloon_mib",
+                "cache_mib",
+                "quota",
+                "cap",
+                "shares",
+            ):
                 setattr(there, name, getattr(here, name))
             there.online, there.vcpu_seconds = set(here.online), list(here.vcpu_seconds)
             here.state, there.state = "stopped", "running"
@@ -370,7 +381,7 @@ class World:
         self.domains[domain].requested_mib = self.domains[domain].plugged_mib
 
     async def _do_call_off(self, domain: str) -> None:
-        self.domains[domain]
+        await self._do_hold_back(domain)
 
     async def _do_set_disk(self, domain: str, mib_s: float | None) -> str:
         self.domains[domain].disk_mib_s = mib_s
@@ -413,12 +424,13 @@ class World:
 
     async def _do_set_plugged(self, domain: str, mib: float) -> str:
         d = self.domains[domain]
+        d.requested_mib, goal_mib = mib, max(mib, min(d.stuck_mib, d.plugged_mib))
         # In two steps, so that a kill can come in between.
-        d.plugged_mib = (d.plugged_mib + mib) / 2
+        d.plugged_mib = (d.plugged_mib + goal_mib) / 2
         await asyncio.sleep(self.delay())
-        d.plugged_mib = mib
+        d.plugged_mib = goal_mib
         self._look(d)
-        return ""
+        return "" if goal_mib == mib else f"virtio-mem stayed at {goal_mib:g} MiB"
 
     def _look(self, d: Domain) -> None:
         self.least_available_mib = min(self.least_available_mib, d.available_mib)

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.resources import COMPONENTS
+from ebbtide.messages.common import Vector
+from ebbtide.messages.guest import Memory, MemoryState, Pressure
+from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.vms import VMState, VMStatus
 from ebbtide.rest.metrics.sheet import MIB
-from hostagent.api.metric_families import declared, sheet_of
+from ebbtide.rest.metrics.totals import Calls, Reports
+from hostagent.api.metric_families import HostFacts, Machine, VMFacts, declared, put_machine, sheet_of
 from hostagent.api.metrics import facts_of
 from hostagent.control.renewal import load
 from hostagent.control.usage import SAID_FOR_S
 from hostagent.operations.agent import Agent
+from hostagent.state.tallies import Tally
 from hostagent.vm.host import MOST_CHANGES, Host
 from tests.hostagent.conftest import Client, Command
 from tests.hostagent.world import Domain
 from tests.promtool import check_metrics
 from tests.rest.pki import Pki
+from tests.rest.sheets import amount, said_by, unsaid
 from tests.waiting import until
 
 EXPIRY = "ebbtide_host_certificate_expiry_timestamp_seconds"
@@ -212,3 +222,181 @@ class _Silent:
 def test_every_metric_has_words_of_its_own() -> None:
     helps = [metric.help for metric in declared()]
     assert len(set(helps)) == len(helps)
+
+
+def size(cores: float, memory: float, disk: float, network: float) -> Vector:
+    return Vector(cpu_cores=cores, memory_mib=memory, disk_mib_s=disk, network_mib_s=network)
+
+
+def tally(asked: float, verified: float, seconds: float, short: int, resizes: int) -> Tally:
+    made = Tally()
+    for number, component in enumerate(COMPONENTS):
+        made.asked["deflate", "guest", component] = asked + number
+        made.verified["deflate", "guest", component] = verified + number
+    made.seconds["deflate", "guest"] = seconds
+    made.shortfalls["deflate", "memory_mib", "guest"] = short
+    made.resizes["reinflate", "short"] = resizes
+    return made
+
+
+def test_every_metric_has_the_value_of_what_it_is_named_for() -> None:
+    vm = VMStatus(
+        name="low",
+        host="host-a",
+        domain="ebb-host-a.low",
+        state=VMState.RUNNING,
+        priority=Priority.HARVEST,
+        nominal=size(2, 3, 5, 7),
+        minimum=size(1, 2.5, 4, 6),
+        ceiling=size(11, 13, 17, 19),
+        current=size(1.5, 2.75, 4.5, 6.5),
+        asks=size(23, 29, 31, 37),
+        overhead_mib=1.0,
+        generation=1,
+        guest_connected=True,
+        boot_memory_mib=2.0,
+        pressure="memory",
+        pressure_budget_s=41.0,
+        throttled_share=0.43,
+        drift_total=47,
+        broken_offline_total=53,
+        contention="another program undoes what is put right",
+        held=True,
+        started_at=59.0,
+    )
+    said = MemoryState(
+        boot_id="b",
+        memory=Memory(total_mib=61, available_mib=67, reserve_mib=71, floor_mib=73, unpluggable_mib=79),
+        pressure=Pressure(
+            memory_some_avg10=83,
+            memory_full_avg10=89,
+            cpu_some_avg10=97,
+            memory_some_total_us=101_000_000,
+            memory_full_total_us=103_000_000,
+        ),
+        major_faults=107,
+    )
+    report = HostReport(
+        id="host-a",
+        url="http://127.0.0.1:1",
+        incarnation="i",
+        capacity=size(109, 113, 127, 131),
+        free=size(137, 139, 149, 151),
+        deflatable=size(157, 163, 167, 173),
+        overcommitted=size(179, 181, 191, 193),
+        budget=size(197, 199, 211, 223),
+        reserve_mib=227.0,
+        vm_overhead_mib=1.0,
+        accelerator="qemu",
+        mode="draining",
+        vms=(vm,),
+    )
+    facts = HostFacts(
+        report=report,
+        vms=(
+            VMFacts(status=vm, resident_mib=229.0, tally=tally(233, 239, 241, 251, 257), said=(said, 5.0), online=263),
+        ),
+        tally=tally(269, 271, 277, 281, 283),
+        decisions=Counter(deflate=293),
+        operations=Counter(target=307),
+        durations={},
+        reports=Reports(311, 313, 317.0),
+        calls=Calls(outcomes=Counter(ok=331, error=337, timeout=347, gone=349)),
+        changes=353,
+        epoch=359,
+        available_mib=367.0,
+        trimmed_mib=373.0,
+        given_back_mib=379.0,
+        certificate_end=383.0,
+        certificate_begin=389.0,
+    )
+    sheet = sheet_of(facts)
+    put_machine(sheet, Machine((397 * MIB, 401 * MIB), {"state": (409 * MIB, 419 * MIB)}))
+    found = said_by(sheet)
+    assert found == {
+        "host_info host-a qemu": 1,
+        "host_mode draining": 1,
+        "host_hypervisor_up": 1,
+        **amount("host_capacity", "", 109, 113, 127, 131),
+        **amount("host_free", "", 137, 139, 149, 151),
+        **amount("host_deflatable", "", 157, 163, 167, 173),
+        **amount("host_overcommitted", "", 179, 181, 191, 193),
+        **amount("host_harvest_budget", "", 197, 199, 211, 223),
+        "host_reserve_bytes": 227,
+        "host_trimmed_bytes": 373,
+        "host_trimmed_back_bytes": 379,
+        "host_memory_available_bytes": 367,
+        "host_swap_size_bytes": 397,
+        "host_swap_free_bytes": 401,
+        "host_disk_size_bytes state": 409,
+        "host_disk_free_bytes state": 419,
+        "host_vms running harvest": 1,
+        "host_decisions deflate": 293,
+        "host_operations target": 307,
+        "host_reports taken": 311,
+        "host_reports failed": 313,
+        "host_last_report_timestamp_seconds": 317,
+        "host_core_changes_waiting": 353,
+        "host_epoch": 359,
+        "host_certificate_expiry_timestamp_seconds": 383,
+        "host_certificate_start_timestamp_seconds": 389,
+        "libvirt_calls ok": 331,
+        "libvirt_calls error": 337,
+        "libvirt_calls timeout": 347,
+        "libvirt_calls gone": 349,
+        "host_resizes reinflate short": 283,
+        **amount("host_layer_asked", "deflate guest", 269, 270, 271, 272),
+        **amount("host_layer_verified", "deflate guest", 271, 272, 273, 274),
+        "host_layer_seconds deflate guest": 277,
+        "host_shortfalls deflate memory_mib guest": 281,
+        "vm_info low harvest agent lab": 1,
+        "vm_state low running": 1,
+        **amount("vm_nominal", "low", 2, 3, 5, 7),
+        **amount("vm_minimum", "low", 1, 2.5, 4, 6),
+        **amount("vm_ceiling", "low", 11, 13, 17, 19),
+        **amount("vm_bound", "low", 1.5, 2.75, 4.5, 6.5),
+        **amount("vm_asks", "low", 23, 29, 31, 37),
+        "vm_resident_memory_bytes low": 229,
+        "vm_under_pressure low": 1,
+        "vm_pressure_budget_seconds low": 41,
+        "vm_throttled_ratio low": 0.43,
+        "vm_guest_connected low": 1,
+        "vm_held low": 1,
+        "vm_start_timestamp_seconds low": 59,
+        "vm_drift_repairs low": 47,
+        "vm_broken_offline low": 53,
+        "vm_contended low": 1,
+        "vm_resizes low reinflate short": 257,
+        **amount("vm_layer_asked", "low deflate guest", 233, 234, 235, 236),
+        **amount("vm_layer_verified", "low deflate guest", 239, 240, 241, 242),
+        "vm_layer_seconds low deflate guest": 241,
+        "vm_shortfalls low deflate memory_mib guest": 251,
+        "guest_memory_size_bytes low": 61,
+        "guest_memory_available_bytes low": 67,
+        "guest_memory_floor_bytes low": 73,
+        "guest_cpus_online low": 263,
+        "guest_memory_pressure_ratio low some": 0.83,
+        "guest_memory_pressure_ratio low full": 0.89,
+        "guest_cpu_pressure_ratio low": 0.97,
+        "guest_memory_stalled_seconds low some": 101,
+        "guest_memory_stalled_seconds low full": 103,
+        "guest_major_faults low": 107,
+        "guest_status_age_seconds low": 5,
+    }
+    assert unsaid(declared(), found) == set()
+
+
+async def test_what_an_agent_knows_of_its_host_stands_under_its_own_name(agent: Agent) -> None:
+    host = agent.host
+    host.steady_taken_mib, host.steady_given_mib, host.available_mib, host.reports = 2.0, 3.0, 5.0, Reports(7, 11, 13.0)
+    facts = facts_of(agent)
+    assert (facts.trimmed_mib, facts.given_back_mib, facts.available_mib, facts.reports) == (
+        2.0,
+        3.0,
+        5.0,
+        host.reports,
+    )
+    assert facts.decisions is host.history.made
+    assert facts.durations is agent.requests.operations.durations
+    assert facts.operations == agent.requests.operations.under_way()
+    assert (facts.tally, facts.calls, facts.epoch) == (host.tallies.whole, host.hypervisor.calls, host.journal.epoch)

@@ -23,7 +23,7 @@ from ebbtide.rest.tokens import digest_of
 from tests.manager import cluster as clusters
 from tests.rest.pki import Pki
 
-pytestmark = pytest.mark.usefixtures("each_store")
+pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
 
 ADMIN, AGENTS = "secret-of-the-admin", "secret-of-agents"
 

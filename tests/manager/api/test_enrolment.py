@@ -89,7 +89,6 @@ async def enrol(cluster: Cluster, token: str, host: str = "host-b", **body: Any)
     return await cluster.call("POST", "/v1/enrolments", token="", json={"token": token, **body})
 
 
-@pytest.mark.service
 @each_store
 async def test_an_invitation_enrols_one_host_with_one_key_also_after_a_restart(tmp_path: Path) -> None:
     async with enrolling(tmp_path) as cluster:
@@ -114,7 +113,6 @@ async def test_an_invitation_enrols_one_host_with_one_key_also_after_a_restart(t
             assert "was used by host-b already" in problem["detail"]
 
 
-@pytest.mark.service
 @each_store
 async def test_a_host_that_was_forgotten_is_not_waited_for_by_a_ca_that_is_to_follow_and_its_id_is_free(
     tmp_path: Path,
@@ -145,7 +143,6 @@ async def test_a_host_that_was_forgotten_is_not_waited_for_by_a_ca_that_is_to_fo
         assert (await enrol(cluster, await invite(cluster)))[0] == 200
 
 
-@pytest.mark.service
 @each_store
 async def test_of_two_hosts_that_come_at_once_with_one_invitation_one_joins(tmp_path: Path) -> None:
     async with enrolling(tmp_path) as cluster:
@@ -154,7 +151,6 @@ async def test_of_two_hosts_that_come_at_once_with_one_invitation_one_joins(tmp_
         assert sorted(status for status, _ in came) == [200] + [403] * 7
 
 
-@pytest.mark.service
 @each_store
 async def test_an_invitation_that_has_been_used_keeps_no_place_of_one_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -170,7 +166,6 @@ async def test_an_invitation_that_has_been_used_keeps_no_place_of_one_that_waits
         assert (status, problem["detail"]) == (409, "2 invitations wait for their hosts, which is the most")
 
 
-@pytest.mark.service
 @each_store
 async def test_what_is_no_invitation_for_this_host_now_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -197,7 +192,6 @@ async def test_what_is_no_invitation_for_this_host_now_is_refused(
             assert secret not in said.out + said.err
 
 
-@pytest.mark.service
 @each_store
 async def test_of_a_request_for_a_certificate_only_the_key_counts(tmp_path: Path) -> None:
     async with enrolling(tmp_path) as cluster:
@@ -229,7 +223,6 @@ async def test_of_a_request_for_a_certificate_only_the_key_counts(tmp_path: Path
         assert (await enrol(cluster, token, "host-c"))[0] == 200, "what was refused has not used it up"
 
 
-@pytest.mark.service
 @each_store
 @pytest.mark.parametrize("address", ["192.0.2.1:7070", "host-b.", "1::2::3"])
 async def test_an_address_that_is_none_is_named_by_the_refusal(tmp_path: Path, address: str) -> None:
@@ -244,7 +237,6 @@ async def test_an_address_that_is_none_is_named_by_the_refusal(tmp_path: Path, a
         assert (await enrol(cluster, token))[0] == 200, "what was refused has not used it up"
 
 
-@pytest.mark.service
 @each_store
 async def test_what_the_managers_certificate_names_since_a_reload_is_no_hosts_either(tmp_path: Path) -> None:
     pki = Pki(tmp_path / "ca")
@@ -270,7 +262,6 @@ async def test_what_the_managers_certificate_names_since_a_reload_is_no_hosts_ei
         assert (await enrol(cluster, token, "host-c"))[0] == 200
 
 
-@pytest.mark.service
 @each_store
 async def test_a_host_that_was_revoked_is_neither_heard_nor_taken_in_again(tmp_path: Path) -> None:
     agent = FakeAgent("host-a", cpu_cores=1.0, memory_mib=1000.0)
@@ -293,7 +284,6 @@ async def test_a_host_that_was_revoked_is_neither_heard_nor_taken_in_again(tmp_p
             await cluster.start_manager()
 
 
-@pytest.mark.service
 @each_store
 async def test_a_host_that_is_gone_or_has_not_come_yet_can_be_revoked(tmp_path: Path) -> None:
     """Its tokens and its certificate are good for as long as there are the keys of which they are made."""
@@ -321,7 +311,6 @@ async def test_a_host_that_is_gone_or_has_not_come_yet_can_be_revoked(tmp_path: 
         assert (await enrol(cluster, kept, "host-z"))[0] == 409
 
 
-@pytest.mark.service
 @each_store
 async def test_invitations_that_nobody_has_used_can_be_taken_back(tmp_path: Path) -> None:
     async with enrolling(tmp_path) as cluster:
@@ -337,7 +326,6 @@ async def test_invitations_that_nobody_has_used_can_be_taken_back(tmp_path: Path
         assert (await enrol(cluster, await invite(cluster), "host-c"))[0] == 200, "its id is free"
 
 
-@pytest.mark.service
 @each_store
 async def test_without_tls_tokens_are_all_that_a_host_gets_and_without_a_url_nobody_is_invited(tmp_path: Path) -> None:
     async with enrolling(tmp_path, url="http://127.0.0.1:7100") as cluster:
@@ -351,7 +339,6 @@ async def test_without_tls_tokens_are_all_that_a_host_gets_and_without_a_url_nob
         assert (await cluster.call("GET", "/v1/ca"))[0] == 409
 
 
-@pytest.mark.service
 @each_store
 async def test_a_manager_that_nobody_can_call_takes_in_nobody_and_hosts_are_told_of_none_such(tmp_path: Path) -> None:
     everywhere = "https://0.0.0.0:7100"
@@ -365,7 +352,6 @@ async def test_a_manager_that_nobody_can_call_takes_in_nobody_and_hosts_are_told
         assert (status, joined["managers"]) == (200, [URL]), joined
 
 
-@pytest.mark.service
 @each_store
 async def test_a_host_that_has_joined_and_never_reported_can_be_forgotten_and_its_id_is_free(tmp_path: Path) -> None:
     made = []

@@ -351,7 +351,6 @@ async def test_strangers_without_an_invitation_do_not_fill_the_log(
     assert 0 < (said.out + said.err).count("no invitation that counts") < 20
 
 
-@pytest.mark.service
 @pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("way", ["by request", "by request, and forgotten", "by the tokens file"])
 async def test_a_report_that_waits_for_its_turn_while_its_host_is_revoked_counts_for_nothing(

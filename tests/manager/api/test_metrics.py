@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster_manager.alerts.outbox import Drop, Outbox, Outcome
 from cluster_manager.alerts.webhooks import Webhook
 from cluster_manager.api import metrics
-from cluster_manager.api.metric_families import STATES, OneHost, declared, put_hosts
+from cluster_manager.api.metric_families import STATES, OneHost, TermFacts, declared, put_hosts, put_term
+from cluster_manager.errors import DISK_FULL
 from cluster_manager.inventory.agents import METRICS_LIMIT
 from ebbtide.messages.common import Vector
+from ebbtide.messages.explanations import Event
 from ebbtide.messages.guest import Memory, MemoryState
+from ebbtide.messages.machines import CalibrationCurve, CalibrationReport, Decile
 from ebbtide.messages.vms import VMState
 from ebbtide.rest.metrics.sheet import MIB, Sheet
 from hostagent.api import metrics as of_agent
@@ -26,6 +31,7 @@ from tests.manager.fake_agent import FakeAgent
 from tests.manager.plan_events import spec_of, status_of
 from tests.manager.with_agent import lab_of
 from tests.promtool import check_metrics
+from tests.rest.sheets import amount, said_by, unsaid
 from tests.waiting import until
 
 SCRAPES = Path(__file__).resolve().parents[3] / "deploy" / "prometheus" / "prometheus.yml"
@@ -278,3 +284,114 @@ async def test_predictions_are_told_by_decile_as_they_are_kept_and_not_as_totals
 def test_every_metric_has_words_of_its_own() -> None:
     helps = [metric.help for metric in declared()]
     assert len(set(helps)) == len(helps)
+
+
+def size(cores: float, memory: float, disk: float, network: float) -> Vector:
+    return Vector(cpu_cores=cores, memory_mib=memory, disk_mib_s=disk, network_mib_s=network)
+
+
+def curve(brier: float, count: int, predicted: float, observed: float) -> CalibrationCurve:
+    row = Decile(low=0.5, count=count, predicted=predicted, observed=observed)
+    return CalibrationCurve(count=1, brier=brier, deciles=(row,))
+
+
+def test_every_metric_has_the_value_of_what_it_is_named_for() -> None:
+    event = Event(id=1, at=0.0, kind="placed", sentence="it was placed")
+    outbox = Outbox(
+        Webhook("oncall", "http://127.0.0.1:1", b"key", frozenset()),
+        seen=1,
+        waiting=(event,) * 2,
+        tries={Outcome.DELIVERED: 3, Outcome.FAILED: 5, Outcome.REFUSED: 7},
+        drops={Drop.OVERFLOW: 11, Drop.EXPIRED: 13, Drop.REFUSED: 17},
+    )
+    facts = TermFacts(
+        reports=Counter(news=19, repeated=23),
+        operations=Counter(create=29),
+        durations={},
+        preempted=Counter(minimum=31, shortfall=37),
+        moves=41,
+        waiting={"host-a": [43.0, 47.0]},
+        calibration=CalibrationReport(machines=curve(53, 59, 61, 67), tasks=curve(71, 73, 79, 83)),
+        tasks=Counter(waiting=89, released=97, running=101),
+        ended=Counter(done=103, failed=107, cancelled=109),
+        killed=113,
+        engine_up=True,
+        machines=Counter(up=127, drained=131, down=137),
+        usable_cores=139,
+        outboxes=(outbox,),
+    )
+    sizes = {"nominal": size(2, 3, 5, 7), "minimum": size(1, 2.5, 4, 6), "current": size(1.5, 2.75, 4.5, 6.5)}
+    web = status_of(spec_of("web", "deflatable"), "host-a").model_copy(update={**sizes, "pressure": "memory"})
+    room = {"capacity": size(149, 151, 157, 163), "free": size(167, 173, 179, 181)}
+    room["deflatable"] = size(191, 193, 197, 199)
+    report = host("host-a").report().model_copy(update={**room, "vms": (web,)})
+    sheet = Sheet(declared())
+    put_term(sheet, facts)
+    put_hosts(sheet, [OneHost("host-a", "overcommitted", 211.0, report)])
+    found = said_by(sheet)
+    assert found == {
+        "manager_reports news": 19,
+        "manager_reports repeated": 23,
+        "manager_operations create": 29,
+        "manager_preemptions minimum": 31,
+        "manager_preemptions shortfall": 37,
+        "manager_alert_tries oncall delivered": 3,
+        "manager_alert_tries oncall failed": 5,
+        "manager_alert_tries oncall refused": 7,
+        "manager_alert_drops oncall overflow": 11,
+        "manager_alert_drops oncall expired": 13,
+        "manager_alert_drops oncall refused": 17,
+        "manager_alerts_waiting oncall": 2,
+        "manager_moves": 41,
+        "cluster_hosts overcommitted": 1,
+        "cluster_host_state host-a overcommitted": 1,
+        "cluster_host_report_age_seconds host-a": 211,
+        **amount("cluster_capacity", "", 149, 151, 157, 163),
+        **amount("cluster_free", "", 167, 173, 179, 181),
+        **amount("cluster_deflatable", "", 191, 193, 197, 199),
+        **amount("cluster_nominal", "deflatable", 2, 3, 5, 7),
+        **amount("cluster_minimum", "deflatable", 1, 2.5, 4, 6),
+        **amount("cluster_bound", "deflatable", 1.5, 2.75, 4.5, 6.5),
+        "cluster_vms_under_pressure": 1,
+        "cluster_vms running deflatable": 1,
+        "cluster_preempted_vms host-a": 2,
+        "cluster_preempted_oldest_timestamp_seconds host-a": 43,
+        "matcher_predictions machines 0.5": 59,
+        "matcher_predictions tasks 0.5": 73,
+        "matcher_predicted_ratio machines 0.5": 61,
+        "matcher_predicted_ratio tasks 0.5": 79,
+        "matcher_observed_ratio machines 0.5": 67,
+        "matcher_observed_ratio tasks 0.5": 83,
+        "matcher_brier_score machines": 53,
+        "matcher_brier_score tasks": 71,
+        "matcher_tasks waiting": 89,
+        "matcher_tasks released": 97,
+        "matcher_tasks running": 101,
+        "matcher_tasks_ended done": 103,
+        "matcher_tasks_ended failed": 107,
+        "matcher_tasks_ended cancelled": 109,
+        "matcher_kills": 113,
+        "matcher_engine_up": 1,
+        "matcher_machines up": 127,
+        "matcher_machines drained": 131,
+        "matcher_machines down": 137,
+        "matcher_usable_cores": 139,
+    }
+    # The route itself puts what does not follow from these.
+    leadership = {"manager_leader", "manager_epoch", "manager_disk_full"}
+    assert unsaid(declared(), found) == {
+        *leadership,
+        "manager_store_free_bytes",
+        "manager_certificate_expiry_timestamp_seconds",
+    }
+
+
+@pytest.mark.parametrize(("why", "full"), [(DISK_FULL, 1.0), ("another manager leads", 0.0)])
+async def test_a_store_whose_disk_is_full_is_told_apart_from_other_reasons_not_to_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str, full: float
+) -> None:
+    async with cluster_of(tmp_path) as cluster:
+        assert cluster.manager is not None
+        monkeypatch.setattr(cluster.manager.leadership, "leads", lambda: False)
+        monkeypatch.setattr(type(cluster.manager.leadership), "why", why)
+        assert (await values_of(cluster))["ebbtide_manager_disk_full"] == full

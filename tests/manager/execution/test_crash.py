@@ -26,7 +26,7 @@ from tests.manager.databases import rows_of
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.manager.lifecycle import kill_at_every_record
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 REPO = Path(__file__).resolve().parents[3]
 #: How often a real manager is killed at random; tests/chaos does it more often, and with everything else at once.
@@ -254,6 +254,7 @@ class ManagerProcess:
         return code
 
 
+@pytest.mark.service
 async def test_a_real_manager_killed_at_random_moments_loses_and_doubles_nothing(tmp_path: Path) -> None:
     first = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
     second = FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
@@ -327,6 +328,7 @@ async def _ended(process: ManagerProcess, session: aiohttp.ClientSession, reques
                 return operation
 
 
+@pytest.mark.service
 async def test_sigterm_and_sigint_end_the_manager_cleanly(tmp_path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         process = ManagerProcess(tmp_path)

@@ -17,7 +17,7 @@ from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, lose_it_on_the_way, seen
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 @pytest.fixture

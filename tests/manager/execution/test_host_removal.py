@@ -23,7 +23,7 @@ from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import consistent, lose_it_on_the_way
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 @pytest.fixture

@@ -29,8 +29,6 @@ from tests.waiting import until
 
 each_store = pytest.mark.usefixtures("each_store")
 
-pytestmark = pytest.mark.service
-
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:

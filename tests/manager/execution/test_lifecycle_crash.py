@@ -18,7 +18,7 @@ from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, kill_at_every_record, send, watch_for_two
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 #: What is asked for, and how many commands it takes on the first and on the second host.
 BODIES: dict[str, dict[str, Any]] = {

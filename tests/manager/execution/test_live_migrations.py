@@ -19,7 +19,7 @@ from tests.manager.lifecycle import ask, consistent, seen, send
 from tests.manager.two_agents import NAMES, TwoHosts, two_hosts
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 LIVE = {"live": True, "copy_storage": True}
 #: What a move changes at the hypervisors, with room to spare.

@@ -19,7 +19,7 @@ from tests.manager.fake_lifecycle import runs
 from tests.manager.lifecycle import ask, consistent, seen, send, watch_for_two
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 @pytest.fixture

@@ -323,7 +323,6 @@ async def test_a_vm_that_its_owner_has_stopped_meanwhile_is_left_alone(tmp_path:
             await cluster.manager.lifecycle.rebalance(found.moves[0], RULES)
 
 
-@pytest.mark.service
 async def test_a_vm_that_two_real_agents_move_has_its_size_again_where_it_came_to(tmp_path: Path) -> None:
     """low-1 is shrunk for high-1, host-b is empty."""
     async with two_hosts(tmp_path) as two:

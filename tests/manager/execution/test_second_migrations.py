@@ -21,7 +21,7 @@ from tests.manager.fake_agent import FakeAgent
 from tests.manager.lifecycle import ask, consistent, seen, send
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 LIVE = {"live": True, "copy_storage": True}
 

@@ -14,7 +14,7 @@ from tests.manager.cluster import vm
 from tests.manager.with_agent import Lab, lab_of
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.manager.cluster import QUICK, Cluster, cluster_of, vm
 from tests.manager.fake_agent import HOSTS_KEY, FakeAgent
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 def pair() -> tuple[FakeAgent, FakeAgent]:

@@ -177,7 +177,6 @@ async def crowded(tmp_path: Path, **settings: Any) -> AsyncIterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.service
 @pytest.mark.usefixtures("each_store")
 async def test_a_fixed_vm_gets_its_room_by_a_move(tmp_path: Path) -> None:
     async with crowded(tmp_path) as cluster:
@@ -195,7 +194,6 @@ async def test_a_fixed_vm_gets_its_room_by_a_move(tmp_path: Path) -> None:
         await consistent(cluster)
 
 
-@pytest.mark.service
 @pytest.mark.usefixtures("each_store")
 async def test_where_the_move_fails_the_vm_is_preempted_as_before(tmp_path: Path) -> None:
     async with crowded(tmp_path) as cluster:
@@ -207,7 +205,6 @@ async def test_where_the_move_fails_the_vm_is_preempted_as_before(tmp_path: Path
         assert set(cluster.agents[1].vms) == {"fixed-b"}, "what was kept for it there is given back"
 
 
-@pytest.mark.service
 @pytest.mark.usefixtures("each_store")
 async def test_nobody_moves_where_the_operator_says_never(tmp_path: Path) -> None:
     async with crowded(tmp_path, move_first="never") as cluster:
@@ -217,7 +214,6 @@ async def test_nobody_moves_where_the_operator_says_never(tmp_path: Path) -> Non
         assert (await seen(cluster, "low-1"))["state"] == "preempted"
 
 
-@pytest.mark.service
 @pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("mode", [HostMode.DRAINING, HostMode.PAUSED, HostMode.OFF])
 async def test_nobody_moves_to_a_host_that_takes_no_new_vm(tmp_path: Path, mode: HostMode) -> None:
@@ -230,7 +226,6 @@ async def test_nobody_moves_to_a_host_that_takes_no_new_vm(tmp_path: Path, mode:
         assert dry[1]["preempted"] == ["low-1"], dry[1]["steps"]
 
 
-@pytest.mark.service
 @pytest.mark.usefixtures("each_store")
 async def test_nobody_moves_to_room_that_another_placement_has_chosen(tmp_path: Path) -> None:
     async with crowded(tmp_path) as cluster:
@@ -273,7 +268,6 @@ def test_a_dry_run_moves_no_vm_that_was_made_from_xml(xml: str | None) -> None:
     assert bool(told.preempted) == (xml is not None), told.steps
 
 
-@pytest.mark.service
 @pytest.mark.usefixtures("each_store")
 @pytest.mark.parametrize("at", ["departing", "arriving"])
 async def test_a_manager_that_dies_during_the_move_goes_on_with_it(tmp_path: Path, at: str) -> None:
@@ -297,7 +291,6 @@ async def test_a_manager_that_dies_during_the_move_goes_on_with_it(tmp_path: Pat
         await consistent(cluster)
 
 
-@pytest.mark.service
 @pytest.mark.usefixtures("each_store")
 async def test_nobody_moves_for_a_placement_that_is_called_off_while_that_is_written_down(tmp_path: Path) -> None:
     async with crowded(tmp_path) as cluster:

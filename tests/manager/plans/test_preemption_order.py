@@ -24,7 +24,7 @@ from tests.manager.outcomes import outcome_of
 from tests.manager.plan_events import chosen, ended, placement, read, spec_of, status_of
 from tests.waiting import until
 
-pytestmark = [pytest.mark.service, pytest.mark.usefixtures("each_store")]
+pytestmark = pytest.mark.usefixtures("each_store")
 
 
 async def test_nobody_is_preempted_for_a_minimum_while_minimums_allow_elsewhere(tmp_path: Path) -> None:

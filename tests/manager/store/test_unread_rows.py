@@ -80,6 +80,10 @@ async def test_a_vm_whose_stored_spec_cannot_be_read_is_shown_as_its_host_has_it
             body = {"request_id": "asked", **asked}
             status, problem = await cluster.call(method, f"/v1/vms/low-1{path}", json=body)
             assert (status, "it can be stopped or deleted" in problem["detail"]) == (409, True), (path, problem)
+        assert (await cluster.call("POST", "/v1/vms/low-1/stop", json={"request_id": "stop"}))[0] == 202
+        assert (await cluster.ended("stop")).state is OperationState.DONE
+        status, problem = await cluster.call("POST", "/v1/vms/low-1/start", json={"request_id": "start"})
+        assert (status, "it can be stopped or deleted" in problem["detail"]) == (409, True), problem
         assert (await cluster.create(vm("low-3", cpu_cores=1.0))).state is OperationState.DONE
         assert (await cluster.delete("low-1")).state is OperationState.DONE
         assert set(agent.vms) == {"low-2", "low-3"}
@@ -232,8 +236,17 @@ async def test_a_vm_in_a_phase_of_a_later_version_is_shown_as_its_host_has_it_an
             assert "hibernating" in rows["low-1"]["sentence"] if "state" not in query else "low-2" in rows
             assert (rows["low-2"]["state"], rows["low-2"]["labels"]) == ("running", {})
         assert (await cluster.get("/v1/vms/low-1"))["state"] == "running"
-        status, problem = await cluster.call("POST", "/v1/vms/low-1/migrate", json={"request_id": "asked"})
-        assert (status, "it can be stopped or deleted" in problem["detail"]) == (409, True), problem
+        for method, path, asked in (
+            ("PATCH", "", {"nominal": {"cpu_cores": 1.0}}),
+            ("POST", "/migrate", {}),
+        ):
+            body = {"request_id": "asked", **asked}
+            status, problem = await cluster.call(method, f"/v1/vms/low-1{path}", json=body)
+            assert (status, "it can be stopped or deleted" in problem["detail"]) == (409, True), (path, problem)
+        assert (await cluster.call("POST", "/v1/vms/low-1/start", json={"request_id": "asked"}))[0] == 409
+        # Nor is it preempted: without both of them there would be room.
+        refused = await cluster.create(vm("high-1", "fixed", 6.0, 2000.0))
+        assert (refused.state, set(agent.vms)) == (OperationState.FAILED, {"low-1", "low-2"}), refused.sentence
         assert (await cluster.delete("low-1")).state is OperationState.DONE
         assert set(agent.vms) == {"low-2"}
 
