@@ -121,6 +121,8 @@ def watching(mark: str) -> Iterator[dict[str, Any]]:
     # A session of its own: Ctrl-C is not for it, and it ends with its input.
     command = [sys.executable, "-P", __file__, mark]
     watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert watch.stdout is not None
+    watch.stdout.readline()  # it has begun
     found: dict[str, Any] = {}
     try:
         yield found
@@ -131,6 +133,7 @@ def watching(mark: str) -> Iterator[dict[str, Any]]:
 def main() -> None:
     others, watch = Others(os.getppid(), sys.argv[1].encode()), Watch()
     before, began_s = others.look(), time.monotonic()
+    print(flush=True)
     while True:
         ended = bool(select.select([sys.stdin], [], [], EVERY_S)[0])
         after, now_s = others.look(), time.monotonic()
