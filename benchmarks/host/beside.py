@@ -60,13 +60,16 @@ def others_s(before: Mapping[tuple[int, int], Seen], after: Mapping[tuple[int, i
     """
     seconds = 0.0
     there = {pid for pid, _ in after}
+    parents = {pid: seen.parent for (pid, _), seen in before.items()}
     for key, now in after.items():
         earlier = before.get(key, Seen(now.parent, 0.0, 0.0))
         seconds += now.own_s - earlier.own_s
         if key[0] != INIT:
             seconds += now.children_s - earlier.children_s
     for key, gone in before.items():
-        if key not in after and gone.parent != INIT and gone.parent in there:
+        # It is now in what the next of those that it came of, and that goes on, has waited for.
+        heir = next((pid for pid in lineage(gone.parent, parents) if pid in there), INIT)
+        if key not in after and heir != INIT:
             seconds -= gone.own_s + gone.children_s
     return max(seconds, 0.0)
 

@@ -128,6 +128,13 @@ def test_cpu_time_of_others_is_counted_once_with_children_that_have_ended() -> N
     assert beside.others_s(before, after) == 0.5 + 1.0 + 0.25
 
 
+def test_what_a_child_and_its_own_child_took_before_they_ended_is_not_counted_again() -> None:
+    shell, make, compiler = (10, 1), (11, 2), (12, 3)
+    before = {shell: beside.Seen(1, 1.0, 0.0), make: beside.Seen(10, 2.0, 1.0), compiler: beside.Seen(11, 30.0, 0.0)}
+    # All but the shell have ended; the compiler took two seconds more.
+    assert beside.others_s(before, {shell: beside.Seen(1, 1.0, 35.0)}) == 2.0
+
+
 def test_a_watch_tells_the_mean_and_the_busiest_window_and_nothing_of_a_moment() -> None:
     assert beside.Watch([(0.5, 0.5)]).found is None
     found = beside.Watch([(1.0, 10.0), (8.0, 10.0), (0.1, 0.1)]).found
