@@ -295,7 +295,8 @@ def results() -> str:
         "paper's set-up differs too much for that, [Deflation, claim by claim](deflation.md) says so. Besides: "
         "matching on a real Slurm ends tasks no sooner than Slurm's own choice of the least loaded node. **Withdrawn** "
         "until they are measured again: `als_crossover` of Spark and what it is made of; what an idle agent takes to "
-        "what it took before there were metrics, `agent_to_before`; and what deflation does to a compile's p99, "
+        "what it took before there were metrics, `agent_to_before`; the agent's time to that of the same calls bare, "
+        "`agent_to_bare` of `cascade`; and what deflation does to a compile's p99, "
         "`compile_p99` of `cold` ([Benchmarks](benchmarks.md) says why).\n"
     )
     for name, document in files.items():
@@ -304,9 +305,11 @@ def results() -> str:
         # Runs that are kept one by one are of more than one day.
         days = " to ".join(date[:10] for date in (document.get("since"), document["date"]) if date)
         runs = statistics.mode(len(figure["runs"]) for figure in found.values())
+        beside = document.get("beside") or {}
+        told = "; beside it {mean_cores} cores of other work, {most_cores} at most".format(**beside) if beside else ""
         parts.append(
             f"{days}, version {document['version']}, {machine['cpus']} cores ({machine['cpu']}), "
-            f"{machine['memory_mib'] / 1024:.1f} GiB, {runs} runs; `make bench NAME={name}` measures it again.\n"
+            f"{machine['memory_mib'] / 1024:.1f} GiB, {runs} runs{told}; `make bench NAME={name}` measures it again.\n"
         )
         shown = figures(found)
         if len(found) > SHOWN:
