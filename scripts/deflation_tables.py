@@ -101,8 +101,8 @@ def claims() -> Iterator[str]:
         "four applications lose less than 30 % in many cases",
         "; ".join(f"{words} keeps {all_three.text(f'{name}_50')}" for name, words in names.items()),
         all_three.command,
-        f"met by {sum(value >= 0.7 for value in kept)} of {len(kept)} (the JVM by its response time; {load}), in control "
-        "groups; Spark is left out",
+        f"met by {sum(value >= 0.7 for value in kept)} of {len(kept)} (the JVM by its response time; {load}), in "
+        "control groups; Spark is left out",
     )
     yield row(
         "Table 1: memcached, JVM, web servers and Spark give resources themselves",

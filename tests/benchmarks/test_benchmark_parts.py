@@ -277,7 +277,8 @@ def test_a_run_measures_equal_settings_once_and_the_next_one_in_the_other_order(
 # --- being ended -----------------------------------------------------------------------------------------------------
 
 
-def test_a_benchmark_that_is_ended_cleans_up_while_its_agent_still_works() -> None:
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGHUP])
+def test_a_benchmark_that_is_ended_cleans_up_while_its_agent_still_works(ended_by: signal.Signals) -> None:
     found = []
 
     async def agent() -> None:
@@ -286,17 +287,21 @@ def test_a_benchmark_that_is_ended_cleans_up_while_its_agent_still_works() -> No
     async def work() -> None:
         working = asyncio.create_task(agent(), name="agent")
         try:
-            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), ended_by)
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
             found.append(working.cancelling())
 
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with pytest.raises(KeyboardInterrupt), terminable():
-        run_async(work())
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    # Whoever started the tests may have it ignored, and then so does a benchmark.
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    handlers = [signal.getsignal(number) for number in numbers]
+    with pytest.raises(KeyboardInterrupt), terminable(), contextlib.suppress(TimeoutError):
+        run_async(asyncio.wait_for(work(), 20))
     assert found == [0]
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [signal.getsignal(number) for number in numbers] == handlers
+    signal.signal(signal.SIGHUP, before)
 
 
 # --- latency ---------------------------------------------------------------------------------------------------------
