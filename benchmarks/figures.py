@@ -66,9 +66,16 @@ def medians(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
 
 
-def document(name: str, figures: Mapping[str, Figure], origin: Mapping[str, Any]) -> dict[str, Any]:
-    """What NAME.json holds."""
-    return {"name": name, **origin, "figures": {key: figure.as_dict() for key, figure in figures.items()}}
+def document(
+    name: str, figures: Mapping[str, Figure], origin: Mapping[str, Any], beside: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What NAME.json holds. ``beside``: what else ran on the machine."""
+    return {
+        "name": name,
+        **origin,
+        "beside": dict(beside),
+        "figures": {key: figure.as_dict() for key, figure in figures.items()},
+    }
 
 
 def origin_now() -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from benchmarks.caches import memcached
 from benchmarks.deflating import burst, cascade, cold, cpu, idle, latency, levels, steady, throughput, together
 from benchmarks.engines import jvm, spark
 from benchmarks.figures import Figures, document, origin_now
+from benchmarks.host.alone import BEARS, alone
 from benchmarks.host.bench_host import terminable
+from benchmarks.host.beside import watching
 from benchmarks.matching import matcher, tasks, tasks_twin
 from benchmarks.passes import LEAST_RUNS, Pass
 from benchmarks.placing import placement, policies
@@ -57,13 +61,24 @@ KEPT: Mapping[str, Callable[[Pass], Mapping[str, Any]]] = {"spark": spark.origin
 
 def run(name: str, how: Pass | None = None) -> dict[str, Any]:
     """Run one benchmark; returns what its file holds. Raises KeyError for an unknown name."""
-    how = how or Pass()
-    with terminable():
-        figures = ALL[name](how)
-    made = document(name, figures, KEPT[name](how) if name in KEPT else origin_now())
+    how = still_reporting(how or Pass())
+    work = ALL[name]
+    with terminable(), alone(how.report) as mine, watching(f"{BEARS}={mine}") as beside:
+        figures = work(how)
+    made = document(name, figures, KEPT[name](how) if name in KEPT else origin_now(), beside)
     # Runs that are kept are measured one at a time.
     few = how.runs < LEAST_RUNS and name not in KEPT
     return {**made, "quick": True} if how.quick or few else made
+
+
+def still_reporting(how: Pass) -> Pass:
+    """The same, whose reports go nowhere once the terminal is gone: what is put back at the end must not fail of it."""
+
+    def report(sentence: str) -> None:
+        with contextlib.suppress(OSError):
+            how.report(sentence)
+
+    return replace(how, report=report)
 
 
 def write(result: dict[str, Any], directory: Path) -> Path:

@@ -28,11 +28,9 @@ from benchmarks.caches.memcached_report import Row, write, write_table
 from benchmarks.caches.memcached_shrink import shrink_latency
 from benchmarks.caches.zipf import Keys, Workload, least_recently_used
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
-from benchmarks.host.bench_host import only
 from benchmarks.host.confined import Group, Server, group, server
-from benchmarks.host.swapfile import swap
+from benchmarks.host.swapfile import place, swap
 from benchmarks.passes import Pass, again_figure, begun_again_when_killed
-from ebbtide.lab.paths import state_dir
 
 ARMS = ("hypervisor", "application")
 CAPS: tuple[int | None, ...] = (None, 10_000, 5_000, 500)
@@ -83,15 +81,13 @@ def run(how: Pass) -> Figures:
         raise BenchmarkFailed("memcached: needs root, for swap and control groups")
     todo = cases(how.quick)
     largest_mib = max(case.count * case.value_bytes for case in todo) / 2**20
-    place = state_dir().with_suffix(".memcached.swap")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    load = os.getloadavg()[0]
+    file = place()
+    file.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     again = [0] * how.runs
     with (
-        only("memcached"),
-        swap(place, int(largest_mib * 1.5), how.report, ours=True) as swap_mib,
-        group(place.parent) as inside,
+        swap(file, int(largest_mib * 1.5), how.report, ours=True) as swap_mib,
+        group(file.parent) as inside,
     ):
         if swap_mib < largest_mib:
             raise BenchmarkFailed(f"memcached: {largest_mib:.0f} MiB of swap are needed, there are {swap_mib}")
@@ -110,10 +106,9 @@ def run(how: Pass) -> Figures:
     if how.output is not None:
         for path in write(rows, how.output, how.report):
             how.report(f"{path} is written")
-    conditions = f"load average {load:.1f} before, {os.getloadavg()[0]:.1f} after"
     return {
-        **figures(rows, conditions),
-        **_shrink_figures(latencies, conditions),
+        **figures(rows),
+        **_shrink_figures(latencies),
         "begun_again": again_figure(again, "an arm"),
     }
 
@@ -126,8 +121,9 @@ def _arm(inside: Group, case: Case, share: float, arm: str, number: int, how: Pa
 
 def _measure(inside: Group, case: Case, share: float, arm: str, number: int, how: Pass) -> Iterator[Row]:
     """One arm at one share: trained, measured at full size, deflated under load, measured at each cap."""
-    # The same seed for both arms: the same keys in the same order.
+    # The same seed for both arms: the same keys in the same order, but while they are deflated, which takes one longer.
     workload = Workload(case.count, case.exponent, np.random.default_rng([number, int(share * 100)]))
+    meanwhile = workload.drawn_by(np.random.default_rng([number, int(share * 100), 1]))
     window_s = WINDOW_S / 4 if how.quick else WINDOW_S
     limit_mib = int(case.count * case.value_bytes / 2**20 * 2)
     inside.limit(None)
@@ -143,7 +139,7 @@ def _measure(inside: Group, case: Case, share: float, arm: str, number: int, how
             trained = np.concatenate([warm[: warmed.gets], asked[: full.gets], trained])
             footprint_mib = inside.usage_mib
             to_mib = footprint_mib * share
-            with _under_load(client, workload):
+            with _under_load(client, meanwhile) as read:
                 began_s = time.perf_counter()
                 if arm == "application":
                     shrink(memcached, to_mib - (footprint_mib - memcached.status_mib("VmRSS")) - MARGIN_MIB)
@@ -151,7 +147,7 @@ def _measure(inside: Group, case: Case, share: float, arm: str, number: int, how
                 took_s = time.perf_counter() - began_s
             places = int(case.count * share)
             row = Row(case.name, arm, share, number, full.hits_s, footprint_mib, took_s)
-            row.ideal = workload.mass(least_recently_used(case.count, trained, places))
+            row.ideal = workload.mass(least_recently_used(case.count, np.concatenate([trained, *read]), places))
             row.best = workload.best(places)
             for cap in case.caps:
                 inside.cap_reads(cap)
@@ -219,16 +215,21 @@ def _slice() -> int:
 
 
 @contextmanager
-def _under_load(client: Client, workload: Workload) -> Iterator[None]:
-    """The rate of training goes on meanwhile, as far as memcached answers. Raises what the load raised."""
+def _under_load(client: Client, workload: Workload) -> Iterator[list[Keys]]:
+    """The rate of training goes on meanwhile, as far as memcached answers; gives the keys that were read.
+
+    Raises what the load raised.
+    """
     ended = threading.Event()
+    read: list[Keys] = []
     errors: list[BaseException] = []
 
     def go_on() -> None:
         try:
             while not ended.is_set():
                 began_s = time.perf_counter()
-                client.run(workload.draw(_slice()))
+                read.append(workload.draw(_slice()))
+                client.run(read[-1])
                 ended.wait(max(began_s + 1 / SLICES_A_SECOND - time.perf_counter(), 0.0))
         except Exception as error:
             errors.append(error)
@@ -236,7 +237,7 @@ def _under_load(client: Client, workload: Workload) -> Iterator[None]:
     thread = threading.Thread(target=go_on, name="load", daemon=True)
     thread.start()
     try:
-        yield
+        yield read
     finally:
         ended.set()
         thread.join()
@@ -255,7 +256,7 @@ def shrink(memcached: Server, target_mib: float) -> None:
         raise BenchmarkFailed(f"memcached was not shrunk: {release.reason}")
 
 
-def figures(rows: list[Row], conditions: str) -> Figures:
+def figures(rows: list[Row]) -> Figures:
     """Medians over the runs of each measurement, and the ratios of the two arms within each run."""
     found: Figures = {}
     for key in dict.fromkeys(row.key for row in rows):
@@ -264,7 +265,7 @@ def figures(rows: list[Row], conditions: str) -> Figures:
         end = f"{case}_{share:.0%}_{'native' if cap is None else cap}{'_stores' if stores else ''}".replace("%", "")
         words = f"{share:.0%} of the footprint, reads {'as the disk is' if cap is None else f'at most {cap} a second'}"
         words += f", after a miss SET in {BACKEND_S * 1000:g} ms" if stores else ""
-        words += f"; {CONNECTIONS} connections, gets of {BATCH} keys; {conditions}"
+        words += f"; {CONNECTIONS} connections, gets of {BATCH} keys"
         for arm, mine in arms.items():
             rates = [row.served_s if stores else row.hits_s for row in mine]
             unit = "values/s" if stores else "hits/s"
@@ -294,11 +295,11 @@ def _beside(arms: dict[str, list[Row]], end: str, words: str) -> Figures:
     return found
 
 
-def _shrink_figures(found: list[dict[str, float]], conditions: str) -> Figures:
+def _shrink_figures(found: list[dict[str, float]]) -> Figures:
     units = {"seconds": "s", "released_mib": "MiB", "errors": "errors"}
     return {
         f"shrink_{name}": Figure.over(
-            [one[name] for one in found], units.get(name, "ms"), f"one shrink under single gets; {conditions}"
+            [one[name] for one in found], units.get(name, "ms"), "one shrink under single gets"
         )
         for name in found[0]
     }

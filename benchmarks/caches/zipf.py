@@ -6,6 +6,7 @@ beside unpopular ones in memory, as they do in a cache that was filled in the or
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,12 @@ class Workload:
         """So many keys, one after another."""
         ranks = np.searchsorted(self._cumulated, self._generator.random(number) * self._cumulated[-1])
         return np.asarray(self._key_of_rank[np.minimum(ranks, self.count - 1)], dtype=np.int64)
+
+    def drawn_by(self, generator: np.random.Generator) -> Workload:
+        """The same keys with the same popularity, drawn by another generator."""
+        other = copy.copy(self)
+        other._generator = generator
+        return other
 
     def mass(self, held: Keys) -> float:
         """The share of requests that these keys answer."""

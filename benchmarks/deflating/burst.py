@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from benchmarks.figures import Figure, Figures, ratios
-from benchmarks.host.bench_host import only
 from benchmarks.host.cpu_groups import Group, answered, groups, working
 from benchmarks.passes import Pass
 from ebbtide.deflation.allocations import Priority, cpu_shares
@@ -39,7 +38,7 @@ ARMS: Final = {"without": 0.0, "with": burst.SHARE}
 
 def run(how: Pass) -> Figures:
     """Raises BenchmarkFailed, OSError."""
-    with only("burst"), groups("fixed", "harvest") as (fixed, harvest):
+    with groups("fixed", "harvest") as (fixed, harvest):
         return _tails(fixed, how) | _losses(fixed, harvest, how)
 
 

@@ -3,12 +3,12 @@
 The VM is half of the host's memory, or as much as is free. memcached holds FILLED of it. The VM is deflated by 10 to
 50 % of its memory; with the application, its cache is made smaller first, as in the cascade; without, it is not asked,
 so that only what the guest has idle can be unplugged and the rest has to go to swap through the limit that swap backs
-(on a host without swap: a file for the time of the benchmark). Where that falls short, the seconds are those of what
-was reached, and the share that was reached is given. The largest share is also taken with the VM's reads from swap
-capped, as a cloud's volumes are; by virtio-mem alone from the same guest while its cache is empty; and by the
-application alone first, of which nothing is unplugged meanwhile, and by virtio-mem alone then. The slower of these last
-two, which both have to do with what memcached keeps, is what the cascade has to keep up with; how much memory the
-guest's kernel had to move out of the way is counted each time.
+(a file for the time of the benchmark). Where that falls short, the seconds are those of what was reached, and the share
+that was reached is given. The largest share is also taken with the VM's reads from swap capped, as a cloud's volumes
+are; by virtio-mem alone from the same guest while its cache is empty; and by the application alone first, of which
+nothing is unplugged meanwhile, and by virtio-mem alone then. The slower of these last two, which both have to do with
+what memcached keeps, is what the cascade has to keep up with: it is one of the cases, and finds the guest as they do.
+How much memory the guest's kernel had to move out of the way is counted each time.
 
 Between two deflations the VM gets its size back, what is in swap is read back (otherwise the next deflation would move
 memory that the one before has left there), and what was evicted is stored again.
@@ -39,7 +39,7 @@ from benchmarks.host.bench_host import (
     start_vm,
 )
 from benchmarks.host.confined import reads_capped
-from benchmarks.host.swapfile import bring_back, swap
+from benchmarks.host.swapfile import bring_back, place, swap
 from benchmarks.host.vm_driver import VMDriver, driven
 from benchmarks.passes import Pass
 from ebbtide.deflation.cascade.instructions import Outcome
@@ -70,6 +70,7 @@ VCPUS = 2
 #: As the figures of virtio-mem by itself are named: on an empty cache, and after the application.
 ALONE = "virtio_mem"
 AFTER = "virtio_mem_after_application"
+APART = "application_and_virtio_mem_apart"
 #: Part of what was asked for that counts as having got there.
 ARRIVED = 0.98
 
@@ -97,11 +98,15 @@ print(there)
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One way to take memory: the share of it, whether the application is asked, reads a second from swap."""
+    """One way to take memory: the share of it, whether the application is asked, reads a second from swap.
+
+    apart: by the application alone, and then by virtio-mem alone.
+    """
 
     share: float
     asked: bool
     reads_s: int = NATIVE
+    apart: bool = False
 
     @property
     def end(self) -> str:
@@ -109,7 +114,14 @@ class Case:
         return f"{self.share:.0%}".replace("%", "") + (f"_{self.reads_s}_reads" if self.reads_s else "")
 
     @property
+    def paired(self) -> bool:
+        """Whether it is the largest share taken with the application, at once or one means after the other."""
+        return self.asked and self.share == SHARES[-1] and self.reads_s == NATIVE
+
+    @property
     def name(self) -> str:
+        if self.apart:
+            return APART
         return f"{'with' if self.asked else 'without'}_application_{self.end}"
 
 
@@ -126,10 +138,22 @@ class Found:
 
 
 def cases(quick: bool, number: int = 0) -> list[Case]:
-    """In the order of a run. Of two that are compared, which comes first changes with the share and from run to run."""
+    """In the order of a run. Of those that are compared, which comes first changes from run to run."""
     shares = SHARES[2::2] if quick else SHARES
     capped = [(shares[-1], reads_s) for reads_s in (CAPS[:1] if quick else CAPS)]
-    return list(_both([*((share, NATIVE) for share in shares), *capped]))[:: 1 if number % 2 == 0 else -1]
+    order = [*_both([*((share, NATIVE) for share in shares), *capped])]
+    # Right beside what it is held against.
+    order.insert(order.index(Case(shares[-1], True)), Case(shares[-1], True, apart=True))
+    return order[:: 1 if number % 2 == 0 else -1]
+
+
+def begins_anew(before: Case | None, case: Case) -> bool:
+    """Whether the guest is deflated and filled once more, unmeasured, before a case of a run.
+
+    Both of the pair that is held against each other find it after the same thing, a deflation of the same share with
+    the application, whatever came before: in one run this one or the other of the pair, in the next the other way.
+    """
+    return before is None or (case.paired and not before.paired)
 
 
 def _both(kinds: list[tuple[float, int]]) -> Iterator[Case]:
@@ -148,10 +172,9 @@ def run(how: Pass) -> Figures:
         raise BenchmarkFailed(f"a VM of {SMALLEST_MIB:g} MiB needs {needs_mib:g} MiB of free memory")
     capacity = ResourceVector(cpu_cores=VCPUS, memory_mib=size_mib + overhead)
     with bench(capacity, how.report) as ground:
-        # Not in the lab's own directory, which goes with the lab: what a killed benchmark left must be found again.
-        place = ground.lab.directory.with_suffix(".swap")
-        with swap(place, int(size_mib), how.report, ours=True) as swap_mib:
-            found = run_async(_measure(ground, how, size_mib, place))
+        file = place()
+        with swap(file, int(size_mib), how.report, ours=True) as swap_mib:
+            found = run_async(_measure(ground, how, size_mib, file))
     conditions = (
         f"a VM of {size_mib:g} MiB, {VCPUS} vCPUs, {FILLED:.0%} of it in memcached, {swap_mib} MiB of swap, "
         f"host of {psutil.virtual_memory().total / 2**20:.0f} MiB"
@@ -159,8 +182,8 @@ def run(how: Pass) -> Figures:
     return figures(found, conditions)
 
 
-async def _measure(ground: BenchHost, how: Pass, size_mib: float, place: Path) -> Found:
-    found = Found({case: [] for case in cases(how.quick)})
+async def _measure(ground: BenchHost, how: Pass, size_mib: float, swap_file: Path) -> Found:
+    found = Found({case: [] for case in cases(how.quick) if not case.apart})
     largest = max(case.share for case in found.cases)
     nominal = ResourceVector(cpu_cores=VCPUS, memory_mib=size_mib)
     async with running(ground) as agent:
@@ -179,26 +202,23 @@ async def _measure(ground: BenchHost, how: Pass, size_mib: float, place: Path) -
                     await driver.give_back()
                     how.report(f"run {number + 1} of {how.runs}, virtio-mem alone: {outcome.sentence}")
                     await _grow_cache(guest, size_mib)
-                    await _fill(guest, size_mib)
-                    found.application.append(outcome := await driver.take(size, [Mechanism.APPLICATION]))
-                    took_s = _application_s(outcome)
-                    async with _moved(guest, found, AFTER):
-                        found.after.append(outcome := await driver.take(size, [Mechanism.VIRTIO_MEM]))
-                    await driver.give_back()
-                    await _grow_cache(guest, size_mib)
-                    how.report(
-                        f"run {number + 1} of {how.runs}, the application alone: {took_s:.1f} s; virtio-mem alone "
-                        f"after it: {outcome.sentence}"
-                    )
+                    before: Case | None = None
                     for case in cases(how.quick, number):
+                        if begins_anew(before, case):
+                            await _fill(guest, size_mib)
+                            await _take(driver, size.memory_mib, asked=True)
+                            await _back(driver, guest, swap_file, size_mib)
                         seconds = await _fill(guest, size_mib)
-                        capped = reads_capped(qemu_pid(vm.domain), place.parent, case.reads_s or None)
-                        async with _moved(guest, found, case.name):
-                            with capped:
-                                outcome = await _take(driver, size_mib * (1 - case.share), case.asked)
-                        found.cases[case].append(outcome)
-                        await driver.give_back()
-                        await asyncio.to_thread(bring_back, place)
+                        if case.apart:
+                            outcome = await _apart(driver, guest, found, size)
+                        else:
+                            capped = reads_capped(qemu_pid(vm.domain), swap_file.parent, case.reads_s or None)
+                            async with _moved(guest, found, case.name):
+                                with capped:
+                                    outcome = await _take(driver, size_mib * (1 - case.share), case.asked)
+                            found.cases[case].append(outcome)
+                        await _back(driver, guest, swap_file, size_mib)
+                        before = case
                         how.report(
                             f"run {number + 1} of {how.runs}, {case.name} (filled in {seconds:.0f} s): "
                             f"{outcome.sentence}"
@@ -207,6 +227,21 @@ async def _measure(ground: BenchHost, how: Pass, size_mib: float, place: Path) -
             await guest.close()
             await agent.host.forget(vm)
     return found
+
+
+async def _back(driver: VMDriver, guest: LabLink, swap_file: Path, size_mib: float) -> None:
+    """All memory, nothing in swap, and room in the cache for what is to be filled again."""
+    await driver.give_back()
+    await asyncio.to_thread(bring_back, swap_file)
+    await _grow_cache(guest, size_mib)
+
+
+async def _apart(driver: VMDriver, guest: LabLink, found: Found, size: ResourceVector) -> Outcome:
+    """The application alone, of which nothing is unplugged meanwhile, and then virtio-mem alone; gives the latter."""
+    found.application.append(await driver.take(size, [Mechanism.APPLICATION]))
+    async with _moved(guest, found, AFTER):
+        found.after.append(outcome := await driver.take(size, [Mechanism.VIRTIO_MEM]))
+    return outcome
 
 
 def figures(found: Found, conditions: str) -> Figures:

@@ -20,7 +20,7 @@ from benchmarks.deflating.latency import filler
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import BenchHost, bench, in_guest, lab_link, run_async, running, start_vm
 from benchmarks.host.confined import reads_capped
-from benchmarks.host.swapfile import bring_back, swap
+from benchmarks.host.swapfile import bring_back, place, swap
 from benchmarks.host.vm_driver import VMDriver, driven
 from benchmarks.passes import Pass
 from ebbtide.deflation.cascade.mechanisms import Mechanism
@@ -68,14 +68,14 @@ def run(how: Pass) -> Figures:
     """Raises BenchmarkFailed, EbbError or LabError."""
     capacity = NOMINAL + ResourceVector(memory_mib=max(OVERHEAD_MIB.values()))
     with bench(capacity, how.report) as ground:
-        place = ground.lab.directory.with_suffix(".swap")
-        with swap(place, int(NOMINAL.memory_mib), how.report, ours=True) as swap_mib:
+        file = place()
+        with swap(file, int(NOMINAL.memory_mib), how.report, ours=True) as swap_mib:
             if swap_mib < NOMINAL.memory_mib:
                 raise BenchmarkFailed("levels: the hypervisor's level needs swap")
-            return figures(run_async(_measure(ground, how, place)))
+            return figures(run_async(_measure(ground, how, file)))
 
 
-async def _measure(ground: BenchHost, how: Pass, place: Path) -> dict[tuple[str, float], list[Found]]:
+async def _measure(ground: BenchHost, how: Pass, swap_file: Path) -> dict[tuple[str, float], list[Found]]:
     found: dict[tuple[str, float], list[Found]] = {}
     cases = [*product(WAYS, SHARES[2:] if how.quick else SHARES)]
     seconds = QUICK_S if how.quick else WINDOW_S
@@ -87,7 +87,7 @@ async def _measure(ground: BenchHost, how: Pass, place: Path) -> dict[tuple[str,
             async with driven(vm) as driver:
                 for number in range(how.runs):
                     for way, share in cases if number % 2 == 0 else reversed(cases):
-                        row = await _once(driver, guest, place, way, share, seconds)
+                        row = await _once(driver, guest, swap_file, way, share, seconds)
                         found.setdefault((way, share), []).append(row)
                         hits = ", ".join(f"{row.hits[cap]:.0f}" for cap in row.hits)
                         how.report(
@@ -113,7 +113,7 @@ async def _prepare(guest: LabLink) -> None:
     await in_guest(guest, f"{begin} until [ -e {COUNTS} ]; do sleep 0.5; done")
 
 
-async def _once(driver: VMDriver, guest: LabLink, place: Path, way: str, share: float, seconds: float) -> Found:
+async def _once(driver: VMDriver, guest: LabLink, swap_file: Path, way: str, share: float, seconds: float) -> Found:
     """Count hits, deflate, count again with the reads as they are and capped, and give back."""
     full = await _hits_s(guest, seconds)
     if not full:
@@ -125,10 +125,10 @@ async def _once(driver: VMDriver, guest: LabLink, place: Path, way: str, share: 
     hits = {}
     # The guest's own level has nothing in swap.
     for reads_s in CAPS[:1] if way == "guest" else CAPS:
-        with reads_capped(qemu_pid(driver.vm.domain), place.parent, reads_s or None):
+        with reads_capped(qemu_pid(driver.vm.domain), swap_file.parent, reads_s or None):
             hits[reads_s] = await _hits_s(guest, seconds)
     await driver.give_back()
-    await asyncio.to_thread(bring_back, place)
+    await asyncio.to_thread(bring_back, swap_file)
     return Found(full, hits, reached, await _killed(guest) - killed)
 
 

@@ -1,7 +1,8 @@
 """`cascade`, part four: two real guests deflated at once, and one of them beside programs that want all cores.
 
 Guests as in part one, their caches filled before each deflation. In one run one of the two is deflated alone, then both
-at once, then the first again beside busy loops; which of them is alone changes from run to run. How much CPU time the
+at once, then the first again beside busy loops; which of them is alone changes from run to run, and the order turns
+round with every other run. How much CPU time the
 guests themselves took stands beside it: under emulation two guests want more than two cores, so that the cores may be
 what they wait for, and not the agent. So one alone and both at once are also measured with each guest kept on a core of
 its own, as on a host that has cores for all its guests; the agent runs on whatever core is free.
@@ -20,8 +21,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from benchmarks.deflating.bare import FellShort
-from benchmarks.deflating.overhead import BOOT_MIB, NOMINAL, SPARE_TURNS, TARGET, fill
+from benchmarks.deflating.overhead import BOOT_MIB, NOMINAL, SPARE_TURNS, TARGET, FellShort, fill
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.host.bench_host import BenchHost, resize, running, start_vm
 from benchmarks.passes import Pass
@@ -33,6 +33,15 @@ from hostagent.vm.managed_vm import ManagedVM
 
 VMS = 2
 LOOPS = 2
+CASES = (
+    ("alone", True, 0, False),
+    ("both", False, 0, False),
+    ("busy", True, LOOPS, False),
+    ("apart_alone", True, 0, True),
+    ("apart_both", False, 0, True),
+)
+#: Runs as long as it is the child of this one.
+LOOP = "import os\nwhile os.getppid() == {parent}:\n    for _ in range(100_000):\n        pass"
 SETTLE_S = 1.0
 
 
@@ -77,11 +86,10 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
                 number = len(turns.busy) + 1
                 try:
                     one = vms[number % VMS]
-                    alone = await _deflate(ground, agent, [one], how)
-                    both = await _deflate(ground, agent, vms, how)
-                    busy = await _deflate(ground, agent, [one], how, LOOPS)
-                    apart_alone = await _deflate(ground, agent, [one], how, apart=True)
-                    apart_both = await _deflate(ground, agent, vms, how, apart=True)
+                    found = {
+                        name: await _deflate(ground, agent, [one] if alone else vms, how, loops, apart)
+                        for name, alone, loops, apart in in_turn(number)
+                    }
                 except FellShort as error:
                     turns.dropped += 1
                     spare -= 1
@@ -89,21 +97,24 @@ async def measure(ground: BenchHost, how: Pass) -> Figures:
                         raise
                     how.report(f"run {number} of {how.runs} does not count: {error}")
                     continue
-                turns.alone.append(alone)
-                turns.both.append(both)
-                turns.busy.append(busy)
-                turns.apart_alone.append(apart_alone)
-                turns.apart_both.append(apart_both)
-                how.report(
-                    f"run {number} of {how.runs}: one VM {alone.seconds:.2f} s ({alone.cores:.2f} cores), "
-                    f"{VMS} at once {both.seconds:.2f} s ({both.cores:.2f} cores), "
-                    f"one beside {LOOPS} busy loops {busy.seconds:.2f} s ({busy.cores:.2f} cores), "
-                    f"on cores of their own one {apart_alone.seconds:.2f} s, {VMS} {apart_both.seconds:.2f} s"
+                for name, each in found.items():
+                    getattr(turns, name).append(each)
+                words = ", ".join(
+                    f"{name} {each.seconds:.2f} s ({each.cores:.2f} cores)" for name, each in found.items()
                 )
+                how.report(f"run {number} of {how.runs}: {words}")
         finally:
             for vm in vms:
                 await agent.host.forget(vm)
     return figures(turns)
+
+
+def in_turn(number: int) -> list[tuple[str, bool, int, bool]]:
+    """What a run measures, in its order: where it is kept; whether one VM alone, beside how many loops, on own cores.
+
+    Turned round in two runs of four, so that each of the two VMs is alone first and last.
+    """
+    return list(CASES)[:: 1 if number // VMS % 2 == 0 else -1]
 
 
 async def _deflate(
@@ -136,8 +147,12 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 @contextlib.contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """So many programs that do nothing but run; each in a session of its own, as those of other users are."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(count)]
+    """So many programs that do nothing but run; each in a session of its own, as those of other users are.
+
+    They also end where this process is killed.
+    """
+    command = [sys.executable, "-c", LOOP.format(parent=os.getpid())]
+    loops = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:

@@ -1,21 +1,26 @@
 """`together`: what applications do with less CPU, memory and reads from disk at once (004 Fig. 1).
 
-Each application runs in control groups of its own, which have what a VM would: CORES, MEMORY_MIB, READS a second. A
-share of all three is taken together, first from the application where it has an adapter (memcached, the JVM), then by
-the limits; the compile is asked nothing, and leaves most of its memory unused. Performance is hits a second, requests a
-second (the inverse of the mean response time beside it) and compiles a second, each to the same application undeflated
-just before. Spark, the paper's fourth, is left out: its executors end, they do not shrink.
+Each application runs in control groups of its own, which have what a VM would: CORES, READS a second, and memory:
+memcached fills MEMORY_MIB, the JVM has what it has resident when it has warmed up, and the compile, which leaves most
+of it unused, MEMORY_MIB. A share of all three is taken together, first from the application where it has an adapter
+(memcached, the JVM), then by the limits; the compile is asked nothing. Performance is hits a second, requests a second
+(the inverse of the mean response time beside it) and compiles a second, each to the same application undeflated just
+before: a memcached and a JVM are started anew for each share, and the order of the shares turns round from run to run.
+Requests to the JVM come at a fixed rate at which it uses some half of its core. Spark, the paper's fourth, is left out:
+its executors end, they do not shrink.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +31,9 @@ from benchmarks.caches.memcached_client import Client
 from benchmarks.caches.zipf import Workload
 from benchmarks.engines import jvm
 from benchmarks.figures import BenchmarkFailed, Figure, Figures
-from benchmarks.host.bench_host import only
 from benchmarks.host.confined import Group, group, server
 from benchmarks.host.memory_group import UNLIMITED
-from benchmarks.host.swapfile import swap
+from benchmarks.host.swapfile import place, swap
 from benchmarks.passes import Pass, again_figure, begun_again_when_killed
 
 SHARES: Final = (0.25, 0.5, 0.75)
@@ -37,13 +41,32 @@ SHARES: Final = (0.25, 0.5, 0.75)
 CORES: Final = 1.0
 MEMORY_MIB: Final = 1024.0
 READS: Final = 5_000
-SWAP, SWAP_MIB = Path("/var/lib/ebbtide/bench-together.swap"), 2048
-#: A cache that fills a VM of that size.
-KEYS, VALUE_BYTES, SKEW = 180_000, 4096, 0.99
+SWAP_MIB: Final = 2048
+#: A cache that fills a VM of that size: 4.5 MiB resident for 1,000 values.
+KEYS, VALUE_BYTES, SKEW = 225_000, 4096, 0.99
+#: Of CPU time a request: at 800 requests a second half a core.
+WORK_US: Final = 600
 #: Of this Python's standard library.
 PACKAGES: Final = ("asyncio", "concurrent", "email", "http", "json", "logging", "unittest", "xml")
 #: Seconds of hits that are measured.
 WINDOW_S: Final = 3.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Rates of one application undeflated and right after that deflated."""
+
+    full: float
+    deflated: float
+
+
+@dataclass(frozen=True)
+class Service:
+    """The JVM undeflated and deflated, and the cores that it used undeflated."""
+
+    full: jvm.Window
+    deflated: jvm.Window
+    cores: float
 
 
 def run(how: Pass) -> Figures:
@@ -52,38 +75,55 @@ def run(how: Pass) -> Figures:
         raise BenchmarkFailed("together: needs root, for swap and control groups")
     found: dict[tuple[str, float], list[float]] = {}
     again: dict[str, list[float]] = {"memcached": [], "jvm": []}
+    cores: list[float] = []
+    file = place()
+    file.parent.mkdir(parents=True, exist_ok=True)
     with (
-        only("together"),
         tempfile.TemporaryDirectory(prefix="ebbtide-together-") as directory,
-        swap(SWAP, SWAP_MIB, how.report, ours=True) as swap_mib,
-        group(SWAP.parent, "ebbtide-bench-together") as inside,
+        swap(file, SWAP_MIB, how.report, ours=True) as swap_mib,
+        group(file.parent, "ebbtide-bench-together") as inside,
     ):
         if swap_mib < SWAP_MIB:
             raise BenchmarkFailed(f"together: {SWAP_MIB} MiB of swap are needed behind the limit")
         jvm.compile_mix(Path(directory))
         for number in range(how.runs):
-            hits, killed = begun_again_when_killed(lambda: list(_memcached(inside, number, how)), "memcached", how)  # noqa: B023
-            again["memcached"].append(killed)
-            windows, killed = begun_again_when_killed(lambda: list(_jvm(inside, Path(directory), how)), "the JVM", how)
-            again["jvm"].append(killed)
-            rates: dict[str, list[float]] = {
-                "memcached": hits,
-                "jvm": [one.requests_s for one in windows],
-                "jvm_response": [1.0 / one.mean_us for one in windows],
-                "compile": list(_compile(inside)),
-            }
-            for name, (full, *deflated) in rates.items():
-                kept = [rate / full for rate in deflated]
-                for share, value in zip(SHARES, kept, strict=True):
-                    found.setdefault((name, share), []).append(value)
-                words = ", ".join(f"{share:.0%} {value:.2f}" for share, value in zip(SHARES, kept, strict=True))
-                how.report(f"run {number + 1} of {how.runs}: what {name} keeps, by what is taken: {words}")
+            killed = dict.fromkeys(again, 0)
+            used: list[float] = []
+            for share in in_turn(number):
+                hits, times = begun_again_when_killed(partial(_memcached, inside, number, share, how), "memcached", how)
+                killed["memcached"] += times
+                service, times = begun_again_when_killed(
+                    partial(_jvm, inside, Path(directory), share, how), "the JVM", how
+                )
+                killed["jvm"] += times
+                used.append(service.cores)
+                rates: dict[str, Pair] = {
+                    "memcached": hits,
+                    "jvm": Pair(service.full.requests_s, service.deflated.requests_s),
+                    "jvm_response": Pair(1.0 / service.full.mean_us, 1.0 / service.deflated.mean_us),
+                    "compile": _compile(inside, share),
+                }
+                for name, pair in rates.items():
+                    found.setdefault((name, share), []).append(pair.deflated / pair.full)
+                words = ", ".join(f"{name} {pair.deflated / pair.full:.2f}" for name, pair in rates.items())
+                how.report(f"run {number + 1} of {how.runs}: with {share:.0%} taken keeps {words}")
+            cores.append(statistics.fmean(used))
+            for name, times in killed.items():
+                again[name].append(times)
     figures = {f"{name}_begun_again": again_figure(counts, name) for name, counts in again.items()}
-    for (name, share), values in found.items():
-        words = f"{CORES:g} core, {MEMORY_MIB:g} MiB, {READS} reads/s, less {share:.0%} of each"
-        of = f"the same application undeflated just before; {words}"
-        figures[f"{name}_{share:.0%}".replace("%", "")] = Figure.over(values, "ratio", of)
+    figures["jvm_cores"] = Figure.over(cores, "cores", f"CPU time of the JVM undeflated, of {CORES:g} core")
+    for share in SHARES:
+        for name in rates:
+            memory = "what it has resident undeflated" if name.startswith("jvm") else f"{MEMORY_MIB:g} MiB"
+            words = f"{CORES:g} core, {memory}, {READS} reads/s, less {share:.0%} of each"
+            of = f"the same application undeflated just before; {words}"
+            figures[f"{name}_{share:.0%}".replace("%", "")] = Figure.over(found[name, share], "ratio", of)
     return figures
+
+
+def in_turn(number: int) -> tuple[float, ...]:
+    """The shares of a run, in its order."""
+    return SHARES[:: 1 if number % 2 == 0 else -1]
 
 
 def _take(inside: Group, share: float, memory: bool = True) -> None:
@@ -94,7 +134,7 @@ def _take(inside: Group, share: float, memory: bool = True) -> None:
         inside.limit(MEMORY_MIB * (1.0 - share))
 
 
-def _memcached(inside: Group, number: int, how: Pass) -> Iterator[float]:
+def _memcached(inside: Group, number: int, share: float, how: Pass) -> Pair:
     """Hits a second of a cache whose adapter is asked first."""
     window_s = WINDOW_S / 6 if how.quick else WINDOW_S
     workload = Workload(KEYS, SKEW, np.random.default_rng([number, 7]))
@@ -102,14 +142,17 @@ def _memcached(inside: Group, number: int, how: Pass) -> Iterator[float]:
     inside.limit(None)
     with server(inside, KEYS * VALUE_BYTES * 2 // 2**20) as memcached:
         client = Client(memcached.port, VALUE_BYTES)
+
+        def hits_s(taken: float) -> float:
+            beside_mib = inside.usage_mib - memcached.status_mib("VmRSS")
+            shrink(memcached, MEMORY_MIB * (1.0 - taken) - beside_mib - MARGIN_MIB)
+            _take(inside, taken)
+            client.run(workload.draw(200_000), window_s)
+            return client.run(workload.draw(int(1e6 * window_s)), window_s).hits_s
+
         try:
             client.store(np.arange(KEYS))
-            for share in (0.0, *SHARES):
-                beside_mib = inside.usage_mib - memcached.status_mib("VmRSS")
-                shrink(memcached, MEMORY_MIB * (1.0 - share) - beside_mib - MARGIN_MIB)
-                _take(inside, share)
-                client.run(workload.draw(200_000), window_s)
-                yield client.run(workload.draw(int(1e6 * window_s)), window_s).hits_s
+            return Pair(hits_s(0.0), hits_s(share))
         except Exception as error:
             memcached.check_lives(error)
             raise
@@ -130,27 +173,29 @@ class _Limits:
         self._inside.limit(None if mib == UNLIMITED else mib)
 
 
-def _jvm(inside: Group, directory: Path, how: Pass) -> Iterator[jvm.Window]:
+def _jvm(inside: Group, directory: Path, share: float, how: Pass) -> Service:
     """A service whose heap and cache follow what is left."""
-    size = jvm.QUICK if how.quick else jvm.FULL
+    size = replace(jvm.QUICK if how.quick else jvm.FULL, work_us=WORK_US)
     _take(inside, 0.0, memory=False)
     inside.limit(None)
     with jvm.service(_Limits(inside), directory, size) as service:
-        for _ in range(3):
-            service.warm(size)
-        for share in (0.0, *SHARES):
-            _take(inside, share, memory=False)
-            yield service.at(MEMORY_MIB * (1.0 - share), True, size)
+        full_mib = max(service.warm(size) for _ in range(3))
+        before_s, began_s = service.cpu_s(), time.perf_counter()
+        full = service.at(UNLIMITED, True, size)
+        cores = (service.cpu_s() - before_s) / (time.perf_counter() - began_s)
+        _take(inside, share, memory=False)
+        return Service(full, service.at(full_mib * (1.0 - share), True, size), cores)
 
 
-def _compile(inside: Group) -> Iterator[float]:
+def _compile(inside: Group, share: float) -> Pair:
     """Compiles a second of fixed packages by two processes, which nobody asks for anything."""
     _take(inside, 0.0, memory=False)
     inside.limit(None)
     _compiled(inside)
-    for share in (0.0, *SHARES):
-        _take(inside, share)
-        yield _compiled(inside)
+    _take(inside, 0.0)
+    full = _compiled(inside)
+    _take(inside, share)
+    return Pair(full, _compiled(inside))
 
 
 def _compiled(inside: Group) -> float:

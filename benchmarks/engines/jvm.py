@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from app_adapters.adapter import Deadline, Refusal
 from app_adapters.jvm.adapter import JVMAdapter
 from app_adapters.jvm.processes import Choice, Finder
@@ -27,13 +29,11 @@ from app_adapters.jvm.transports import Attach
 from app_adapters.processes.originals import Originals
 from app_adapters.processes.process import proportional_mib
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
-from benchmarks.host.bench_host import only
 from benchmarks.host.memory_group import UNLIMITED, MemoryGroup, memory_group
-from benchmarks.host.swapfile import swap
+from benchmarks.host.swapfile import place, swap
 from benchmarks.passes import Killed, Pass, again_figure, begun_again_when_killed
 
 SOURCE = Path(__file__).parent / "java" / "Mix.java"
-SWAP = Path("/var/lib/ebbtide/bench-jvm.swap")
 GROUP = "ebbtide-bench-jvm"
 SHARES = (0.75, 0.5)
 #: Below the limit: the heap passes its soft limit for moments, and the group also counts what the kernel does for it.
@@ -46,13 +46,15 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class Size:
-    """-Xmx, live set and full cache in MiB; seconds of warming up and of measuring at each size."""
+    """-Xmx, live set and full cache in MiB; seconds of warming up and of measuring at each size; microseconds of CPU
+    time that each request works for beside its garbage and its value."""
 
     heap_mib: int
     live_mib: int
     cache_mib: int
     warm_s: float
     window_s: float
+    work_us: int = 0
 
 
 FULL = Size(640, 30, 130, 2.0, 6.0)
@@ -76,9 +78,8 @@ def run(how: Pass) -> Figures:
     if os.geteuid() != 0:
         raise BenchmarkFailed("jvm: needs root, for swap and control groups")
     with (
-        only("jvm"),
         tempfile.TemporaryDirectory(prefix="ebbtide-jvm-") as directory,
-        swap(SWAP, 2 * size.heap_mib, how.report) as swap_mib,
+        swap(place(), 2 * size.heap_mib, how.report) as swap_mib,
         memory_group(GROUP) as group,
     ):
         if swap_mib < 2 * size.heap_mib:
@@ -156,6 +157,11 @@ class Service:
         self._group = group
         self._adapter = adapter
 
+    def cpu_s(self) -> float:
+        """Of all its threads, since it began."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
     def say(self, line: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -201,7 +207,7 @@ def service(group: Limits, directory: Path, size: Size) -> Iterator[Service]:
     group.limit(UNLIMITED)
     command = ["java", f"-Xmx{size.heap_mib}m", "-Xms32m", "-XX:+UnlockExperimentalVMOptions", "-XX:+UseShenandoahGC"]
     command += ["-XX:-UsePerfData", "-cp", str(directory), "Mix"]
-    command += [str(size.live_mib), str(size.cache_mib)]
+    command += [str(size.live_mib), str(size.cache_mib), str(size.work_us)]
     process = subprocess.Popen(
         group.inside(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
     )

@@ -31,7 +31,6 @@ from app_adapters.errors import ApplicationError
 from app_adapters.spark.policy import SELF, VM_LEVEL, Deflation, Job, decide
 from benchmarks.engines.spark_host import HOSTS, SLOTS, SparkHost, spark_host
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, origin_now
-from benchmarks.host.bench_host import only
 from benchmarks.passes import Pass
 
 CORES = 0.8
@@ -119,7 +118,7 @@ def run(how: Pass) -> Figures:
     todo = steps(parts, how, found)
     if not todo:
         return assemble(found)
-    with only("spark"), spark_host(CORES) as bench:
+    with spark_host(CORES) as bench:
         runs = Runs(bench, how)
         for workload in dict.fromkeys(case.workload for case, _ in todo):
             undeflated_s = runs.undeflated(workload)

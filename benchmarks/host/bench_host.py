@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -27,6 +26,7 @@ import psutil
 import structlog
 
 from benchmarks.figures import BenchmarkFailed
+from benchmarks.host.alone import lab_of_benchmarks
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.lab import paths
 from ebbtide.lab.cluster import HostSlice, Lab
@@ -98,13 +98,12 @@ def bench(capacity: ResourceVector, report: Callable[[str], None], *, daemons: b
     """
     if os.geteuid() != 0:
         raise BenchmarkFailed("benchmarks with guests need root: libvirt's system instance; run them through sudo")
-    directory = paths.state_dir().with_name("bench")
+    lab = lab_of_benchmarks(report)
     # Benchmarks with other directories may run at the same time: none may take another's domains for leftovers.
-    host = HostSlice(f"bench-{hashlib.sha256(str(directory).encode()).hexdigest()[:6]}", capacity)
-    lab = Lab(directory, report)
+    host = HostSlice(f"bench-{hashlib.sha256(str(lab.directory).encode()).hexdigest()[:6]}", capacity)
     # The agent's own log on the terminal would cost it time; what it did is recorded otherwise.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    with _alone(directory), terminable():
+    with terminable():
         lab.down()
         try:
             state = lab.up([host]) if daemons else lab.prepare([host])
@@ -114,34 +113,8 @@ def bench(capacity: ResourceVector, report: Callable[[str], None], *, daemons: b
 
 
 @contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    # The file stays: with one that is removed, two could hold locks of the same name.
-    with directory.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise BenchmarkFailed(f"another benchmark is at work in {directory}") from error
-        yield
-
-
-@contextlib.contextmanager
-def only(name: str, directory: Path = Path("/run")) -> Iterator[None]:
-    """One benchmark of this name on the machine: those without guests have control groups of fixed names.
-
-    Raises BenchmarkFailed where another one is at work.
-    """
-    with (directory / f"ebbtide-bench-{name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise BenchmarkFailed(f"another benchmark {name} is at work on this machine") from error
-        yield
-
-
-@contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends a benchmark as Ctrl-C does: with its guests removed."""
+    """SIGTERM and the end of its terminal end a benchmark as Ctrl-C does: with its guests removed."""
 
     def interrupt(_number: int, _frame: types.FrameType | None) -> None:
         # asyncio cancels the benchmark alone by it: what that puts back at its end needs the agent, whose tasks go on.
@@ -152,6 +125,9 @@ def terminable() -> Iterator[None]:
         return
     # A process in the background of a script ignores SIGINT.
     handlers = {signal.SIGTERM: interrupt, signal.SIGINT: signal.default_int_handler}
+    # Who starts it under nohup wants it to go on.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = interrupt
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -17,9 +17,8 @@ from typing import Any, Self
 
 #: Calls of the port that change a VM's size; the others read it or keep the agent's books.
 RESIZING = frozenset({"set_quota", "set_balloon", "set_plugged", "ask_plugged", "set_disk", "set_network", "set_limit"})
-#: Calls of the guest that change something or wait for it to change.
-IN_GUEST = frozenset({"cpus.set", "application.deflate", "application.status", "application.reinflate"})
-MEMORY_DEVICES = frozenset({"ask_plugged", "set_plugged", "set_balloon"})
+#: Kinds of calls that change the VM or wait for it to change.
+MOVING = frozenset({"application", "devices"})
 
 
 @dataclass(frozen=True)
@@ -76,52 +75,14 @@ class RecordingHypervisor:
 
 
 def record_guest(link: Any, recorder: Recorder) -> None:
-    """Record the calls that go through a guest link from now on.
-
-    A look at what an application has released is kept with what it found, which is what the next step was built on.
-    """
+    """Record the calls that go through a guest link from now on."""
     real = link.call
 
     async def recorded(method: str, params: Mapping[str, Any], *rest: Any, **more: Any) -> Any:
-        kept = dict(params)
-        with recorder.span(method, (kept,)):
-            found = await real(method, params, *rest, **more)
-            if method == "application.status":
-                kept["until_released_mib"] = found.released.memory_mib
-            return found
+        with recorder.span(method, (dict(params),)):
+            return await real(method, params, *rest, **more)
 
     link.call = recorded
-
-
-@dataclass(frozen=True)
-class Replayable:
-    """A step to do again, and the positions of the steps that had come to their ends before it began."""
-
-    step: Step
-    after: tuple[int, ...]
-
-
-def replayable(steps: Sequence[Step]) -> list[Replayable]:
-    """What has to be done again to move the VM as the agent did, overlapping as the agent's calls did.
-
-    :param steps: of one operation, by their beginnings.
-    """
-    kept: list[Step] = []
-    ends_s: list[float] = []
-    asked: int | None = None
-    for step in steps:
-        if step.name in RESIZING | IN_GUEST:
-            kept.append(step)
-            ends_s.append(step.began_s + step.seconds)
-            if step.name in MEMORY_DEVICES:
-                asked = len(kept) - 1 if step.name == "ask_plugged" else None
-        elif asked is not None and waits_for_the_guest(step):
-            # The device is asked at once; it has got there when the guest says so.
-            ends_s[asked] = step.began_s + step.seconds
-    return [
-        Replayable(step, tuple(before for before in range(at) if ends_s[before] <= step.began_s))
-        for at, step in enumerate(kept)
-    ]
 
 
 def waits_for_the_guest(step: Step) -> bool:
@@ -130,19 +91,38 @@ def waits_for_the_guest(step: Step) -> bool:
 
 
 def spent(steps: Sequence[Step], total_s: float) -> dict[str, float]:
-    """Seconds by kind of call, which overlap; in which no call was under way (pauses, files, the loop) is ``rest``.
-
-    :param steps: by their beginnings.
-    """
+    """Seconds by kind of call, which overlap; in which no call was under way (pauses, files, the loop) is ``rest``."""
     kinds: dict[str, float] = {}
-    rest_s, end_s = total_s, -math.inf
     for step in steps:
-        kind = "devices" if waits_for_the_guest(step) else kind_of(step.name)
+        kind = _phase(step)
         kinds[kind] = kinds.get(kind, 0.0) + step.seconds
-        rest_s -= max(step.began_s + step.seconds - max(step.began_s, end_s), 0.0)
-        end_s = max(end_s, step.began_s + step.seconds)
-    kinds["rest"] = max(rest_s, 0.0)
+    kinds["rest"] = max(total_s - _under_way_s(steps), 0.0)
     return kinds
+
+
+def added(steps: Sequence[Step], total_s: float) -> tuple[float, float]:
+    """Seconds of an operation that are the agent's own: at least, and at most.
+
+    At least those in which no call that moves the VM was under way. At most also those in which one of the agent's own
+    was under way beside it: nobody can tell by the times whether the next step waited for that.
+    """
+    moving = [step for step in steps if _phase(step) in MOVING]
+    own_s = _under_way_s([step for step in steps if _phase(step) not in MOVING])
+    least_s = max(total_s - _under_way_s(moving), 0.0)
+    return least_s, max(own_s + total_s - _under_way_s(steps), least_s)
+
+
+def _under_way_s(steps: Sequence[Step]) -> float:
+    """In which any of these was under way."""
+    seconds, end_s = 0.0, -math.inf
+    for step in sorted(steps, key=lambda step: step.began_s):
+        seconds += max(step.began_s + step.seconds - max(step.began_s, end_s), 0.0)
+        end_s = max(end_s, step.began_s + step.seconds)
+    return seconds
+
+
+def _phase(step: Step) -> str:
+    return "devices" if waits_for_the_guest(step) else kind_of(step.name)
 
 
 def kind_of(name: str) -> str:

@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.figures import BenchmarkFailed
+from ebbtide.lab.paths import state_dir
 
 PROC_SWAPS = Path("/proc/swaps")
 MIB = 2**20
 #: Disk space that is left free, MiB.
 RESERVE_MIB = 2048
+
+
+def place() -> Path:
+    """Of the file, one for all benchmarks: one runs at a time, and finds what a killed one left."""
+    return state_dir().with_name("bench.swap")
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import logging
 import lzma
@@ -65,6 +66,8 @@ BASES: Final = {
     "own": "Slurm's own choice in the same run",
     "spread": "Slurm's choice of the least loaded node, with the same tasks and core changes",
 }
+#: prctl(2).
+_PR_SET_PDEATHSIG: Final = 1
 _FORK: Final = multiprocessing.get_context("fork")
 #: Clusters come up one after another: so many daemons at once do not find free ports.
 _COMING_UP: Final = _FORK.Lock()
@@ -163,8 +166,12 @@ def _workers() -> Iterator[ProcessPoolExecutor]:
 
 
 def _apart() -> None:
-    """A worker is ended by its parent only, not by Ctrl-C as well, and never in the middle of its cluster's end."""
+    """A worker is ended by its parent only, not by Ctrl-C as well, and never in the middle of its cluster's end.
+
+    Where the parent is killed it ends at once; its cluster bears the benchmark's mark, and goes with the next one.
+    """
     os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(_END, signal.SIG_IGN)
 
 

@@ -72,14 +72,6 @@ def test_one_benchmark_that_fails_does_not_end_the_others_and_is_named_at_the_en
     assert [path.name for path in tmp_path.iterdir()] == ["cpu.json"]
 
 
-def test_the_lock_of_benchmarks_with_guests_is_one_file_for_all(tmp_path: Path) -> None:
-    with bench_host._alone(tmp_path / "bench"):
-        first = (tmp_path / "bench.lock").stat().st_ino
-        with pytest.raises(BenchmarkFailed, match="another benchmark"), bench_host._alone(tmp_path / "bench"):
-            pass
-    assert (tmp_path / "bench.lock").stat().st_ino == first
-
-
 # --- begun again -----------------------------------------------------------------------------------------------------
 
 
@@ -94,12 +86,11 @@ def dying(times: int) -> Callable[..., None]:
 
 
 @pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def root(monkeypatch: pytest.MonkeyPatch) -> None:
     """As root on a machine with swap, of which nothing is used."""
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr(memcached, "state_dir", lambda: tmp_path / "state")
     for module in (jvm, together, memcached):
-        for name in ("only", "group", "memory_group"):
+        for name in ("group", "memory_group"):
             monkeypatch.setattr(module, name, lambda *given: contextlib.nullcontext(), raising=False)
         monkeypatch.setattr(module, "swap", lambda *given, **named: contextlib.nullcontext(10**6))
     monkeypatch.setattr(jvm, "compile_mix", lambda directory: None)
@@ -114,10 +105,10 @@ def test_what_was_begun_again_since_the_kernel_had_killed_it_is_told_by_a_figure
     monkeypatch.setattr(jvm, "_run", lambda *given: dies() or windows)
     assert jvm.run(Pass(runs=2))["begun_again"].runs == (2.0, 0.0)
 
-    hits, answers, shares = dying(1), dying(2), len(together.SHARES) + 1
-    monkeypatch.setattr(together, "_memcached", lambda *given: hits() or [1.0] * shares)
-    monkeypatch.setattr(together, "_jvm", lambda *given: answers() or [window] * shares)
-    monkeypatch.setattr(together, "_compile", lambda *given: [1.0] * shares)
+    hits, answers, pair = dying(1), dying(2), together.Pair(1.0, 1.0)
+    monkeypatch.setattr(together, "_memcached", lambda *given: hits() or pair)
+    monkeypatch.setattr(together, "_jvm", lambda *given: answers() or together.Service(window, window, 0.5))
+    monkeypatch.setattr(together, "_compile", lambda *given: pair)
     figures = together.run(Pass(runs=2))
     assert [figures[f"{name}_begun_again"].runs for name in ("memcached", "jvm")] == [(1.0, 0.0), (2.0, 0.0)]
 

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.engines import jvm
 from benchmarks.engines.jvm import Window
 from benchmarks.host.memory_group import UNLIMITED, memory_group
+from benchmarks.host.swapfile import place
 from benchmarks.passes import Pass
 
 
@@ -61,7 +62,7 @@ def test_a_short_pass_measures_both_and_leaves_nothing_behind() -> None:
         assert figures[f"follows_to_stays_{share}_mean"].value > 0
         assert 0 < figures[f"follows_{share}_hit_ratio"].value <= 1
         assert figures[f"stays_{share}_hit_ratio"].value == 1
-    assert not jvm.SWAP.exists()
+    assert not place().exists()
     with memory_group(jvm.GROUP) as group:
         path = group.path
         assert (path / "cgroup.procs").read_text() == ""

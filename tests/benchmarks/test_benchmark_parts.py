@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.caches import memcached
-from benchmarks.deflating import bare, burst, cpu, latency, levels, neighbours, side_by_side, together
+from benchmarks.deflating import burst, cpu, latency, levels, neighbours, side_by_side, throughput, together
 from benchmarks.deflating.steady_arrivals import A_DAY, BATCHES, HOST_GIB, arrivals
 from benchmarks.figures import BenchmarkFailed, Figure, document, origin_now, ratios
 from benchmarks.host import swapfile
@@ -32,11 +32,10 @@ from benchmarks.host.recorder import (
     CallCounter,
     Recorder,
     RecordingHypervisor,
-    Replayable,
     StallMonitor,
     Step,
+    added,
     record_guest,
-    replayable,
     spent,
 )
 from benchmarks.host.slow_libvirt import Moving, Slowness
@@ -47,7 +46,6 @@ from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.instructions import Outcome
 from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.guest import ApplicationRelease, GuestAmounts
 from ebbtide.simulator.inputs.batches import JobBatch
 from ebbtide.simulator.inputs.traces import Trace
 
@@ -79,8 +77,8 @@ def test_a_ratio_is_taken_within_each_run() -> None:
 
 
 def test_a_document_has_the_keys_that_docs_and_readers_count_on() -> None:
-    found = document("cascade", {"x": Figure.over([3.0, 1.0, 2.0], "ratio", "y")}, origin_now())
-    assert set(found) == {"name", "machine", "date", "version", "figures"}
+    found = document("cascade", {"x": Figure.over([3.0, 1.0, 2.0], "ratio", "y")}, origin_now(), {"mean_cores": 0.1})
+    assert set(found) == {"name", "machine", "date", "version", "beside", "figures"}
     assert set(found["machine"]) == {"cpu", "cpus", "memory_mib", "kernel", "python"}
     assert found["figures"] == {"x": {"value": 2.0, "unit": "ratio", "of": "y", "runs": [3.0, 1.0, 2.0]}}
     json.dumps(found)
@@ -157,67 +155,6 @@ async def test_calls_of_a_guest_are_recorded_and_still_answered() -> None:
     assert (found.name, found.arguments) == ("cpus.set", ({"online": [0]},))
 
 
-async def test_a_look_at_a_release_is_recorded_with_what_it_found() -> None:
-    async def call(method: str, params: Any, answer: type, limit_s: float) -> ApplicationRelease:
-        return ApplicationRelease(request_id="r", state="running", released=GuestAmounts(memory_mib=70.0))
-
-    link, recorder = SimpleNamespace(call=call), Recorder()
-    record_guest(link, recorder)
-    await link.call("application.status", {"request_id": "r", "until_released_mib": 100.0}, ApplicationRelease, 5.0)
-    assert recorder.take()[0].arguments == ({"request_id": "r", "until_released_mib": 70.0},)
-
-
-def test_what_is_replayed_are_changes_each_after_those_that_had_ended_before_it_began() -> None:
-    waits = {"until_total_mib": 700.0}
-    kept = replayable(
-        [
-            step("status", 0.0, 0.1),
-            step("application.deflate", 0.1, 0.2),
-            step("application.status", 0.35, 1.0),
-            step("cpus.set", 0.35, 2.0),
-            step("ask_plugged", 0.4, 0.1, 300.0),
-            step("status", 0.5, 1.0, waits),
-            step("write_intent", 1.4, 0.1),
-            step("application.status", 1.4, 1.0),
-            step("status", 1.5, 0.5, waits),
-            step("ask_plugged", 2.1, 0.1, 200.0),
-            step("set_quota", 2.25, 0.1),
-            step("set_balloon", 2.5, 0.5),
-        ]
-    )
-    assert [(one.step.name, one.after) for one in kept] == [
-        ("application.deflate", ()),
-        ("application.status", (0,)),
-        ("cpus.set", (0,)),
-        ("ask_plugged", (0,)),
-        ("application.status", (0, 1)),
-        # The first step of plugged memory came to its end when the guest said so.
-        ("ask_plugged", (0, 1, 3)),
-        ("set_quota", (0, 1, 3, 5)),
-        ("set_balloon", (0, 1, 2, 3, 4, 5, 6)),
-    ]
-
-
-async def test_what_is_done_bare_overlaps_as_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand = bare.Bare(None, None, SimpleNamespace())  # type: ignore[arg-type]
-    came: list[str] = []
-    second = asyncio.Event()
-
-    async def carry_out(step: Step, request_id: str) -> None:
-        came.append(f"{step.name} begins")
-        if step.name == "first":
-            await second.wait()
-        elif step.name == "second":
-            second.set()
-        came.append(f"{step.name} ends")
-
-    monkeypatch.setattr(hand, "_carry_out", carry_out)
-    await hand.replay(
-        [Replayable(step("first"), ()), Replayable(step("second"), ()), Replayable(step("third"), (0, 1))]
-    )
-    assert came == ["first begins", "second begins", "second ends", "first ends", "third begins", "third ends"]
-
-
 def test_the_time_of_a_deflation_is_split_among_its_calls_and_the_rest() -> None:
     steps = [
         step("write_intent", 0.0, 0.5),
@@ -246,6 +183,20 @@ def test_calls_that_overlap_leave_the_rest_of_the_time_in_which_there_was_none()
         step("set_balloon", 8.0, 1.0),
     ]
     assert spent(steps, 10.0) == {"application": 4.0, "devices": 2.0, "readings": 2.0, "rest": 4.0}
+
+
+def test_what_an_agent_adds_lies_between_the_time_without_a_call_that_moves_and_that_with_its_own_beside() -> None:
+    steps = [
+        step("status", 0.5, 0.5),
+        step("application.deflate", 1.0, 2.0),
+        step("read", 2.5, 1.0),
+        step("write_intent", 2.75, 0.5),
+        step("set_plugged", 4.0, 4.0),
+        step("status", 8.0, 1.0, {"until_total_mib": 700.0}),
+    ]
+    # Nothing at all in 0-0.5, 3.5-4 and 9-10; only readings in 0.5-1 and 3-3.5; a reading beside a move in 2.5-3.
+    assert added(steps, 10.0) == (3.0, 3.5)
+    assert added([], 2.0) == (2.0, 2.0)
 
 
 def test_calls_of_libvirt_are_counted_and_names_are_not() -> None:
@@ -281,12 +232,6 @@ async def test_a_stall_of_the_loop_is_seen() -> None:
         time.sleep(0.2)  # noqa: ASYNC251 - this is the stall
         await asyncio.sleep(0.02)
     assert monitor.longest_s > 0.15
-
-
-async def test_what_cannot_be_done_bare_is_said() -> None:
-    hand = bare.Bare(None, None, SimpleNamespace())  # type: ignore[arg-type]
-    with pytest.raises(bare.Stalled, match="set_network cannot be done bare"):
-        await hand.replay([Replayable(step("set_network", 0.0, 0.0, 5.0), ())])
 
 
 # --- the fake libvirt ------------------------------------------------------------------------------------------------
@@ -332,7 +277,8 @@ def test_a_run_measures_equal_settings_once_and_the_next_one_in_the_other_order(
 # --- being ended -----------------------------------------------------------------------------------------------------
 
 
-def test_a_benchmark_that_is_ended_cleans_up_while_its_agent_still_works() -> None:
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGHUP])
+def test_a_benchmark_that_is_ended_cleans_up_while_its_agent_still_works(ended_by: signal.Signals) -> None:
     found = []
 
     async def agent() -> None:
@@ -341,17 +287,21 @@ def test_a_benchmark_that_is_ended_cleans_up_while_its_agent_still_works() -> No
     async def work() -> None:
         working = asyncio.create_task(agent(), name="agent")
         try:
-            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), ended_by)
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
             found.append(working.cancelling())
 
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    with pytest.raises(KeyboardInterrupt), terminable():
-        run_async(work())
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    # Whoever started the tests may have it ignored, and then so does a benchmark.
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    handlers = [signal.getsignal(number) for number in numbers]
+    with pytest.raises(KeyboardInterrupt), terminable(), contextlib.suppress(TimeoutError):
+        run_async(asyncio.wait_for(work(), 20))
     assert found == [0]
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    assert [signal.getsignal(number) for number in numbers] == handlers
+    signal.signal(signal.SIGHUP, before)
 
 
 # --- latency ---------------------------------------------------------------------------------------------------------
@@ -388,11 +338,27 @@ def test_latencies_are_compared_only_where_both_got_there() -> None:
     assert figures["virtio_mem_after_application_s"].runs == (5.0, 2.5)
 
 
+def test_what_the_cascade_is_held_against_finds_the_guest_as_it_does() -> None:
+    pair = [latency.Case(0.5, True, apart=True), latency.Case(0.5, True)]
+    for quick in (True, False):
+        for number in range(2):
+            order = latency.cases(quick, number)
+            anew = [
+                case for before, case in zip([None, *order], order, strict=False) if latency.begins_anew(before, case)
+            ]
+            first, second = (order.index(case) for case in (pair if number == 0 else pair[::-1]))
+            # The first of the two after an unmeasured deflation of that share, the other after the first one.
+            assert second == first + 1
+            assert order[first] in anew
+            assert order[second] not in anew
+
+
 def test_latencies_are_compared_under_the_same_cap_and_neither_is_always_first() -> None:
     named = [case.name for case in latency.cases(quick=False)]
     assert len(set(named)) == len(named)
     assert named[-1] == "without_application_50_500_reads"
-    assert {case.asked for case in latency.cases(quick=False)[::2]} == {True, False}
+    compared = [case for case in latency.cases(quick=False) if not case.apart]
+    assert {case.asked for case in compared[::2]} == {True, False}
     for quick in (True, False):
         assert latency.cases(quick, 1) == latency.cases(quick, 0)[::-1]
         assert latency.cases(quick, 2) == latency.cases(quick, 0)
@@ -434,6 +400,32 @@ def test_hits_are_not_compared_with_none() -> None:
     made = levels.figures(found)
     assert "both_to_hypervisor_50" in made
     assert "both_to_hypervisor_50_50_reads" not in made
+
+
+# --- throughput ------------------------------------------------------------------------------------------------------
+
+
+def test_what_deflation_gives_is_told_beside_the_same_two_vms_undeflated() -> None:
+    row = {"cache": (100.0, 0.0), "batch": (0.0, 40.0), "undeflated": (60.0, 28.0), "deflated": (90.0, 20.0)}
+    made = throughput.figures([row], "batch", ", deflated")
+    assert made["total"].value == 1.4
+    assert made["total_undeflated"].value == 1.3
+    assert made["total_to_undeflated"].value == pytest.approx(1.4 / 1.3, abs=1e-6)
+    assert made["batch_deflated_together"].value == 0.5
+
+
+async def test_loads_whose_windows_may_lie_apart_are_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 21.0, 100.0, 126.0])
+
+    async def in_guest(guest: Any, script: str) -> str:
+        return "5.0"
+
+    monkeypatch.setattr(throughput, "in_guest", in_guest)
+    monkeypatch.setattr("benchmarks.deflating.throughput.time", SimpleNamespace(monotonic=lambda: next(times)))
+    guest: Any = None
+    assert await throughput._rate(guest, "", 10.0) == 5.0
+    with pytest.raises(BenchmarkFailed, match="took up to 6"):
+        await throughput._rate(guest, "", 10.0)
 
 
 # --- neighbours ------------------------------------------------------------------------------------------------------
@@ -536,9 +528,6 @@ def test_what_has_to_read_swap_back_is_not_measured_with_the_hosts_own(
     monkeypatch.setattr(benchmark, "bench", lambda capacity, report: contextlib.nullcontext(ground), raising=False)
     monkeypatch.setattr(latency, "room_mib", lambda most: most)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(benchmark, "only", lambda name: contextlib.nullcontext(), raising=False)
-    monkeypatch.setattr(memcached, "state_dir", lambda: tmp_path / "state")
-    monkeypatch.setattr(together, "SWAP", tmp_path / "swap")
     monkeypatch.setattr(benchmark, "group", measure, raising=False)
 
     monkeypatch.setattr(benchmark, "_measure", measure, raising=False)

@@ -10,35 +10,52 @@ from typing import Any
 
 import pytest
 
-from benchmarks.deflating import overhead
-from benchmarks.deflating.bare import FellShort, Stalled
+from benchmarks.deflating import latency, neighbours, overhead, throughput, together
+from benchmarks.deflating.overhead import FellShort
 from benchmarks.passes import Pass
 from benchmarks.simulating import peers
 from benchmarks.watching import page, top
 
 
-async def test_turns_that_do_not_count_are_told_by_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = [None, FellShort("short"), Stalled("a device"), FellShort("short"), None]
+async def test_turns_that_do_not_count_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [None, FellShort("short"), FellShort("short"), None]
 
     async def turn(ground: Any, how: Pass, turns: overhead.Turns, *words: Any) -> None:
         if (failed := outcomes.pop(0)) is not None:
             raise failed
-        for values in (turns.agent_s, turns.bare_s, turns.calls, turns.stalls_ms):
+        for values in (turns.calls, turns.stalls_ms):
             values.append(1.0)
+        turns.agent_s.append(5.0)
+        turns.added_s.append((0.0, 1.0))
         turns.phases.append({})
 
     async def nothing(*given: Any, **named: Any) -> None:
         pass
 
     @contextlib.asynccontextmanager
-    async def agent(*given: Any, **named: Any) -> AsyncIterator[tuple[Any, Any, Any]]:
-        yield SimpleNamespace(host=SimpleNamespace(forget=nothing)), None, None
+    async def agent(*given: Any, **named: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(agent=SimpleNamespace(host=SimpleNamespace(forget=nothing)), vm=None)
 
     for name, instead in (("_turn", turn), ("_agent", agent), ("fill", nothing), ("resize", nothing)):
         monkeypatch.setattr(overhead, name, instead)
     figures = await overhead.measure(SimpleNamespace(), Pass(runs=2))  # type: ignore[arg-type]
     assert figures["turns_dropped_agent"].value == 2
-    assert figures["turns_dropped_device"].value == 1
+    assert figures["agent_to_calls_least"].runs == (1.0, 1.0)
+    assert figures["agent_to_calls_most"].runs == (1.25, 1.25)
+
+
+@pytest.mark.parametrize(
+    "turn", [neighbours.in_turn, throughput.in_turn, together.in_turn, lambda number: latency.cases(False, number)]
+)
+def test_what_is_compared_is_measured_in_the_other_order_in_other_runs(turn: Any) -> None:
+    orders = [list(turn(number)) for number in range(4)]
+    assert {str(order) for order in orders} == {str(orders[0]), str(orders[0][::-1])}
+    assert sum(order == orders[0] for order in orders) == 2
+
+
+def test_each_of_two_vms_is_deflated_alone_first_and_last() -> None:
+    first = {(number % neighbours.VMS, neighbours.in_turn(number)[0][0]) for number in range(1, 5)}
+    assert len(first) == 4
 
 
 def test_a_manager_is_measured_alone_before_the_page_in_one_run_and_after_it_in_the_next(

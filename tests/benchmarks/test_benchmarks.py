@@ -15,7 +15,7 @@ def test_a_benchmark_writes_medians_of_at_least_five_runs_as_ratios(tmp_path: Pa
     path = write(run("policies"), tmp_path / "results")
     result = json.loads(path.read_text())
     assert path.name == "policies.json"
-    assert set(result) == {"name", "machine", "date", "version", "figures"}
+    assert set(result) == {"name", "machine", "date", "version", "beside", "figures"}
     _hold_to_the_form(result)
     assert all(len(figure["runs"]) >= 5 for figure in result["figures"].values())
 

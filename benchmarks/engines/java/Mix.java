@@ -1,6 +1,8 @@
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStreamReader;
+import java.lang.management.ManagementFactory;
+import java.lang.management.ThreadMXBean;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Iterator;
@@ -12,7 +14,8 @@ import java.util.concurrent.locks.LockSupport;
  * A fixed mix of requests for the benchmark `jvm`: each makes garbage and reads a value by a Zipf-distributed key from
  * a cache (least recently used goes first); a value that is not there is computed again.
  *
- * Arguments: live set in MiB, cache in MiB, which holds all values. Lines in: "cache MIB" bounds the cache, "run SECONDS"
+ * Arguments: live set in MiB, cache in MiB, which holds all values, and microseconds of CPU time that each request also
+ * works for (0 where there is no third one). Lines in: "cache MIB" bounds the cache, "run SECONDS"
  * works in two threads, each at 400 requests a second or as many as it can do, and prints requests, hits and the
  * response times' median, p99 and mean in microseconds.
  */
@@ -28,6 +31,8 @@ public class Mix {
     private static byte[][] live;
     private static double[] zipf;
     private static int bound;
+    private static final ThreadMXBean CLOCK = ManagementFactory.getThreadMXBean();
+    private static long workNs;
     private static int turn;
     static volatile int sink;
 
@@ -37,6 +42,7 @@ public class Mix {
             live[i] = compute(i, 1);
         }
         bound = Integer.parseInt(arguments[1]) * PER_MIB;
+        workNs = arguments.length > 2 ? Long.parseLong(arguments[2]) * 1000 : 0;
         zipf = new double[bound];
         double sum = 0;
         for (int i = 0; i < zipf.length; i++) {
@@ -107,6 +113,12 @@ public class Mix {
     }
 
     private static boolean request(Random random) {
+        if (workNs > 0) {
+            long end = CLOCK.getCurrentThreadCpuTime() + workNs;
+            while (CLOCK.getCurrentThreadCpuTime() < end) {
+                sink++;
+            }
+        }
         byte[] garbage = new byte[GARBAGE];
         Arrays.fill(garbage, (byte) 1);
         int at = Arrays.binarySearch(zipf, random.nextDouble() * zipf[zipf.length - 1]);

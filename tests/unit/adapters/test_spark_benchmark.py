@@ -67,7 +67,7 @@ def test_the_figures_have_both_times_their_predictions_and_each_case_picked_once
     assert [figures[f"{name}_right"].value for name in names] == [2, 1, 1]
     assert [figures[f"{name}_time"].value for name in (*names, "best")] == pytest.approx([1.3, 1.4, 1.55, 1.3])
     assert "als_crossover" not in figures
-    lines = table(document("spark", figures, origin_now())).splitlines()
+    lines = table(document("spark", figures, origin_now(), {})).splitlines()
     assert lines == [
         "case,way,measured,predicted",
         "als_50_at_50,vm,1.5,1.5",
@@ -119,6 +119,7 @@ def test_an_unknown_part_is_named() -> None:
 def test_where_and_when_a_run_was_measured_stays_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = {"machine": {"cpu": "old"}, "date": "2026-01-01T00:00:00+00:00", "version": "0.1"}
     now = {"machine": {"cpu": "new"}, "date": "2026-02-01T00:00:00+00:00", "version": "0.2"}
+    monkeypatch.setattr(runner, "alone", lambda report: contextlib.nullcontext("nobody"))
     monkeypatch.setattr(spark, "origin_now", lambda: now)
     monkeypatch.setattr(runner, "origin_now", lambda: now)
     # Of a version that did not keep it.
@@ -132,7 +133,6 @@ def test_where_and_when_a_run_was_measured_stays_with_it(tmp_path: Path, monkeyp
     assert runner.write(runner.run("spark", how), tmp_path).read_text() == before
 
     monkeypatch.setattr(spark, "steps", lambda *given: [(Case("sgd"), SELF)])
-    monkeypatch.setattr(spark, "only", lambda name: contextlib.nullcontext())
     monkeypatch.setattr(spark, "spark_host", lambda cores: contextlib.nullcontext())
     monkeypatch.setattr(spark.Runs, "undeflated", lambda *given: 100.0)
     monkeypatch.setattr(spark.Runs, "deflated", lambda *given: measured(Case("sgd"), SELF, 1.2))
