@@ -17,6 +17,7 @@ from ebbtide.matcher.errors import EngineSettingsError
 from ebbtide.matcher.match.attempts import DEFAULT_LABEL
 from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION
+from ebbtide.matcher.match.turns import MOST_HELD
 from ebbtide.matcher.predict.predictor import PredictorOptions
 
 _LABEL: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -44,6 +45,8 @@ class EngineSettings(BaseModel):
     #: of the same.
     users: Mapping[str, str] = {}
     slurm_conf: Path | None = None
+    #: So many attempts at the most wait in the engine; those of tasks that get their machine are given to it anyway.
+    most_held: Annotated[int, Field(ge=0, le=100_000)] = MOST_HELD
     dask_scheduler: Annotated[str, Field(pattern=r"^(tcp|tls)://")] | None = None
     dask_ca_file: Path | None = None
     dask_certificate_file: Path | None = None
