@@ -101,6 +101,7 @@ class Slurm:
     async def _sbatch(self, attempt: str, order: TaskOrder, identity: list[str]) -> str:
         return await self._programs.run(
             "sbatch",
+            *self._settings.slurm_options,
             "--parsable",
             "--hold",
             "--no-requeue",
