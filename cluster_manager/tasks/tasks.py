@@ -341,7 +341,7 @@ class TaskService:
         paused = self._stood_still(self._known.paused, self._monotonic())
         look, self._silences = measured(look, self._silences, self._monotonic(), paused)
         closing = closed, notices, moving, paused, foreign
-        beside = self._unrecorded, tuple(self._unread.values()), self._unbegun
+        beside = self._unrecorded, tuple(self._unread.values()), self._unbegun, self._settings.most_held
         made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *closing, *beside)
         for machine, user in made.unrecorded.keys() - self._unrecorded.keys():
             log.warning(

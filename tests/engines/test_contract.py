@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import pwd
 import shutil
 
 import psutil
@@ -56,6 +57,23 @@ async def test_a_command_begins_at_the_root_and_not_among_the_records(engine_hos
     await engine_host.engine.release(attempt, "n1")
     await engine_host.becomes(attempt, ENDED)
     assert (engine_host.directory / attempt / "out").read_text() == "/\n"
+
+
+async def test_a_command_knows_its_user_and_nothing_of_the_manager(
+    engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBBTIDE_SECRET", "secret")
+    attempt = await engine_host.held(0, command=("/usr/bin/env",))
+    await engine_host.engine.release(attempt, "n1")
+    await engine_host.becomes(attempt, ENDED)
+    printed = (engine_host.directory / attempt / "out").read_text()
+    found = dict(line.partition("=")[::2] for line in printed.splitlines())
+    user = pwd.getpwuid((engine_host.directory / attempt).stat().st_uid)
+    assert (found["USER"], found["LOGNAME"], found["HOME"]) == (user.pw_name, user.pw_name, user.pw_dir)
+    assert "EBBTIDE_SECRET" not in found
+    if engine_host.engine.kind == "slurm":
+        assert found["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        assert "LC_ALL" not in found
 
 
 async def test_a_program_that_does_not_exist_is_the_tasks_own_failure(engine_host: EngineHost) -> None:

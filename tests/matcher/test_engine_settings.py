@@ -14,6 +14,9 @@ from ebbtide.matcher.engines.settings import EngineSettings, checked, read_setti
 from ebbtide.matcher.errors import EngineSettingsError
 from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION
 
+SLURM = 'engine = "slurm"\ndirectory = "/srv"\nuser = "nobody"\n'
+DASK = 'engine = "dask"\ndirectory = "/srv"\ndask_scheduler = "tcp://x:1"\n'
+
 
 def read(path: Path, text: str) -> EngineSettings:
     (path / "engine.toml").write_text(text)
@@ -31,6 +34,13 @@ def test_both_engines_can_be_said(tmp_path: Path) -> None:
     found = engine_of(made)
     assert found is not None
     assert found.kind == "dask"
+
+
+def test_options_for_slurms_jobs_can_be_said(tmp_path: Path) -> None:
+    assert (read(tmp_path, SLURM).slurm_options, read(tmp_path, SLURM).most_held) == ((), 1000)
+    said = ["--partition=long", "--mem-per-cpu=2G", "--time=1-00:00:00", "--account=a", "--qos=q", "--no-kill"]
+    made = read(tmp_path, f"{SLURM}most_held = 0\nslurm_options = {said}")
+    assert (made.slurm_options, made.most_held) == (tuple(said), 0)
 
 
 def test_a_table_says_what_is_other_than_usual(tmp_path: Path) -> None:
@@ -66,6 +76,18 @@ def test_a_table_says_what_is_other_than_usual(tmp_path: Path) -> None:
         ("period_s = true", "period_s: Value error, must not be true or false"),
         ("[matching]\nescalation = true", "escalation must not be true or false"),
         ("[prediction]\nwindow_s = true", "window_s must not be true or false"),
+        (f"{SLURM}most_held = -1", "most_held: "),
+        (f"{SLURM}slurm_options = ['--time 60']", "slurm_options: Value error, each is one word like --time=60"),
+        (f"{SLURM}slurm_options = ['-t60']", "but one is '-t60'"),
+        (f"{SLURM}slurm_options = ['--time=60', '--gres=gpu:1']", "--gres is up to the manager"),
+        # sbatch takes it for the former.
+        (
+            f"{SLURM}slurm_options = ['--job=mine']",
+            "--job-name is up to the manager, and must not be among them: --job",
+        ),
+        (f"{SLURM}slurm_options = ['--wait']", "--wait is up to the manager"),
+        (f"{SLURM}slurm_options = '--time=60'", "slurm_options: "),
+        (f"{DASK}slurm_options = ['--time=60']", "slurm_options says nothing where engine is dask"),
         ("speed = 3", "speed: "),
         ("[matching]\nescalation = 1", "matching says nothing where engine is none"),
         ("[matching]\nspeed = 1", "matching.speed: "),

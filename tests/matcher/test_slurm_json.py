@@ -64,6 +64,58 @@ def test_a_job_that_slurm_has_not_begun_is_known_to_wait_for_it() -> None:
     assert (runs.seen.queued, pending.seen.queued) == (False, True)
 
 
+def cores_of_22_05(name: str, *sockets: int) -> dict[str, Any]:
+    """A node's part of a job, as 22.05 prints it: so many of the cores of each socket."""
+    held = {str(n): {"cores": {str(core): "allocated" for core in range(count)}} for n, count in enumerate(sockets)}
+    return {"nodename": name, "sockets": held, "cpus_used": 0, "memory_used": 0, "memory_allocated": 0}
+
+
+def cores_of_newer(name: str, count: int, *statuses: str) -> dict[str, Any]:
+    cores = [{"index": n, "status": [status]} for n, status in enumerate(statuses)]
+    return {"name": name, "cpus": {"count": count, "used": 0}, "sockets": [{"index": 0, "cores": cores}]}
+
+
+@pytest.mark.parametrize(
+    ("resources", "cpus", "held"),
+    [
+        ({"nodes": "n[1-2]", "allocated_nodes": [cores_of_22_05("n1", 2, 2), cores_of_22_05("n2", 1)]}, 5, (4, 1)),
+        # Two CPUs of each core.
+        ({"nodes": "n[1-2]", "allocated_nodes": [cores_of_22_05("n1", 2), cores_of_22_05("n2", 1)]}, 6, (4, 2)),
+        ({"nodes": {"allocation": [cores_of_newer("n1", 4), cores_of_newer("n2", 1)]}}, {"number": 5}, (4, 1)),
+        (
+            {
+                "nodes": {
+                    "allocation": [
+                        cores_of_newer("n1", 0, "ALLOCATED", "IN_USE", "UNALLOCATED"),
+                        cores_of_newer("n2", 0, "ALLOCATED"),
+                    ]
+                }
+            },
+            3,
+            (2, 1),
+        ),
+        ({"allocated_nodes": [{"nodename": "n1", "cpus_used": 2}, {"nodename": "n2", "cpus_used": 2}]}, 4, (2, 2)),
+        (
+            {"allocated_nodes": {"0": {"nodename": "n1", "cores": {"0": "x"}}, "1": {"nodename": "n2", "cpus": 3}}},
+            4,
+            (1, 3),
+        ),
+        # Nobody says how many are where.
+        ({"allocated_nodes": [{"nodename": "n1"}, {"nodename": "n2"}]}, 4, (4, 4)),
+    ],
+)
+def test_the_cores_of_a_job_on_several_nodes_are_known_in_all_forms(
+    resources: dict[str, Any], cpus: Any, held: tuple[int, int]
+) -> None:
+    (found,) = jobs_of(job("RUNNING", nodes="n[1-2]", cpus=cpus, job_resources=resources))
+    assert found.held_cores == dict(zip(("n1", "n2"), held, strict=True))
+
+
+def test_a_job_that_cannot_begin_where_it_was_released_to_is_not_held() -> None:
+    (found,) = jobs_of(job("PENDING", priority=0, state_reason="BadConstraints", required_nodes="n3"))
+    assert (found.seen.state, found.seen.machine) == (AttemptState.RELEASED, "n3")
+
+
 def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:
     for state in ("SUSPENDED", ["RUNNING", "SUSPENDED"], ["STOPPED"]):
         (found,) = jobs_of(job(state))
@@ -112,8 +164,8 @@ EACH = {
 @pytest.mark.parametrize(
     ("printed", "asked"),
     [
-        ({"sinfo": {"nodes": [{"name": "n1", "cpus": 4, "gres": "vcore:3", "state": "idle"}]}}, ["sinfo --json"]),
-        ({"sinfo": BY_STATE, "scontrol": EACH}, ["sinfo --json", "scontrol show nodes --json"]),
+        ({"sinfo": {"nodes": [{"name": "n1", "cpus": 4, "gres": "vcore:3", "state": "idle"}]}}, ["sinfo --all --json"]),
+        ({"sinfo": BY_STATE, "scontrol": EACH}, ["sinfo --all --json", "scontrol --all show nodes --json"]),
     ],
 )
 async def test_nodes_are_read_of_the_program_that_lists_each(
@@ -127,7 +179,7 @@ async def test_nodes_are_read_of_the_program_that_lists_each(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     look = await Slurm(EngineSettings(engine="slurm", directory=tmp_path)).look([])
     assert look.machines == {"n1": EngineMachine("n1", 4, 3)}
-    assert (tmp_path / "asked").read_text().splitlines() == ["squeue --states=all --json", *asked]
+    assert (tmp_path / "asked").read_text().splitlines() == ["squeue --all --states=all --json", *asked]
 
 
 ROW = {"job_id": 7, "name": "a", "nodes": "n1", "account": "x"}

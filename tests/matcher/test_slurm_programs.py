@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from ebbtide.matcher.engines.slurm_programs import SlurmPrograms
-from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused, EngineUnreachable
+from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused, EngineStalled, EngineUnreachable
+
+
+def sbatch(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Have this be it."""
+    program = directory / "sbatch"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:/usr/bin:/bin")
 
 
 @pytest.mark.parametrize(
@@ -38,10 +47,37 @@ from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused, Engin
 async def test_what_a_program_says_tells_a_refusal_from_a_limit_and_from_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, kind: type[EngineError]
 ) -> None:
-    program = tmp_path / "sbatch"
-    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    sbatch(tmp_path, monkeypatch, f"echo '{said}' >&2\nexit 1")
     with pytest.raises(EngineError) as caught:
         await SlurmPrograms(None, 10.0).run("sbatch")
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("why", ["Slurm temporarily unable to accept job", "Slurm job queue full"])
+async def test_a_submission_that_waits_for_room_in_the_queue_is_not_waited_for_and_makes_no_engine_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    sbatch(tmp_path, monkeypatch, f"echo 'sbatch: error: {why}, sleeping and retrying' >&2\nexec sleep 60")
+    began = time.monotonic()
+    with pytest.raises(EngineStalled, match=why):
+        await SlurmPrograms(None, 30.0).run("sbatch", text="#!/bin/sh\n")
+    assert time.monotonic() - began < 20.0
+
+
+async def test_what_a_program_reads_and_prints_may_be_more_than_a_pipe_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch(tmp_path, monkeypatch, "cat\nhead -c 300000 /dev/zero >&2")
+    assert await SlurmPrograms(None, 30.0).run("sbatch", text="x" * 300_000) == "x" * 300_000
+
+
+async def test_a_program_and_so_a_job_gets_nothing_of_the_managers_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch(tmp_path, monkeypatch, "unset PWD _ OLDPWD SHLVL\nenv")
+    monkeypatch.setenv("PATH", f"/srv/manager/venv/bin:{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SECRET", "secret")
+    printed = await SlurmPrograms(Path("/etc/other.conf"), 10.0).run("sbatch")
+    usual = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    # And the place of Slurm's programs, which tasks may call.
+    assert sorted(printed.split()) == [f"PATH={usual}:{tmp_path}", "SLURM_CONF=/etc/other.conf"]

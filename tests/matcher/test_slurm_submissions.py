@@ -11,7 +11,7 @@ import pytest
 
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.engines.slurm import Slurm
-from ebbtide.matcher.errors import EngineRefused, EngineUnreachable
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineStalled, EngineUnreachable
 from ebbtide.matcher.match.tasks import TaskOrder
 
 ORDER = TaskOrder("train", ("true",))
@@ -23,16 +23,21 @@ class Programs:
     def __init__(self) -> None:
         self.jobs: list[dict[str, Any]] = []
         self.called: list[str] = []
+        self.argv: tuple[str, ...] = ()
+        self.nodes: list[dict[str, Any]] = []
         self.fails: Exception | None = None
 
     async def json(self, *argv: str) -> dict[str, Any]:
         self.called.append(argv[0])
-        return {"jobs": self.jobs} if argv[0] == "squeue" else {"nodes": []}
+        return {"jobs": self.jobs} if argv[0] == "squeue" else {"nodes": self.nodes}
 
     async def run(self, *argv: str, text: str = "") -> str:
         self.called.append(argv[0])
+        self.argv = argv
         if isinstance(self.fails, EngineRefused):
             raise self.fails
+        if argv[0] == "scontrol":
+            return ""
         name = next(word.partition("=")[2] for word in argv if word.startswith("--job-name="))
         number = len(self.jobs) + 1
         self.jobs.append(
@@ -81,6 +86,56 @@ async def test_a_submission_that_was_refused_is_no_job(slurm: tuple[Slurm, Progr
         with pytest.raises(EngineRefused):
             await engine.submit("ebb.train.0a.1", ORDER)
     assert (programs.called.count("squeue"), programs.called.count("sbatch")) == (1, 2)
+
+
+async def test_of_a_submission_that_was_left_while_it_tried_again_it_is_not_known_whether_it_is_a_job(
+    slurm: tuple[Slurm, Programs],
+) -> None:
+    engine, programs = slurm
+    await engine.look(["ebb.train.0a.1"])
+    for error, asked in (EngineFull("as many jobs as allowed"), 1), (EngineStalled("sleeping and retrying"), 2):
+        programs.fails = error
+        with pytest.raises(EngineFull):
+            await engine.submit("ebb.train.0a.1", ORDER)
+        programs.fails = EngineRefused("no")
+        with pytest.raises(EngineRefused):
+            await engine.submit("ebb.train.0a.1", ORDER)
+        assert programs.called.count("squeue") == asked
+
+
+async def test_options_of_the_engine_file_come_before_those_of_the_manager(tmp_path: Path) -> None:
+    options = ("--partition=long", "--mem-per-cpu=2G", "--time=60")
+    engine, programs = Slurm(EngineSettings(engine="slurm", directory=tmp_path, slurm_options=options)), Programs()
+    engine._programs = programs  # type: ignore[assignment]
+    await engine.submit("ebb.train.0a.1", ORDER)
+    assert programs.argv[:5] == ("sbatch", *options, "--parsable")
+
+
+@pytest.mark.parametrize(
+    ("has", "gets"),
+    [
+        ("vcore:4", "vcore:2"),
+        ("vcore:4,gpu:tesla:2(S:0,2),other:1", "vcore:2,gpu:tesla:2(S:0,2),other:1"),
+        ("gpu:2,vcore:4(S:0-1),other:1", "vcore:2,gpu:2,other:1"),
+        ("gpu:2,gres/vcore:a:1,vcore:b:3", "vcore:2,gpu:2"),
+        ("nvcore:4,vcore:4", "vcore:2,nvcore:4"),
+    ],
+)
+async def test_other_resources_of_a_node_stay_when_its_cores_change(
+    slurm: tuple[Slurm, Programs], has: str, gets: str
+) -> None:
+    engine, programs = slurm
+    programs.nodes = [{"name": "n1", "cpus": 4, "gres": has}]
+    await engine.set_usable_cores("n1", 2)
+    assert programs.argv == ("scontrol", "update", "NodeName=n1", f"Gres={gets}")
+
+
+async def test_a_manager_that_may_not_change_nodes_is_told_who_may(slurm: tuple[Slurm, Programs]) -> None:
+    engine, programs = slurm
+    programs.fails = EngineFull("scontrol: slurm_update error: Invalid user id")
+    for change in engine.set_usable_cores("n1", 2), engine.drain("n1", "why"), engine.undrain("n1"):
+        with pytest.raises(EngineRefused, match="Invalid user id: only SlurmUser, root and users with AdminLevel"):
+            await change
 
 
 @pytest.mark.looptime

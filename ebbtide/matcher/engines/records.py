@@ -64,6 +64,10 @@ _NO_RECORD: Final = {
 SCRIPT: Final = f"""\
 directory=$1/$2 machine=$3
 shift 3
+# Slurm says nothing of its user to a job that another has submitted.
+: "${{USER:=$(id -un)}}" "${{LOGNAME:=$USER}}" "${{HOME:=$(getent passwd "$(id -u)" | cut -d: -f6)}}"
+export USER LOGNAME HOME
+[ "$HOME" ] || unset HOME
 # The command's, not this shell's.
 trap 'kill -USR1 "$child" 2> /dev/null' USR1
 trap 'kill -USR2 "$child" 2> /dev/null' USR2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,9 +18,16 @@ from ebbtide.matcher.errors import EngineSettingsError
 from ebbtide.matcher.match.attempts import DEFAULT_LABEL
 from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION
+from ebbtide.matcher.match.turns import MOST_HELD
 from ebbtide.matcher.predict.predictor import PredictorOptions
 
 _LABEL: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+#: Options of sbatch that the manager sets, and those with which it would not find its jobs, or would wait for them.
+_OWN_OPTIONS: Final = (
+    *("array", "begin", "chdir", "clusters", "comment", "cpus-per-task", "gid", "gres", "help", "hold", "job-name"),
+    *("no-requeue", "nodelist", "nodes", "ntasks", "output", "parsable", "requeue", "test-only", "uid", "usage"),
+    *("version", "wait", "wrap"),
+)
 
 
 class EngineSettings(BaseModel):
@@ -44,6 +52,10 @@ class EngineSettings(BaseModel):
     #: of the same.
     users: Mapping[str, str] = {}
     slurm_conf: Path | None = None
+    #: Options of sbatch for each task, like ``--partition=long``.
+    slurm_options: tuple[str, ...] = ()
+    #: So many attempts at the most wait in the engine; those of tasks that get their machine are given to it anyway.
+    most_held: Annotated[int, Field(ge=0, le=100_000)] = MOST_HELD
     dask_scheduler: Annotated[str, Field(pattern=r"^(tcp|tls)://")] | None = None
     dask_ca_file: Path | None = None
     dask_certificate_file: Path | None = None
@@ -62,6 +74,17 @@ class EngineSettings(BaseModel):
     @classmethod
     def _no_switch(cls, value: Any) -> Any:
         return no_switch(value)
+
+    @field_validator("slurm_options")
+    @classmethod
+    def _not_ours(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for option in given:
+            if (found := re.fullmatch(r"--([a-z][a-z0-9-]*)(=[^\x00-\x1f\x7f]+)?", option)) is None:
+                raise ValueError(f"each is one word like --time=60, but one is {option!r}")
+            # sbatch takes the beginning of a name for the name.
+            if own := next((own for own in _OWN_OPTIONS if own.startswith(found[1])), None):
+                raise ValueError(f"--{own} is up to the manager, and must not be among them: {option}")
+        return given
 
     @field_validator("matching", "prediction", mode="before")
     @classmethod

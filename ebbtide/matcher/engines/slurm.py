@@ -18,9 +18,9 @@ from typing import Final
 
 from ebbtide.matcher.engines.records import Records, batch_script, merged
 from ebbtide.matcher.engines.settings import EngineSettings
-from ebbtide.matcher.engines.slurm_json import jobs_of, machines_of
+from ebbtide.matcher.engines.slurm_json import jobs_of, machines_of, other_gres_of
 from ebbtide.matcher.engines.slurm_programs import SlurmPrograms
-from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineStalled
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen, task_of
 from ebbtide.matcher.match.tasks import TaskOrder
 
@@ -35,6 +35,8 @@ _RANK: Final = {
 #: What slurmctld says of a job that was submitted a moment ago, and how long is waited between tries, seconds.
 _LATER: Final = "try again in a bit"
 _PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8)
+#: And where somebody is to change a node who may not.
+_NO_ADMINISTRATOR: Final = "invalid user id"
 
 
 class Slurm:
@@ -56,6 +58,8 @@ class Slurm:
         self._unanswered: set[str] = set()
         #: Cores that others' jobs hold, by node.
         self._foreign: Counter[str] = Counter()
+        #: Generic resources other than ours, by node.
+        self._other_gres: dict[str, str] = {}
 
     async def start(self) -> None:
         await self._records.check()
@@ -85,8 +89,9 @@ class Slurm:
         self._unanswered.add(attempt)
         try:
             output = await self._sbatch(attempt, order, identity)
-        except EngineRefused:
-            self._unanswered.discard(attempt)
+        except EngineRefused as error:
+            if not isinstance(error, EngineStalled):
+                self._unanswered.discard(attempt)
             raise
         number = output.strip().partition(";")[0]
         if number.isdigit():
@@ -96,6 +101,7 @@ class Slurm:
     async def _sbatch(self, attempt: str, order: TaskOrder, identity: list[str]) -> str:
         return await self._programs.run(
             "sbatch",
+            *self._settings.slurm_options,
             "--parsable",
             "--hold",
             "--no-requeue",
@@ -135,13 +141,26 @@ class Slurm:
         """Slurm forgets by itself."""
 
     async def set_usable_cores(self, machine: str, cores: int) -> None:
-        await self._scontrol("update", f"NodeName={machine}", f"Gres=vcore:{cores}")
+        if machine not in self._other_gres:
+            await self._machines({})
+        # Slurm would take away for good what is left out.
+        others = self._other_gres.get(machine, "")
+        await self._update_node(machine, f"Gres=vcore:{cores}" + (f",{others}" if others else ""))
 
     async def drain(self, machine: str, reason: str) -> None:
-        await self._scontrol("update", f"NodeName={machine}", "State=DRAIN", f"Reason={reason}")
+        await self._update_node(machine, "State=DRAIN", f"Reason={reason}")
 
     async def undrain(self, machine: str) -> None:
-        await self._scontrol("update", f"NodeName={machine}", "State=UNDRAIN")
+        await self._update_node(machine, "State=UNDRAIN")
+
+    async def _update_node(self, machine: str, *words: str) -> None:
+        try:
+            await self._scontrol("update", f"NodeName={machine}", *words)
+        except EngineRefused as error:
+            if _NO_ADMINISTRATOR in str(error).lower():
+                who = "only SlurmUser, root and users with AdminLevel=Admin may change nodes"
+                raise EngineRefused(f"{error}: {who}") from error
+            raise
 
     async def _scontrol(self, *words: str) -> None:
         for pause_s in _PAUSES_S:
@@ -160,7 +179,7 @@ class Slurm:
 
         :param anew: attempts that were sealed where they had no directory (any more).
         """
-        found = await asyncio.to_thread(jobs_of, await self._programs.json("squeue", "--states=all"))
+        found = await asyncio.to_thread(jobs_of, await self._programs.json("squeue", "--all", "--states=all"))
         names = {job.name for job in found}
         owners = await self._records.owners([name for name in names if task_of(name, self._settings.label) is not None])
         seen: dict[str, Seen] = {}
@@ -183,11 +202,11 @@ class Slurm:
         return seen
 
     async def _machines(self, foreign: Mapping[str, int]) -> dict[str, EngineMachine]:
-        program, found = "sinfo", await self._programs.json("sinfo")
+        program, found = "sinfo", await self._programs.json("sinfo", "--all")
         if "sinfo" in found and "nodes" not in found:
             # Newer versions group nodes by partition and state there.
-            program, found = "scontrol", await self._programs.json("scontrol", "show", "nodes")
-        machines = machines_of(found, program)
+            program, found = "scontrol", await self._programs.json("scontrol", "--all", "show", "nodes")
+        machines, self._other_gres = machines_of(found, program), other_gres_of(found, program)
         return {made.name: replace(made, foreign_cores=foreign.get(made.name, 0)) for made in machines}
 
 

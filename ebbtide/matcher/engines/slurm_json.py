@@ -16,7 +16,7 @@ from ebbtide.matcher.engines.records import UNRECORDED, exit_code_of
 from ebbtide.matcher.errors import EngineUnreachable
 from ebbtide.matcher.match.attempts import RECOUNTED, AttemptState, EngineMachine, Seen
 
-_GRES: Final = re.compile(r"(?:^|,)(?:gres[:/])?vcore(?::[a-z_]\w*)?[:=](\d{1,9})(?!\d)", re.ASCII)
+_GRES: Final = re.compile(r"(?:^|,)(?:gres[:/])?vcore(?::[a-z_]\w*)?[:=](\d{1,9})(?!\d)(?:\([^)]*\))?", re.ASCII)
 _RUNNING: Final = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED"}
 _SUSPENDED: Final = {"SUSPENDED", "STOPPED"}
 _DOWN: Final = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "UNKNOWN"}
@@ -133,6 +133,12 @@ def machines_of(found: Mapping[str, Any], program: str = "sinfo") -> list[Engine
     return machines
 
 
+def other_gres_of(found: Mapping[str, Any], program: str = "sinfo") -> dict[str, str]:
+    """The generic resources of each node but for ``vcore``, as ``scontrol`` takes them. Raises as `machines_of`."""
+    rows = _rows(found, "nodes", program)
+    return {_word(row.get("name")): _GRES.sub("", _word(row.get("gres"))).strip(",") for row in rows}
+
+
 def _rows(found: Mapping[str, Any], key: str, program: str) -> Iterator[Mapping[str, Any]]:
     if key not in found:
         raise _unexpected(program)
@@ -151,7 +157,8 @@ def _seen(job: Mapping[str, Any]) -> Seen:
     machine = _word(job.get("nodes")) or None
     cores = max(_number(job.get("cpus")), 0) or None
     if state == "PENDING":
-        held = _number(job.get("priority")) == 0 or reason.startswith("JobHeld")
+        # What cannot begin where it was released to gets that priority, too: it is not held, and is to be taken back.
+        held = reason != "BadConstraints" and (_number(job.get("priority")) == 0 or reason.startswith("JobHeld"))
         required = _word(job.get("required_nodes")) or None
         released = Seen(AttemptState.RELEASED, required, reason=reason, cores=cores, queued=True)
         return Seen(AttemptState.HELD, reason=reason) if held else released
@@ -207,18 +214,38 @@ def _held_cores(job: Mapping[str, Any]) -> dict[str, int]:
     nodes = _word(job.get("nodes"))
     if nodes and not set("[,") & set(nodes):
         return {nodes: max(_number(job.get("cpus")), 0)}
-    resources = job.get("job_resources")
-    allocated = resources.get("allocated_nodes") if isinstance(resources, Mapping) else None
-    rows = allocated.values() if isinstance(allocated, Mapping) else _list(allocated)
-    return {_word(row.get("nodename")): _count(row.get("cores")) for row in rows if isinstance(row, Mapping)}
+    cores = {name: _allocated(row) for name, row in _allocated_nodes(job.get("job_resources"))}
+    every, cpus = sum(cores.values()), max(_number(job.get("cpus")), 0)
+    # A core may be several CPUs; where nobody says how many are where, all may be anywhere.
+    return {name: -(-count * max(cpus, every) // every) if every else cpus for name, count in cores.items()}
+
+
+def _allocated_nodes(resources: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What a job has of each node, by its name."""
+    found = resources if isinstance(resources, Mapping) else {}
+    nodes = found.get("nodes")
+    # The latter in newer versions.
+    rows = found.get("allocated_nodes") or (nodes.get("allocation") if isinstance(nodes, Mapping) else None)
+    for row in rows.values() if isinstance(rows, Mapping) else _list(rows):
+        if isinstance(row, Mapping):
+            yield _word(row.get("nodename")) or _word(row.get("name")), row
+
+
+def _allocated(row: Mapping[str, Any]) -> int:
+    """Cores of a node, or CPUs where these are said; 0: neither is."""
+    cpus = row.get("cpus")
+    if told := _number(cpus.get("count") if isinstance(cpus, Mapping) else cpus):
+        return max(told, 0)
+    sockets = row.get("sockets")
+    parts = [row, *(sockets.values() if isinstance(sockets, Mapping) else _list(sockets))]
+    cores = [part["cores"] for part in parts if isinstance(part, Mapping) and "cores" in part]
+    found = [core for some in cores for core in (some.values() if isinstance(some, Mapping) else _list(some))]
+    free = sum(isinstance(core, Mapping) and "UNALLOCATED" in _list(core.get("status")) for core in found)
+    return len(found) - free or max(_number(row.get("cpus_used")), 0)
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _count(value: Any) -> int:
-    return len(value) if isinstance(value, list | Mapping) else 0
 
 
 def _word(value: Any) -> str:

@@ -1,15 +1,16 @@
-"""Slurm's own programs as child processes, each with a limit of time, none with anything of our environment."""
+"""Slurm's own programs as child processes, each with a limit of time, none with our environment."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Mapping
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
 from ebbtide.matcher.engines.slurm_json import document
-from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineUnreachable
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineStalled, EngineUnreachable
 
 #: Words in which Slurm's programs say that slurmctld, or what they need to ask it, is away; their exit codes are all 1.
 _UNREACHABLE: Final = (
@@ -41,6 +42,8 @@ _FULL: Final = (
     "inactive or drain",
     "invalid user id",
 )
+#: And that the cluster has as many jobs as it may have; sbatch does not end then: it goes on trying for two minutes.
+_STALLED: Final = "sleeping and retrying"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -52,9 +55,9 @@ class SlurmPrograms:
     """
 
     def __init__(self, conf: Path | None, answer_s: float) -> None:
-        self._environment: Mapping[str, str] = {
-            "PATH": os.environ.get("PATH", _PATH),
-            "LC_ALL": "C",
+        #: Tasks get it with their jobs. Without a word of language, messages are English.
+        self._environment: dict[str, str] = {
+            "PATH": _PATH,
             **({"SLURM_CONF": str(conf)} if conf is not None else {}),
         }
         self._answer_s = answer_s
@@ -66,10 +69,14 @@ class SlurmPrograms:
         :raises EngineUnreachable: slurmctld does not answer.
         :raises EngineRefused: it says no, in its own words; `EngineFull`: it would not say so at another time.
         """
+        program = shutil.which(argv[0]) or argv[0]
+        where = os.path.dirname(program)
         try:
             process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=self._environment,
+                program,
+                *argv[1:],
+                # Theirs only where it is none of the usual ones.
+                env=self._environment | ({"PATH": f"{_PATH}:{where}"} if where not in _PATH.split(":") else {}),
                 cwd="/",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -79,7 +86,7 @@ class SlurmPrograms:
             raise EngineUnreachable(f"there is no program {argv[0]} here: install Slurm's client") from error
         try:
             async with asyncio.timeout(self._answer_s):
-                output, errors = await process.communicate(text.encode())
+                output, errors = await _talk(process, text)
         except TimeoutError as error:
             raise EngineUnreachable(f"{argv[0]} did not end within {self._answer_s:g} s") from error
         finally:
@@ -98,7 +105,32 @@ class SlurmPrograms:
         return await asyncio.to_thread(document, argv[0], await self.run(*argv, "--json"))
 
 
+async def _talk(process: asyncio.subprocess.Process, text: str) -> tuple[bytes, bytes]:
+    """What a program prints, and its errors: until it ends, or says that it goes on trying."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output = asyncio.ensure_future(process.stdout.read())
+    try:
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(text.encode())
+            await process.stdin.drain()
+        process.stdin.close()
+        errors = b""
+        while part := await process.stderr.read(65536):
+            errors += part
+            if _STALLED.encode() in errors:
+                return b"", errors
+        found = await output
+    finally:
+        output.cancel()
+    await process.wait()
+    return found, errors
+
+
 def _kind(said: str) -> type[EngineUnreachable | EngineRefused]:
+    if _STALLED in said:
+        return EngineStalled
     if any(words in said for words in _UNREACHABLE):
         return EngineUnreachable
     return EngineFull if any(words in said for words in _FULL) else EngineRefused

@@ -52,6 +52,9 @@ FOREIGN: Final = "it is called as this manager's acquirer calls its machines, an
 Unrecorded: TypeAlias = Mapping[tuple[str, str | None], float]
 #: For so long a task does not go where its attempt did not begin, if it can go elsewhere, seconds.
 UNBEGUN_PAUSE_S: Final = 240.0
+#: So many attempts wait in the engine, unless its settings say otherwise: Slurm has room for 10 000 jobs of all users,
+#: unless slurm.conf says otherwise (MaxJobCount).
+MOST_HELD: Final = 1000
 #: Machines where an attempt of a task did not begin, or whose engine refused to release it there, by the task's name;
 #: and until when it rather goes elsewhere: what is wrong may be the task, too.
 Unbegun: TypeAlias = Mapping[tuple[str, str], float]
@@ -92,6 +95,7 @@ def turn(
     unrecorded: Unrecorded = MappingProxyType({}),
     unread: Sequence[Task] = (),
     unbegun: Unbegun = MappingProxyType({}),
+    most_held: int = MOST_HELD,
 ) -> Turn:
     """The next step of everything.
 
@@ -107,6 +111,7 @@ def turn(
     :param unrecorded: of the turn before.
     :param unread: tasks of which nothing is known but the cores that they hold.
     :param unbegun: of the turn before, and of releases since.
+    :param most_held: so many attempts wait in the engine at the most, but for those that get their machine now.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed, label, foreign)
@@ -153,6 +158,7 @@ def turn(
         if choice.machine is not None:
             states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
             instructions.append(Release(task.attempt_name(label), choice.machine))
+    instructions = _bounded(instructions, states, look, label, most_held)
     for name, user in shut:
         if name in machines and not machines[name].drained:
             whose = f"attempts of {user}" if user is not None else "attempts"
@@ -160,6 +166,26 @@ def turn(
             machines[name] = replace(machines[name], drained=reason)
     changed = tuple(states[task.name] for task in tasks if states[task.name] != task)
     return Turn(changed, tuple(instructions), choices, _orphaned_attempts(tasks, look, label), machines, shut, missed)
+
+
+def _bounded(
+    instructions: Iterable[Instruction], states: Mapping[str, Task], look: Look, label: str, most_held: int
+) -> list[Instruction]:
+    """Without new attempts beyond the bound, which fall to the last tasks in their order.
+
+    What the engine has refused counts as waiting there, and is given to it again whatever the bound is.
+    """
+    room = most_held - sum(seen.state is AttemptState.HELD for seen in look.attempts.values())
+    room -= sum(task.refusals > 0 for task in states.values())
+    kept = []
+    for one in instructions:
+        task = states[_whose(one, label) or ""] if isinstance(one, Submit) else None
+        if task is not None and task.phase is TaskPhase.WAITING and not task.refusals:
+            room -= 1
+            if room < 0:
+                continue
+        kept.append(one)
+    return kept
 
 
 def without(made: Turn, names: Set[str], label: str) -> Turn:
@@ -179,15 +205,18 @@ def without(made: Turn, names: Set[str], label: str) -> Turn:
 
 def in_turn(instructions: Iterable[Instruction]) -> list[Instruction]:
     """Instructions in the order in which they are carried out: signals first, since who saves its work has little time
-    and a machine that is gone may not answer; then machines; attempts that the engine does not have yet last, and then
-    their releases: Slurm takes none for a moment after a submission.
+    and a machine that is gone may not answer; then machines; attempts that the engine does not have yet last, first
+    those that get their machine now, and then their releases: Slurm takes none for a moment after a submission.
     """
     given = list(instructions)
     new = {one.attempt for one in given if isinstance(one, Submit)}
+    chosen = {one.attempt for one in given if isinstance(one, Release)}
 
     def place(one: Instruction) -> int:
-        if isinstance(one, Submit | Release) and one.attempt in new:
-            return 3 + isinstance(one, Release)
+        if isinstance(one, Submit):
+            return 4 - (one.attempt in chosen)
+        if isinstance(one, Release) and one.attempt in new:
+            return 5
         if isinstance(one, Signal):
             return 0
         return 1 if isinstance(one, SetCores | Drain | Undrain) else 2

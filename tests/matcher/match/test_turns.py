@@ -274,13 +274,46 @@ def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_don
     assert set(left.choices) == {"b"}
 
 
+@pytest.mark.parametrize(
+    ("most_held", "held", "refused", "submitted"),
+    [
+        (5, 0, 0, ["a", "b", "c", "d"]),
+        (2, 0, 0, ["a", "b"]),
+        # Those that it has count, and those that it has refused, which are given to it again.
+        (3, 2, 0, ["a"]),
+        (3, 1, 1, ["a", "r0"]),
+        (0, 1, 2, ["r0", "r1"]),
+    ],
+)
+def test_no_more_attempts_wait_in_the_engine_than_its_settings_say_and_the_first_in_turn_come_first(
+    most_held: int, held: int, refused: int, submitted: list[str]
+) -> None:
+    there, new = [task_of(f"h{number}") for number in range(held)], [task_of(name) for name in "abcd"]
+    again = [replace(task_of(f"r{number}"), refusals=1, refused_at=-100.0) for number in range(refused)]
+    look = Look({}, {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in there})
+    made = turn([*new, *again, *there], look, {}, Pool(Predictor(10.0)), 10.0, "ebb", most_held=most_held)
+    assert submits(made) == submitted
+
+
+def test_an_attempt_that_gets_its_machine_is_given_to_the_engine_whatever_waits_there() -> None:
+    """The one behind the first, for which there is no room."""
+    large, small = (Task(TaskOrder(name, ("true",), cores), "0a", 1.0) for name, cores in (("large", 8), ("small", 1)))
+    made = turn([large, small], Look(MACHINES, {}), {}, Pool(Predictor(10.0)), 10.0, "ebb", most_held=0)
+    assert (submits(made), [task for task, _ in releases(made)]) == (["small"], ["small"])
+
+
+def submits(made: Turn) -> list[str]:
+    return [one.order.name for one in made.instructions if isinstance(one, Submit)]
+
+
 def test_signals_come_before_machines_and_new_attempts_last_before_their_releases() -> None:
     order = TaskOrder("t", ("true",))
-    first, second, held, old = (f"ebb.{name}.0a.1" for name in ("first", "second", "held", "old"))
+    first, second, third, held, old = (f"ebb.{name}.0a.1" for name in ("first", "second", "third", "held", "old"))
     new = [Submit(first, order), Submit(second, order)]
     given: list[Instruction] = [
         SetCores("n1", 0),
         Drain("n1", "why"),
+        Submit(third, order),
         *new,
         Cancel(old),
         Signal(old, "USR1", "1"),
@@ -292,7 +325,9 @@ def test_signals_come_before_machines_and_new_attempts_last_before_their_release
         Drain("n1", "why"),
         Cancel(old),
         _release(held),
+        # One that gets no machine yet comes last.
         *new,
+        Submit(third, order),
         _release(second),
         _release(first),
     ]
