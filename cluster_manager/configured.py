@@ -34,8 +34,8 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
     host, colon, port = options.listen.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise SettingsError(f"--listen must be HOST:PORT, but is {options.listen!r}")
-    if options.url is not None and not is_base(options.url.rstrip("/")):
-        raise SettingsError(f"--url {options.url} must be like https://10.0.0.1:7100: a scheme, a host and a port")
+    if options.url is not None and not options.url.startswith(("http://", "https://")):
+        raise SettingsError(f"--url {options.url} must begin with http:// or https://")
     if options.token_file is None and options.tokens_file is None:
         raise SettingsError("--token-file or --tokens-file must be given")
     check_tracing(options.tracing)
@@ -110,11 +110,12 @@ def _url_of(options: ManagerOptions, host: str, port: int, scheme: str, notes: l
     :param notes: what is to be said of it is added.
     """
     at = f"[{host}]:{port}" if ":" in host else options.listen
-    url, called, given = f"{scheme}://{at}" if port else None, host, "--listen"
+    url, called, given, usable = f"{scheme}://{at}" if port else None, host, "--listen", True
     if options.url:
         url, given = options.url.rstrip("/"), "--url"
-        called = urlsplit(url).hostname or ""
-    if url is None or not is_everywhere(called):
+        usable = is_base(url)
+        called = (urlsplit(url).hostname or "") if usable else options.url
+    if url is None or (usable and not is_everywhere(called)):
         return url
     # No reason to stay down: the hosts of a cluster may all have joined otherwise.
     notes.append(f"{given} {called} is no address that others could call: no host can be invited until --url says one")

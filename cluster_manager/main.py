@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(serve(settings, gate, given))
     except (ManagerError, AccessError, OSError) as error:
-        return _refuse(str(error), 1)
+        return _refuse(given.said(str(error)), 1)
     return 0
 
 

@@ -183,11 +183,11 @@ def _checked(given: argparse.Namespace) -> tuple[str, str, tuple[str, int] | Non
     if not is_base(manager):
         raise HostAgentError(f"{given.url} is no address of a manager: it must be like https://10.0.0.1:7100")
     try:
-        capacity = given.capacity or str(old.get("capacity", "auto"))
+        capacity = given.capacity if given.capacity is not None else str(old.get("capacity", "auto"))
         if capacity != "auto":
             capacity_of(capacity)
     except ValueError as error:
-        source = "--capacity" if given.capacity else f"capacity in {given.config}"
+        source = "--capacity" if given.capacity is not None else f"capacity in {given.config}"
         raise HostAgentError(f"{source}: {error}") from None
     listen = _set_address(given.listen, f"--listen {given.listen}") if given.listen is not None else None
     # Without TLS there is no certificate to renew.

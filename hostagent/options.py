@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
@@ -17,7 +16,7 @@ from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import DaemonOptions, Paths, Texts, read_file, settings_config
 from ebbtide.rest.rates import Rate
 from ebbtide.rest.settings import AccessSettings, key_pair, settings_of
-from ebbtide.rest.tls import is_everywhere, is_protected
+from ebbtide.rest.tls import is_everywhere, is_protected, names_a_host
 from hostagent.errors import HostAgentError
 from hostagent.state.files import ACPI_VERDICT, SAVE_DIR
 
@@ -178,15 +177,6 @@ def url_of(options: HostAgentOptions, scheme: str) -> str:
         raise AccessError(f"--url {url} must be a scheme, a host and a port, nothing else") from None
 
 
-def _names_a_host(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        # The port is looked at when it is asked for.
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
 def is_unnamed(file: Path) -> bool:
     """Whether a file of options is as it comes with the package; one that cannot be read is taken for somebody's."""
     try:
@@ -222,7 +212,7 @@ def access_of(options: HostAgentOptions) -> AccessSettings:
         _check_told("--disk-dir", options.disk_dir)
         _check_told("--image-dir", options.image_dir)
     for url in options.manager:
-        if not _names_a_host(url):
+        if not names_a_host(url):
             raise AccessError(f"--manager {url} must be like https://10.0.0.1:7100")
     secret = caller is not None or options.manager_ca is not None
     if secret and not all(url.startswith("https://") for url in options.manager):

@@ -14,6 +14,7 @@ from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import PartialVector, Vector, problem_of
+from ebbtide.messages.requests import VMRequest
 from ebbtide.messages.vms import ClusterVM, VMSpec
 
 
@@ -47,8 +48,10 @@ def specs_of(file: Path) -> list[VMSpec]:
             raise EbbError(f"{file}: VM {number} must be fields with values, like `name: web`")
         try:
             spec = VMSpec.model_validate(body)
+            # What no manager takes, before anything is done with the others.
+            VMRequest(request_id="a", vm=spec)
         except (ValidationError, InvalidField) as error:
-            raise EbbError(f"{file}: VM {number}: {problem_of(error).detail}") from error
+            raise EbbError(f"{file}: VM {number}: {problem_of(error).detail.removeprefix('vm.')}") from error
         if spec.name in found:
             raise EbbError(f"{file}: VM {number}: name: {spec.name} is declared twice")
         found[spec.name] = spec

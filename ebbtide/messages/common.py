@@ -203,6 +203,13 @@ class PartialVector(Body):
         return ResourceVector.of({**kept.as_dict(), **self.model_dump(exclude_none=True)})
 
 
+def no_switch(value: Any, name: str = "") -> Any:
+    """A value that is no truth value, which would be read as 0 or 1. Raises ValueError."""
+    if isinstance(value, bool):
+        raise ValueError(f"{name} must not be true or false".lstrip())
+    return value
+
+
 def _as_parts(value: Any) -> Any:
     return value.model_dump() if isinstance(value, Vector) else value
 

@@ -42,7 +42,7 @@ AnyShares = Annotated[Shares, BeforeValidator(_of_all, json_schema_input_type=Sh
 class Utility(BaseModel):
     """What the application is still worth at a share of its nominal size, and what it must be worth at least.
 
-    A component without a curve has minimum 0; a request has a curve at least.
+    A component without a curve has minimum 0; a manager refuses a request without any.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

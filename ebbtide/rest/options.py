@@ -28,7 +28,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ebbtide.messages.common import cleaned_text
+from ebbtide.messages.common import cleaned_text, no_switch
 from ebbtide.rest.errors import OptionsError
 from ebbtide.rest.rates import ConnectionLimits, Rates
 
@@ -94,9 +94,7 @@ class DaemonOptions(BaseSettings):
     @classmethod
     def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
         """`false` for a number means "off" to who writes it, and would be 0."""
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError("must not be true or false")
-        return value
+        return value if cls.model_fields[str(info.field_name)].annotation is bool else no_switch(value)
 
     @classmethod
     def settings_customise_sources(
@@ -134,27 +132,31 @@ class Given(Generic[O]):
 
         One that names none is about the file that it names.
         """
-        names = [word.replace("-", "_") for word in re.findall(r"--([a-z-]+)", sentence)]
-        values = {name: getattr(self.options, name) for name in self.origins}
-        there = [name for name, value in values.items() if _is_in(sentence, name, value)]
-        names += sorted(there, key=lambda name: len(str(values[name])), reverse=True)
+        named = [word.replace("-", "_") for word in re.findall(r"--([a-z-]+)", sentence)]
+        origins = [self.origins[name] for name in named if name in self.origins]
+        if not origins:
+            values = {name: getattr(self.options, name) for name in self.origins}
+            origins = [self.origins[name] for name in _whose_value_is_in(sentence, values)[:1]]
         sentence = cleaned_text(sentence, LONGEST_SENTENCE)
-        for name in names:
-            origin = self.origins.get(name, "")
-            if origin and not origin.startswith("--"):
-                return f"{origin}: {sentence}"
-        return sentence
+        origin = next((origin for origin in origins if not origin.startswith("--")), None)
+        return sentence if origin is None else f"{origin}: {sentence}"
 
 
-def _is_in(sentence: str, name: str, value: Any) -> bool:
-    """Whether a sentence has the value of an option, as a whole word; numbers and short words are there by chance."""
-    text = f"127.0.0.1:{value}" if name == "metrics_port" else str(value)
-    host, _, port = text.rpartition(":")
-    # As the error of an address that is taken has it.
-    forms = [f"('{host.strip('[]')}', {port}"]
-    if isinstance(value, str | Path) and len(text) > 3:
-        forms.append(text)
-    return any(re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) for form in forms)
+def _whose_value_is_in(sentence: str, values: Mapping[str, Any]) -> list[str]:
+    """The options whose address is in a sentence as the error of one that is taken has it; else those whose path or
+    URL is, the longest first. Numbers and words are there by chance.
+    """
+
+    def has(form: str) -> bool:
+        return re.search(rf"(?<!\w){re.escape(form)}(?!\w)", sentence) is not None
+
+    texts = {name: f"127.0.0.1:{value}" if name == "metrics_port" else str(value) for name, value in values.items()}
+    places = {name: text.rpartition(":") for name, text in texts.items()}
+    if taken := [name for name, (host, _, port) in places.items() if has(f"('{host.strip('[]')}', {port}")]:
+        return taken
+    whole = [name for name, text in texts.items() if isinstance(values[name], Path) or set(text) & set("/:")]
+    found = [name for name in whole if len(texts[name]) > 3 and has(texts[name])]
+    return sorted(found, key=lambda name: len(texts[name]), reverse=True)
 
 
 def given_by(model: type[O], values: Mapping[str, Any], origins: Mapping[str, str]) -> Given[O]:

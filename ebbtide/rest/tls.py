@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import ipaddress
+import re
 import ssl
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -46,15 +47,19 @@ def is_protected(url: str) -> bool:
         return False
 
 
-def is_base(url: str) -> bool:
-    """Whether a URL is a scheme, a host and, it may be, a port: what paths are put behind."""
+def names_a_host(url: str) -> bool:
+    """Whether a URL has a host, and a port that can be where it has one."""
     try:
         parts = urlsplit(url)
         # The port is looked at when it is asked for.
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
-    return usable and not parts.path and not set(url) & set("?#@ ")
+
+
+def is_base(url: str) -> bool:
+    """Whether a URL is a scheme, a host and, it may be, a port, nothing else: what paths are put behind."""
+    return names_a_host(url) and re.fullmatch(r"\w+://(\[[^\s\]]+\]|[\w.-]+)(:\d+)?", url) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,8 @@ def test_a_document_a_list_and_json_are_read_alike(tmp_path: Path) -> None:
         ("name: web\nnominal: {cpu_cores: 1, memory_mib: 512, cpu_cores: 2}", "found 'cpu_cores' twice"),
         ('{"name": "web", "name": "db", "nominal": {"cpu_cores": 1, "memory_mib": 512}}', "found 'name' twice"),
         ("[" * 5000, "is no YAML: it is nested too deeply"),
+        (f"{BODY}\nutility: {{at_least: 0.8}}", "VM 1: utility must have the curve of a component"),
+        (f"{BODY}\npriority: fixed\nstart: deflated", "VM 1: start is deflated, but a fixed VM"),
     ],
 )
 def test_a_file_that_is_wrong_is_named_with_its_vm_and_field(tmp_path: Path, text: str, said: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import tomllib
 from pathlib import Path
 
@@ -207,6 +208,41 @@ def test_a_sentence_is_about_the_option_whose_value_it_has_and_not_by_chance(
     assert said == sentence if line is None else re.match(rf"{re.escape(str(file))}:{line}: \w+: ", said)
 
 
+@pytest.mark.parametrize(
+    ("line", "words", "sentence", "named"),
+    [
+        ('listen = "10.0.0.12:7101"', {}, TAKEN.format(("10.0.0.12", 7101)), True),
+        ('migration_listen = "10.0.0.12"', {"listen": "10.0.0.12:7101"}, TAKEN.format(("10.0.0.12", 7101)), False),
+        ('migration_listen = "127.0.0.1"', {}, TAKEN.format(("127.0.0.1", 7101)), False),
+        ('metrics_port = 9101\nmigration_listen = "127.0.0.1"', {}, TAKEN.format(("127.0.0.1", 9101)), True),
+        ('disk_dir = "/srv"', {"state_dir": "/srv/agent"}, "[Errno 13] Permission denied: '/srv/agent'", False),
+        ('disk_dir = "/srv"', {"uri": "qemu:///system"}, "--uri qemu:///system of /srv does not answer", False),
+        ('id = "host-a"', {}, "[Errno 13] Permission denied: '/srv/host-a/state.json'", False),
+        ('log_level = "error"', {}, "an error", False),
+        ('accelerator = "qemu"', {}, "qemu:///system does not answer", False),
+    ],
+)
+def test_an_address_that_is_taken_is_that_of_the_option_that_has_all_of_it_also_where_that_stands_in_no_file(
+    tmp_path: Path, line: str, words: dict[str, str], sentence: str, named: bool
+) -> None:
+    file = tmp_path / "hostagent.toml"
+    file.write_text(line + "\n")
+    needed = {"capacity": "auto", "token_file": "t"} | ({} if line.startswith("id") else {"id": "a"})
+    said = collect(HostAgentOptions, file, needed | words).said(sentence)
+    assert said == (f"{file}:1: {line.split()[0]}: {sentence}" if named else sentence)
+
+
+def test_the_manager_names_the_option_of_an_address_that_is_taken(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        file.write_text(NEEDED + f'listen = "127.0.0.1:{port}"\n')
+        assert manager.main(["--config", str(file)]) == 1
+    structlog.reset_defaults()
+    assert f"ebb-manager: {file}:4: listen: [Errno 98] Address already in use" in capsys.readouterr().err
+
+
 def test_an_address_of_version_6_is_found_in_a_sentence_too(tmp_path: Path) -> None:
     file = tmp_path / "hostagent.toml"
     file.write_text('listen = "[::1]:7101"\nid = "a"\ncapacity = "auto"\ntoken_file = "t"\n')
@@ -354,6 +390,12 @@ def test_a_task_user_whom_nobody_knows_is_warned_of_and_keeps_nothing_down(
         ('listen = "[::]:7100"', None, ["--listen ::"]),
         ('listen = "[::ffff:0.0.0.0]:7100"', None, ["--listen ::ffff:0.0.0.0"]),
         ('listen = "0.0.0.0:7100"\nurl = "https://0.0.0.0:7100"', None, ["--url 0.0.0.0"]),
+        ('url = "https://10.0.0.1:71000"', None, ["--url https://10.0.0.1:71000"]),
+        ('url = "https://"', None, ["--url https://"]),
+        ('url = "https://h/x"', None, ["--url https://h/x"]),
+        ('url = "https://h?y"', None, ["--url https://h?y"]),
+        ('url = "http://[::1"', None, ["--url http://[::1"]),
+        ('url = "https://fd00::5:7100"', None, ["--url https://fd00::5:7100"]),
         ('listen = "0.0.0.0:7100"\nurl = "https://manager:7100/"', "https://manager:7100", []),
         ('listen = "0.0.0.0:7100"\nurl = "https://ebb_manager"', "https://ebb_manager", []),
         ('listen = "[fd00::5]:7100"', "https://[fd00::5]:7100", []),
@@ -362,7 +404,7 @@ def test_a_task_user_whom_nobody_knows_is_warned_of_and_keeps_nothing_down(
         ('listen = "192.0.2.1:0"', None, []),
     ],
 )
-def test_a_manager_on_all_addresses_starts_and_knows_none_that_others_could_call(
+def test_a_manager_at_no_address_that_others_could_call_starts_and_says_so(
     file: Path, lines: str, url: str | None, noted: list[str]
 ) -> None:
     pki = Pki(file.parent / "tls")
@@ -374,13 +416,9 @@ def test_a_manager_on_all_addresses_starts_and_knows_none_that_others_could_call
     assert [note.partition(" is no address")[0] for note in settings.notes] == noted
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["https://10.0.0.1:71000", "https://", "https://h/x", "https://h?y", "http://[::1", "https://fd00::5:7100", "h:1"],
-)
-def test_a_url_with_which_no_host_could_join_is_refused_where_it_stands(file: Path, url: str) -> None:
-    file.write_text(NEEDED + f'url = "{url}"\n')
-    with pytest.raises(AccessError, match=rf":4: url: --url {re.escape(url)} must be like https://10\.0\.0\.1:7100"):
+def test_a_url_of_another_kind_is_refused_where_it_stands(file: Path) -> None:
+    file.write_text(NEEDED + 'url = "h:1"\n')
+    with pytest.raises(AccessError, match=r":4: url: --url h:1 must begin with http:// or https://"):
         config.checked(config.Daemon.MANAGER, file)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from ebbtide.simulator.errors import TraceError
 from ebbtide.simulator.inputs import documents, sources
+from ebbtide.simulator.inputs.formats import azure
 from ebbtide.simulator.inputs.report import Fault
 from ebbtide.simulator.inputs.traces import Trace
 from tests.simulator import samples
@@ -107,6 +108,15 @@ def test_a_file_whose_header_is_right_and_whose_lines_are_not_is_told_of_its_lin
     error = failure(samples.put(tmp_path, header + row * 2))
     assert (error.line, error.field) == (2, field)
     assert problem in error.problem
+
+
+def test_a_file_with_a_header_that_its_format_could_do_without_is_told_of_its_lines(tmp_path: Path) -> None:
+    columns = azure.VMTABLE.columns
+    header = ",".join(column.name for column in columns).encode()
+    row = b",".join([b"x"] * len(columns))
+    error = failure(samples.put(tmp_path, b"\n".join([header, row, row, b""])))
+    assert error.line == 2
+    assert error.field in [column.name for column in columns]
 
 
 def test_columns_may_stand_in_any_order_among_others(tmp_path: Path) -> None:

@@ -10,19 +10,13 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.acquire.net_changes import AcquirerOptions
 from ebbtide.matcher.predict.changes import whole_cores
+from ebbtide.messages.common import no_switch
 from ebbtide.messages.requests import VMRequest
 from ebbtide.messages.vms import OnPreemption, VMSpec
 
 #: A number follows, and names have 40 characters at the most.
 _PREFIX: Final = r"^[a-z][a-z0-9-]{0,31}$"
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-
-
-def no_switch(value: Any) -> Any:
-    """A value that is no truth value, which would be read as 0 or 1. Raises ValueError."""
-    if isinstance(value, bool):
-        raise ValueError("must not be true or false")
-    return value
 
 
 class AcquirerSettings(BaseModel):

@@ -13,13 +13,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from ebbtide.matcher.acquire.settings import AcquirerSettings, no_switch
+from ebbtide.matcher.acquire.settings import AcquirerSettings
 from ebbtide.matcher.errors import EngineSettingsError
 from ebbtide.matcher.match.attempts import DEFAULT_LABEL
 from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, LIVE_PREDICTION
 from ebbtide.matcher.match.turns import MOST_HELD
 from ebbtide.matcher.predict.predictor import PredictorOptions
+from ebbtide.messages.common import no_switch
 
 _LABEL: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 #: Options of sbatch that the manager sets, and those with which it would not find its jobs, or would wait for them.
@@ -94,8 +95,8 @@ class EngineSettings(BaseModel):
         if not isinstance(given, dict):
             return given
         for name, value in given.items():
-            if isinstance(value, bool) and not isinstance(usual.get(name, value), bool):
-                raise ValueError(f"{name} must not be true or false")
+            if not isinstance(usual.get(name, value), bool):
+                no_switch(value, name)
         return {**usual, **given}
 
 

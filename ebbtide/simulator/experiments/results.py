@@ -195,7 +195,7 @@ def read_meta(directory: Path) -> dict[str, Any]:
         meta = json.loads((directory / META).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ExperimentError("results", f"are not in {directory}: there is no {META}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ExperimentError("results", f"of {directory} cannot be read: {error}") from error
     lacks = [key for key in _KEYS if key not in meta] if isinstance(meta, dict) else ["a table"]
     if lacks:

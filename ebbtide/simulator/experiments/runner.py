@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from ebbtide.simulator.experiments.shared import Files, fingerprint
 RUNS: Final = "runs"
 REPORT: Final = "report.html"
 _LOCK: Final = ".lock"
+#: What sweeps keep under `RUNS`, also what one that was killed has half written (version 0.1: .part).
+_OF_RUNS: Final = re.compile(r"\.?[0-9a-f]{32}\.(npz|counts\.json)(\.[0-9a-f]+(\.part)?)?")
 #: Failures whose traces stand in meta.json.
 _MOST_FAILURES: Final = 100
 
@@ -355,29 +358,36 @@ def _alone(directory: Path) -> Iterator[None]:
 def _refuse_others_directory(directory: Path) -> None:
     """Files without a sweep's are not ours: what is called like results would be replaced or removed.
 
-    A sweep that was broken off has left its lock; results that were copied have what describes them.
+    A sweep that was broken off has left runs, or nothing; one that has ended has what describes its results.
     """
-    try:
-        names = sorted(path.name for path in directory.iterdir())
-    except OSError:
-        return  # it is not there, or making it says what is wrong
-    if not names or _LOCK in names:
+    # Where one cannot be read, writing there says what is wrong.
+    names, in_runs = _names_in(directory), _names_in(directory / RUNS)
+    others = [name for name in names if name != _LOCK and (name != RUNS or in_runs)]
+    if not others or any(map(_OF_RUNS.fullmatch, in_runs)):
         return
     with suppress(ExperimentError):
         columns.read_meta(directory)
         return
     raise ExperimentError(
         "output",
-        f"{directory} has no results of a sweep, and is not empty ({names[0]} is there): name an empty directory, or "
+        f"{directory} has no results of a sweep, and is not empty ({others[0]} is there): name an empty directory, or "
         "one that is not there yet",
     )
 
 
 def _forget_runs(directory: Path) -> None:
-    """Remove what sweeps keep there, also what one that was killed has half written, and nothing else."""
-    for path in (*directory.glob("*.npz*"), *directory.glob("*.counts.json*")):
+    """Remove what sweeps keep there, and nothing else."""
+    for name in filter(_OF_RUNS.fullmatch, _names_in(directory)):
         with suppress(OSError):
-            path.unlink()
+            (directory / name).unlink()
+
+
+def _names_in(directory: Path) -> list[str]:
+    """Sorted; none where it is not there, or cannot be read."""
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
 
 
 def _call(

@@ -88,15 +88,14 @@ def another(path: Path, name: str) -> str | None:
 
 
 def _has_header(form: Format, lines: Sequence[bytes]) -> bool:
-    """Whether the first line is a header that the format cannot do without."""
+    """Whether the first line is a header of the format."""
     data = [line for line in lines if not reading.is_comment(line, form.comment)]
-    if form.header != "required" or not data:
+    if form.header == "none" or not data:
         return False
     try:
-        reading.layout_of(form, data[0], "", 1)
+        return reading.layout_of(form, data[0], "", 1)[1]
     except TraceError:
         return False
-    return True
 
 
 def _share(form: Format, lines: Sequence[bytes]) -> float:

@@ -470,6 +470,7 @@ async def test_an_address_that_the_agent_would_refuse_uses_no_invitation(invitin
     [
         (("--listen", "7101"), "--listen 7101: this is not like 127.0.0.1:7101"),
         (("--capacity", "cpu_cores=14"), "--capacity: memory_mib must be given, and above 0"),
+        (("--capacity", ""), "--capacity: '' is not COMPONENT=NUMBER"),
     ],
 )
 async def test_a_word_of_join_that_is_wrong_is_named(inviting: Inviting, words: tuple[str, ...], said: str) -> None:
@@ -490,6 +491,11 @@ async def test_a_word_of_join_that_is_wrong_is_named(inviting: Inviting, words: 
         "https://a@10.0.0.1:7100",
         "10.0.0.1:7100",
         "https://",
+        "https://h:",
+        "https://h;x",
+        "https://,:1",
+        "https://h\\x:1",
+        "https://h\tx:1",
     ],
 )
 async def test_what_is_no_url_of_a_manager_is_said_in_one_sentence(inviting: Inviting, url: str) -> None:

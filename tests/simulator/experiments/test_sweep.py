@@ -268,29 +268,40 @@ def test_two_sweeps_do_not_share_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("text", ["{}", "[" * 100_000], ids=["small", "deep"])
+@pytest.mark.parametrize("lock", [False, True])
 @pytest.mark.parametrize("name", ["tables/mine.parquet", "runs/mine.npz", "meta.json"])
-def test_a_directory_of_others_is_refused_and_stays_as_it_is(tmp_path: Path, name: str, fresh: bool) -> None:
+def test_a_directory_of_others_is_refused_and_stays_as_it_is(
+    tmp_path: Path, name: str, lock: bool, text: str, fresh: bool
+) -> None:
     mine = tmp_path / "project" / name
     mine.parent.mkdir(parents=True)
-    mine.write_text("{}")
+    mine.write_text(text)
+    if lock:
+        (tmp_path / "project" / ".lock").touch()
     first = name.split("/")[0]
     with pytest.raises(ExperimentError, match=f"output .*project has no results .* not empty [(]{first} is there"):
         run(put(tmp_path), output=tmp_path / "project", workers=0, fresh=fresh)
-    assert mine.read_text() == "{}"
-    assert [path for path in (tmp_path / "project").rglob("*") if path.is_file()] == [mine]
+    assert mine.read_text() == text
+    found = [path.name for path in (tmp_path / "project").rglob("*") if path.is_file() and path != mine]
+    assert found == ([".lock"] if lock else [])
 
 
 def test_a_fresh_sweep_removes_runs_of_sweeps_only(tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(put(tmp_path), output=out, workers=0)
-    mine = out / "runs" / "events" / "mine.log"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    half_written = out / "runs" / ".1234.npz.5678"
-    half_written.write_text("")
+    mine = [out / "runs" / name for name in ("events/mine.log", "mine.npz", "notes.npz.txt", "mine.counts.json")]
+    mine[0].parent.mkdir()
+    for path in mine:
+        path.write_text("mine")
+    key = "0123456789abcdef" * 2
+    names = (f"{key}.npz", f"{key}.counts.json", f".{key}.npz.89abcdef", f".{key}.npz.1234.part")
+    ours = [out / "runs" / name for name in names]
+    for path in ours:
+        path.write_text("")
     assert run(put(tmp_path), output=out, workers=0, fresh=True).meta["runs"]["kept"] == 0
-    assert mine.read_text() == "mine"
-    assert not half_written.exists()
+    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
+    assert not any(path.exists() for path in ours)
 
 
 def test_results_that_were_copied_are_gone_on_with(tmp_path: Path) -> None:
@@ -298,6 +309,19 @@ def test_results_that_were_copied_are_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "out" / ".lock").unlink()
     again = run(put(tmp_path), output=tmp_path / "out", workers=0)
     assert again.meta["runs"]["made"] == 0
+    # As one that was broken off is copied.
+    for path in (*(tmp_path / "out").glob("*.*"), tmp_path / "out" / ".lock"):
+        path.unlink(missing_ok=True)
+    again = run(put(tmp_path), output=tmp_path / "out", workers=0)
+    assert again.meta["runs"]["made"] == 0
+
+
+@pytest.mark.parametrize("lock", [False, True])
+def test_a_sweep_that_was_broken_off_before_its_first_run_had_ended_is_gone_on_with(tmp_path: Path, lock: bool) -> None:
+    (tmp_path / "out" / "runs").mkdir(parents=True)
+    if lock:
+        (tmp_path / "out" / ".lock").touch()
+    assert run(put(tmp_path), output=tmp_path / "out", workers=0).meta["runs"]["kept"] == 0
 
 
 def test_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path, log: Path) -> None:
