@@ -55,14 +55,9 @@ _UNDEFINE: Final = (
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
 #: A start may take so long, and longer for each MiB of saved memory that is read (`RESTORE_MIB_S`), seconds.
 START_S: Final = 60.0
-#: Why a domain is paused only for a moment: its memory is saved, dumped or sent (virDomainPausedReason).
-_HELD: Final = (
-    libvirt.VIR_DOMAIN_PAUSED_MIGRATION,
-    libvirt.VIR_DOMAIN_PAUSED_SAVE,
-    libvirt.VIR_DOMAIN_PAUSED_DUMP,
-    libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT,
-    libvirt.VIR_DOMAIN_PAUSED_STARTING_UP,
-)
+#: Why a domain is paused only for a moment (virDomainPausedReason). Not for a migration: one that was started paused
+#: from saved memory stays with that reason (libvirt 9.0, qemuProcessStart).
+_HELD: Final = (libvirt.VIR_DOMAIN_PAUSED_SAVE, libvirt.VIR_DOMAIN_PAUSED_DUMP, libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT)
 #: How often it is checked whether the guest has powered off, in seconds.
 LOOK_S: Final = 0.5
 #: How much of its time a guest has for the power button, before its agent is asked.
@@ -444,7 +439,7 @@ async def _shut_down(connection: LibvirtConnection, domain: str, limit_s: float)
 
     with contextlib.suppress(DomainGone):
         await connection.change(domain, _cut_power, 60.0)
-    why = f"it was {'held paused by another program' if state == 'held' else state}"
+    why = f"it was {'held paused by a save, a dump or a snapshot' if state == 'held' else state}"
     if limit_s > 0 and state in ("running", "asleep"):
         why = f"its guest{', which was asleep,' if state == 'asleep' else ''} had not powered off after {limit_s:g} s"
     return _Ended(f"its power was cut: {why}", devices)
