@@ -95,7 +95,7 @@ async def test_a_domain_of_which_a_backup_is_made_is_not_to_be_saved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "where", "aborted"), [(OUT, "moving", 1), (BACKUP, "here", 0), (DUMP, "here", 0), (None, "here", 0)]
+    ("operation", "where", "aborted"), [(OUT, "moving", 1), (BACKUP, "held", 0), (DUMP, "held", 0), (None, "here", 0)]
 )
 async def test_only_a_move_counts_as_one_and_is_called_off(operation: int | None, where: str, aborted: int) -> None:
     domain = Busy(operation)
