@@ -127,9 +127,8 @@ class LibvirtHypervisor:
 
     async def domains(self) -> list[DomainState]:
         prefix = domain_name(self._settings.host_id, "")
-        await self._adoption.look_once()
 
-        def find(connection: Any) -> tuple[list[DomainState], list[str], set[str]]:
+        def find(connection: Any) -> tuple[list[DomainState], list[str], frozenset[str]]:
             found, undefined, taken, there = [], [], self._adoption.names.names(), set()
             for domain in connection.listAllDomains():
                 there.add(domain.name())
@@ -148,10 +147,10 @@ class LibvirtHypervisor:
                         libvirt.VIR_ERR_NO_DOMAIN_METADATA,
                     ):
                         raise
-            return found, undefined, there
+            return found, undefined, taken.difference(there)
 
-        found, undefined, there = await self._connection.call(find)
-        if await self._adoption.find_renamed(there):
+        found, undefined, missing = await self._connection.call(find)
+        if await self._adoption.look_once(missing):
             found, undefined, _ = await self._connection.call(find)
         self._emulated = {domain.name for domain in found if domain.emulated}
         self._moves.emulated = any(domain.emulated and domain.state != "stopped" for domain in found)

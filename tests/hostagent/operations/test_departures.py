@@ -108,7 +108,9 @@ async def test_a_move_that_an_earlier_agent_left_waiting_behind_a_backup_is_wait
     (domain,) = world.domains.values()
     body = {"to": "host-b", "deadline_s": 600.0}
     cause = Cause(request_id="d", kind="depart", body=body, started_at=time.time(), before=Vector())
-    domain.intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.LEAVING, cause=cause).model_dump_json()
+    domain.intent = (
+        Intent.model_validate_json(domain.intent).changed(phase=Phase.LEAVING, cause=cause).model_dump_json()
+    )
     # The backup has ended, and the move has not begun yet, for a moment.
     answers = iter(("held", "here", "moving", "left") if moves else itertools.repeat("held"))
 
