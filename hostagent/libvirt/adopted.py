@@ -122,7 +122,7 @@ class LibvirtAdoption:
     async def look_once(self, missing: frozenset[str] = frozenset()) -> bool:
         """Once: domains that bear our metadata under a name of their own, though our file does not name them.
 
-        :param missing: adopted domains that are not there. Once for each as well: one that is renamed keeps our metadata.
+        :param missing: adopted domains that are not there; once for each as well, as one that is renamed keeps them.
         :returns: whether one has come to light.
         """
         earlier, self._missing = self._missing, missing

@@ -60,7 +60,7 @@ async def save(connection: LibvirtConnection, domain: str, directory: Path, limi
         late = isinstance(error, HypervisorTimeout)
         calling_off = [asyncio.create_task(_keep_calling_off(connection, domain))] if late else []
         try:
-            # An earlier agent's call, or this one in its last moment, may have saved it. A save under way is waited for.
+            # An earlier agent's call, or this one in its last moment, may have saved it. One under way is waited for.
             if not await connection.call(lambda c: _is_saved(c.lookupByName(domain)), modifies=domain, limit_s=ABORT_S):
                 raise
         finally:
