@@ -389,12 +389,15 @@ class Reconciler:
 
     async def _see_to_unowned(self, known: set[str]) -> None:
         """Look after domains of ours that no VM belongs to, or remove them."""
-        found = [domain for domain in await self._host.hypervisor.domains() if domain.name not in known]
+        listed, here = await self._host.hypervisor.domains(), self._host.vms
+        found, there = [domain for domain in listed if domain.name not in known], {domain.name for domain in listed}
         self._unowned = {domain.name: self._unowned.get(domain.name, RepairPace()) for domain in found}
         for domain in found:
             pace, now = self._unowned[domain.name], asyncio.get_running_loop().time()
-            if domain.name in {vm.domain for vm in self._host.vms.values()} or not pace.due(now):
+            if domain.name in {vm.domain for vm in here.values()} or not pace.due(now):
                 continue
+            if (vm := here.get(domain.intent.spec.name)) is not None and vm.domain not in there:
+                continue  # renamed, perhaps: its check drops that VM first
             try:
                 await self._see_to(domain)
             except HostAgentError as error:

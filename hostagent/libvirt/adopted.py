@@ -11,7 +11,7 @@ import math
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -63,10 +63,12 @@ class AdoptedDomains:
         with self._lock:
             return self._read()
 
-    def add(self, name: str) -> None:
+    def add(self, name: str) -> bool:
+        """:returns: whether it was not among them."""
         with self._lock:
-            if name not in self._read():
+            if new := name not in self._read():
                 self._write(self._read() | {name})
+            return new
 
     def remove(self, name: str) -> None:
         with self._lock:
@@ -117,34 +119,26 @@ class LibvirtAdoption:
         #: Adopted domains that were not there when they were looked for.
         self._missing: frozenset[str] = frozenset()
 
-    async def look_once(self) -> None:
-        """Once: domains that bear our metadata under a name of their own, though our file does not name them."""
-        prefix = domain_name(self._host_id, "")
-        if self._monotonic() < self._look_at:
-            return
+    async def look_once(self, missing: frozenset[str] = frozenset()) -> bool:
+        """Once: domains that bear our metadata under a name of their own, though our file does not name them.
+
+        :param missing: adopted domains that are not there; once for each as well, as one that is renamed keeps them.
+        :returns: whether one has come to light.
+        """
+        earlier, self._missing = self._missing, missing
+        if missing <= earlier and self._monotonic() < self._look_at:
+            return False
+        prefix, found = domain_name(self._host_id, ""), False
         try:
             for name in await self._connection.call(
                 lambda c: _bearing_our_metadata(c, self._host_id, prefix), limit_s=5.0
             ):
-                await asyncio.to_thread(self.names.add, name)
+                found |= await asyncio.to_thread(self.names.add, name)
             self._look_at = math.inf
         except HypervisorError as error:
             self._look_at = self._monotonic() + LOOK_AGAIN_S
             log.warning("it is not known whether domains of others bear our metadata", why=str(error))
-
-    async def find_renamed(self, there: Collection[str]) -> bool:
-        """Look once for the domains that have gone from their names: they keep our metadata where they are renamed.
-
-        :param there: the names of all domains.
-        :returns: whether one of ours has come to light.
-        """
-        names = await asyncio.to_thread(self.names.names)
-        earlier, self._missing = self._missing, names.difference(there)
-        if self._missing <= earlier:
-            return False
-        self._look_at = 0.0
-        await self.look_once()
-        return await asyncio.to_thread(self.names.names) > names
+        return found
 
     async def examine(self, domain: str) -> Candidate:
         if domain.startswith("ebb-"):

@@ -300,8 +300,9 @@ class Departure:
     deadline_s: float
 
 
-#: Where a domain is that was to leave: here, on its way, on the other host by what the hypervisor says, or just off.
-Whereabouts = Literal["here", "moving", "left", "off"]
+#: Where a domain is that was to leave: here, here and held by another program's job (behind which its move may wait),
+#: on its way, on the other host by what the hypervisor says, or just off.
+Whereabouts = Literal["here", "held", "moving", "left", "off"]
 
 
 class Moves(Protocol):

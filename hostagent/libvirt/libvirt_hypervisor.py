@@ -55,14 +55,9 @@ _UNDEFINE: Final = (
 GUEST_CHANNEL: Final = "io.ebbtide.guest.0"
 #: A start may take so long, and longer for each MiB of saved memory that is read (`RESTORE_MIB_S`), seconds.
 START_S: Final = 60.0
-#: Why a domain is paused only for a moment: its memory is saved, dumped or sent (virDomainPausedReason).
-_HELD: Final = (
-    libvirt.VIR_DOMAIN_PAUSED_MIGRATION,
-    libvirt.VIR_DOMAIN_PAUSED_SAVE,
-    libvirt.VIR_DOMAIN_PAUSED_DUMP,
-    libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT,
-    libvirt.VIR_DOMAIN_PAUSED_STARTING_UP,
-)
+#: Why a domain is paused only for a moment (virDomainPausedReason). Not for a migration: one that was started paused
+#: from saved memory stays with that reason (libvirt 9.0, qemuProcessStart).
+_HELD: Final = (libvirt.VIR_DOMAIN_PAUSED_SAVE, libvirt.VIR_DOMAIN_PAUSED_DUMP, libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT)
 #: How often it is checked whether the guest has powered off, in seconds.
 LOOK_S: Final = 0.5
 #: How much of its time a guest has for the power button, before its agent is asked.
@@ -132,9 +127,8 @@ class LibvirtHypervisor:
 
     async def domains(self) -> list[DomainState]:
         prefix = domain_name(self._settings.host_id, "")
-        await self._adoption.look_once()
 
-        def find(connection: Any) -> tuple[list[DomainState], list[str], set[str]]:
+        def find(connection: Any) -> tuple[list[DomainState], list[str], frozenset[str]]:
             found, undefined, taken, there = [], [], self._adoption.names.names(), set()
             for domain in connection.listAllDomains():
                 there.add(domain.name())
@@ -153,10 +147,10 @@ class LibvirtHypervisor:
                         libvirt.VIR_ERR_NO_DOMAIN_METADATA,
                     ):
                         raise
-            return found, undefined, there
+            return found, undefined, taken.difference(there)
 
-        found, undefined, there = await self._connection.call(find)
-        if await self._adoption.find_renamed(there):
+        found, undefined, missing = await self._connection.call(find)
+        if await self._adoption.look_once(missing):
             found, undefined, _ = await self._connection.call(find)
         self._emulated = {domain.name for domain in found if domain.emulated}
         self._moves.emulated = any(domain.emulated and domain.state != "stopped" for domain in found)
@@ -444,7 +438,7 @@ async def _shut_down(connection: LibvirtConnection, domain: str, limit_s: float)
 
     with contextlib.suppress(DomainGone):
         await connection.change(domain, _cut_power, 60.0)
-    why = f"it was {'held paused by another program' if state == 'held' else state}"
+    why = f"it was {'held paused by a save, a dump or a snapshot' if state == 'held' else state}"
     if limit_s > 0 and state in ("running", "asleep"):
         why = f"its guest{', which was asleep,' if state == 'asleep' else ''} had not powered off after {limit_s:g} s"
     return _Ended(f"its power was cut: {why}", devices)

@@ -212,8 +212,8 @@ def balloon_mib_of(domain: Any, dimms_mib: float) -> float:
 
 
 def vcpu_seconds(stats: dict[str, Any]) -> tuple[float, ...]:
-    """The CPU time of each vCPU that is plugged, in their order, which is the guest's: libvirt names them by numbers of
-    their own, between which some may be free. Empty where a busy domain says nothing.
+    """The CPU time of each vCPU that is plugged, in the order of libvirt's numbers, between which some may be free: the
+    guest's order, but for one that was plugged into a gap since it booted. Empty where a busy domain says nothing.
     """
     plugged = sorted(int(key.split(".")[1]) for key in stats if key.startswith("vcpu.") and key.endswith(".time"))
     return tuple(stats[f"vcpu.{number}.time"] / 1e9 for number in plugged)

@@ -177,7 +177,7 @@ class LibvirtMoves:
             if state_of(found) == "stopped":
                 return "off"
             stats = found.jobStats()
-            return "here" if job_of(stats) is None or held_by(stats) else "moving"
+            return "here" if job_of(stats) is None else "held" if held_by(stats) else "moving"
 
         return await self._connection.call(look)
 

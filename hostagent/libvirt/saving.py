@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -20,6 +21,8 @@ from hostagent.limits.footprints import guest_resident_mib
 
 #: How long a save that was called off may take to end, seconds.
 ABORT_S: Final = 60.0
+#: How often one that has not ended is called off: it may have waited behind another program's job, and begin only now.
+CALL_OFF_EVERY_S: Final = 1.0
 
 
 async def to_save(connection: LibvirtConnection, domain: str, directory: Path) -> ToSave:
@@ -54,13 +57,24 @@ async def save(connection: LibvirtConnection, domain: str, directory: Path, limi
     try:
         await connection.change(domain, lambda d: d.managedSave(0), limit_s)
     except HypervisorError as error:
-        if isinstance(error, HypervisorTimeout):
-            with contextlib.suppress(HypervisorError):
-                await connection.call(lambda c: call_off(c.lookupByName(domain), libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE))
-        # An earlier agent's call, or this one in its last moment, may have saved it. A save under way is waited for.
-        if not await connection.call(lambda c: _is_saved(c.lookupByName(domain)), modifies=domain, limit_s=ABORT_S):
-            raise
+        late = isinstance(error, HypervisorTimeout)
+        calling_off = [asyncio.create_task(_keep_calling_off(connection, domain))] if late else []
+        try:
+            # An earlier agent's call, or this one in its last moment, may have saved it. One under way is waited for.
+            if not await connection.call(lambda c: _is_saved(c.lookupByName(domain)), modifies=domain, limit_s=ABORT_S):
+                raise
+        finally:
+            for task in calling_off:
+                task.cancel()
+            await asyncio.gather(*calling_off, return_exceptions=True)
     return Saved(_size_mib(directory, domain), time.monotonic() - began)
+
+
+async def _keep_calling_off(connection: LibvirtConnection, domain: str) -> None:
+    while True:
+        with contextlib.suppress(HypervisorError):
+            await connection.call(lambda c: call_off(c.lookupByName(domain), libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE))
+        await asyncio.sleep(CALL_OFF_EVERY_S)
 
 
 async def saved_mib(connection: LibvirtConnection, domain: str, directory: Path) -> float | None:

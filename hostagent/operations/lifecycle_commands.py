@@ -121,6 +121,8 @@ class LifecycleCommands:
                         how = await self._power_off(vm, cause, began)
                     except NoticeWithdrawn as error:
                         return await stays(operation, host, vm, error)
+                    except DomainGone:
+                        how = "it had ended by then"  # without a definition: what follows says so
                     vm.running = False
                     await host.record_change(vm.name, size, ZERO, operation.request_id)
                     intent = off(vm.intent, self._boot_mib)
@@ -147,7 +149,8 @@ class LifecycleCommands:
                         raise
                     # Undefined while it ran, it has gone with its end.
                     await host.drop(vm)
-                    how += f"; nothing is left of its domain: {error}"
+                    kept = "" if vm.intent.adopted else ", and its disk is kept until it is removed by hand"
+                    how += f"; its domain is gone from here{kept}: {error}"
                 else:
                     await self._define(vm)
         finally:

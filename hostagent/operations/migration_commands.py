@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from functools import partial
+from typing import Final
 
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.deflation.resources import ZERO
@@ -38,6 +39,9 @@ from hostagent.state.history import sizes
 from hostagent.state.intents import Intent, Phase, Request
 from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
+
+#: For so long libvirt keeps a move waiting behind another job, also for an agent that is gone (30 s), and some more.
+QUEUED_S: Final = 35.0
 
 
 class MigrationCommands:
@@ -175,14 +179,19 @@ class MigrationCommands:
                 how, where = str(error), await self._whereabouts(vm, command.deadline_s)
             return await self._ended(operation, vm, how, where)
 
-    async def _whereabouts(self, vm: ManagedVM, deadline_s: float) -> Whereabouts:
-        """Where a VM is whose move has ended; waits for that, and for a hypervisor that does not say."""
-        moves, until = self._host.hypervisor.moves, cause_of(vm).started_at + deadline_s
+    async def _whereabouts(self, vm: ManagedVM, deadline_s: float, queued_until: float = 0.0) -> Whereabouts:
+        """Where a VM is whose move has ended; waits for that, and for a hypervisor that does not say.
+
+        :param queued_until: until when its move may wait behind another program's job, by the loop's clock.
+        """
+        moves, until, held = self._host.hypervisor.moves, cause_of(vm).started_at + deadline_s, False
         while True:
             try:
                 where = await moves.whereabouts(vm.domain)
-                if where != "moving":
-                    return where
+                held = held or where == "held"
+                here = where in ("here", "held")
+                if where != "moving" and not (here and held and now() < queued_until):
+                    return "here" if here else where
                 if time.time() > until:
                     await moves.stop_move(vm.domain)
             except DomainGone:
@@ -220,7 +229,7 @@ class MigrationCommands:
         async with vm.lock:
             cause, how = cause_of(vm), "found after a restart of the agent"
             deadline_s = float(cause.body["deadline_s"])
-            where = await self._whereabouts(vm, deadline_s)
+            where = await self._whereabouts(vm, deadline_s, now() + QUEUED_S)
             if where == "here" and time.time() > cause.started_at + deadline_s:
                 how = f"it had not converged after {deadline_s:g} s, {how}"
             return await self._ended(operation, vm, how, where)

@@ -133,6 +133,23 @@ async def test_a_domain_whose_name_another_vm_has_is_left_alone_and_told_of(
     assert host.vms["low-1"].domain == NAME
 
 
+async def test_an_adopted_domain_that_is_renamed_is_taken_back_and_not_called_another_one(
+    created: Domain, command: Command, host: Host, world: World
+) -> None:
+    body = {"request_id": "a", "domain": "web", "name": "web", "minimum": {"cpu_cores": 0.5, "memory_mib": 128.0}}
+    await world.create("web", "")
+    world.domains["web"].state = "running"
+    assert (await command("POST", "/v1/adoptions", body)).state == "done"
+    assert (await command("POST", "/v1/vms/web/stop", {"request_id": "s"})).state == "done"
+    # Its new name is known before the check of the VM, which waits for the lock.
+    async with host.vms["web"].lock:
+        world.domains["web-old"] = world.domains.pop("web")
+        asked = world.calls.count(("domains", ""))
+        await until(lambda: world.calls.count(("domains", "")) >= asked + 3)
+    await until(lambda: "web" in host.vms and host.vms["web"].domain == "web-old")
+    assert not [event.sentence for event in host.history.decisions("web") if event.kind == "alarm"]
+
+
 @pytest.mark.parametrize("noted", [True, False])
 async def test_an_adopted_domain_is_looked_after_again_unless_its_adoption_has_failed(
     created: Domain,

@@ -151,10 +151,10 @@ async def test_an_adopted_domain_that_is_renamed_is_found_under_its_new_name(
         assert name in await hypervisor.survey()
 
 
-async def test_domains_of_others_are_not_looked_at_again_and_again_for_one_that_is_gone(
-    hypervisor: LibvirtHypervisor, driver: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = []
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """One for each look at the domains of others."""
+    looks: list[Any] = []
     look = adopted._bearing_our_metadata
 
     def noted(*given: Any) -> list[str]:
@@ -162,6 +162,22 @@ async def test_domains_of_others_are_not_looked_at_again_and_again_for_one_that_
         return look(*given)
 
     monkeypatch.setattr(adopted, "_bearing_our_metadata", noted)
+    return looks
+
+
+async def test_an_agent_that_starts_looks_once_though_an_adopted_domain_was_renamed_meanwhile(
+    hypervisor: LibvirtHypervisor, driver: Any, looks: list[Any]
+) -> None:
+    domain = define(driver, "web", "host-a")
+    await asyncio.to_thread(domain.rename, "web-old")
+    for _ in range(2):
+        assert [found.name for found in await hypervisor.domains()] == ["web-old"]
+    assert len(looks) == 1
+
+
+async def test_domains_of_others_are_not_looked_at_again_and_again_for_one_that_is_gone(
+    hypervisor: LibvirtHypervisor, driver: Any, looks: list[Any]
+) -> None:
     domain = define(driver, "web", "host-a")
     await hypervisor.domains()
     assert len(looks) == 1

@@ -87,7 +87,7 @@ async def test_a_guest_that_is_asleep_is_woken_and_asked_and_asked_again_where_i
     missed: int, calls: list[str]
 ) -> None:
     guest = Guest(ASLEEP, missed)
-    assert (await ended(guest, 0.4)).startswith("its guest powered off after")
+    assert (await ended(guest, 4.0)).startswith("its guest powered off after")
     assert guest.calls == calls
 
 
@@ -105,11 +105,14 @@ async def test_a_guest_that_a_dump_or_a_snapshot_holds_for_a_moment_is_asked_aft
     assert (await ended(guest, 60.0)).startswith("its guest powered off after")
     assert guest.calls == ["button"]
     held = Guest((PAUSED, why))
-    assert await ended(held, 0.05) == "its power was cut: it was held paused by another program"
+    assert await ended(held, 0.05) == "its power was cut: it was held paused by a save, a dump or a snapshot"
 
 
-async def test_a_guest_that_an_operator_has_paused_hears_nothing_and_is_not_waited_for() -> None:
-    guest = Guest((PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER))
+@pytest.mark.parametrize(
+    "why", [libvirt.VIR_DOMAIN_PAUSED_USER, libvirt.VIR_DOMAIN_PAUSED_MIGRATION], ids=["paused", "restored paused"]
+)
+async def test_a_guest_that_an_operator_has_paused_hears_nothing_and_is_not_waited_for(why: int) -> None:
+    guest = Guest((PAUSED, why))
     assert await ended(guest, 3600.0) == "its power was cut: it was paused"
     assert guest.calls == ["cut"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
 from hostagent.errors import HypervisorError
 from hostagent.libvirt.hypervisor import Departure, Whereabouts
+from hostagent.operations import migration_commands
 from hostagent.operations.agent import Agent
 from hostagent.operations.operations import TOLD, Operations, done
 from hostagent.state.intents import Cause, Intent, Phase
@@ -92,3 +94,32 @@ async def test_an_agent_that_finds_a_vm_off_does_not_say_that_it_has_moved(
         assert operation is not None
         assert operation.state is OperationState.FAILED
         assert operation.sentence == "low-1 is off on host-a, and host-b has to say whether it moved"
+
+
+@pytest.mark.parametrize("moves", [True, False])
+async def test_a_move_that_an_earlier_agent_left_waiting_behind_a_backup_is_waited_for(
+    command: Command, agent: Agent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    monkeypatch.setattr(migration_commands, "ASK_AGAIN_S", 0.01)
+    if not moves:
+        monkeypatch.setattr(migration_commands, "QUEUED_S", 0.05)
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await agent.close()
+    (domain,) = world.domains.values()
+    body = {"to": "host-b", "deadline_s": 600.0}
+    cause = Cause(request_id="d", kind="depart", body=body, started_at=time.time(), before=Vector())
+    domain.intent = (
+        Intent.model_validate_json(domain.intent).changed(phase=Phase.LEAVING, cause=cause).model_dump_json()
+    )
+    # The backup has ended, and the move has not begun yet, for a moment.
+    answers = iter(("held", "here", "moving", "left") if moves else itertools.repeat("held"))
+
+    async def whereabouts(_moves: NoMoves, _domain: str) -> str:
+        return next(answers)
+
+    monkeypatch.setattr(NoMoves, "whereabouts", whereabouts)
+    async with succeeding(world, tmp_path) as successor:
+        operation = await successor.requests.operations.get("d", 10)
+        assert operation is not None
+        where = "low-1 runs on host-b" if moves else "low-1 stays on host-a"
+        assert operation.sentence == f"{where}: found after a restart of the agent"

@@ -97,12 +97,20 @@ async def test_a_start_while_a_removal_waits_is_refused(client: Client, host: Ho
     assert Operation.model_validate_json(await ended.text()).state == "done"
 
 
+@pytest.mark.parametrize("by_itself", [False, True])
 async def test_a_vm_that_is_undefined_while_it_runs_is_gone_once_it_is_stopped(
-    command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+    command: Command,
+    host: Host,
+    world: World,
+    two_vms: list[Domain],
+    monkeypatch: pytest.MonkeyPatch,
+    by_itself: bool,
 ) -> None:
     shut_down = host.hypervisor.shut_down
 
     async def ended(domain: str, limit_s: float) -> str:
+        if by_itself:
+            del world.domains[domain]
         how = await shut_down(domain, limit_s)
         del world.domains[domain]
         return how
@@ -110,5 +118,7 @@ async def test_a_vm_that_is_undefined_while_it_runs_is_gone_once_it_is_stopped(
     monkeypatch.setattr(host.hypervisor, "shut_down", ended)
     stopped = await command("POST", "/v1/vms/low-1/stop", {"request_id": "stop", "limit_s": 2.0})
     assert stopped.state == "done", stopped.sentence
-    assert "nothing is left of its domain" in stopped.sentence
+    assert "its domain is gone from here, and its disk is kept until it is removed by hand" in stopped.sentence
     assert list(host.vms) == ["low-2"]
+    changes = [(one.machine, one.cores_after, one.cause) for one in host.journal.changes]
+    assert changes[-1] == ("low-1", 0, "stop")
