@@ -8,7 +8,6 @@ from aiohttp import web
 
 from cluster_manager.api.forms import MANAGER, answer, body_of
 from cluster_manager.authority import plain_address
-from cluster_manager.inventory.enrolment import comes_from
 from ebbtide.messages.common import Name
 from ebbtide.messages.enrolment import (
     Authority,
@@ -98,8 +97,8 @@ async def renew(request: web.Request) -> web.Response:
     check_parameters(request)
     wanted = await body_of(request, RenewalRequest)
     host, enrolments = request.match_info["id"], request.app[MANAGER].enrolments
-    from_there = _from_here(request) or await _has_it_already(request, wanted.address)
-    return answer(await enrolments.renew(host, wanted, from_there))
+    named = _has_it_already(request, wanted.address)
+    return answer(await enrolments.renew(host, wanted, _from_here(request), request.remote, named))
 
 
 @routes.post("/v1/hosts/{id}/revocation")
@@ -117,14 +116,14 @@ async def revoke(request: web.Request) -> web.Response:
     return answer(await request.app[MANAGER].enrolments.revoke(request.match_info["id"], wanted.reason))
 
 
-async def _has_it_already(request: web.Request, address: str) -> bool:
-    """Whether a host asks for the address from which it comes and which its present certificate names.
+def _has_it_already(request: web.Request, address: str) -> bool:
+    """Whether a host asks for an address that its present certificate names.
 
     Guests behind another manager's machine come from that manager's address, too: an invitation by name gave it first.
     """
     shown = request.get_extra_info("peercert") or {}
     names = {plain_address(name) for _, name in shown.get("subjectAltName", ())}
-    return plain_address(address) in names and await comes_from(request.remote, address)
+    return plain_address(address) in names
 
 
 def _from_here(request: web.Request) -> bool:

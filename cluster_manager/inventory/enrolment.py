@@ -165,9 +165,16 @@ class Enrolments:
         :param remote: the address from which it came.
         """
         secure = self._reached_at().startswith("https://")
-        key, certificate = None, None
+        key, certificate, digest = None, None, _digest(request.token)
+        # By a manager's address come also guests behind its machine: the invitation must mean the host.
+        named = secure and any(
+            (one.sha256, one.host) == (digest, request.host) and one.expires_at > self._clock()
+            for one in self._known.invitations
+        )
+        # Before its turn: a revocation waits for no DNS.
+        refusal = "" if from_here else await self._refusal(request.host, request.address, remote, named)
         async with self._turn:
-            now, digest = self._clock(), _digest(request.token)
+            now = self._clock()
             invited = next((one for one in self._known.invitations if one.sha256 == digest), None)
             if invited is None or invited.expires_at <= now:
                 if not self._told.take("log", _TOLD, now):
@@ -186,9 +193,7 @@ class Enrolments:
                 sentence = f"host: there is a host {request.host} already, or it is invited"
                 raise RequestError(409, f"{sentence}; to enrol it again invite it by its name", "host")
             if secure and request.csr is not None:
-                # By that address come also guests behind another manager's machine: the invitation must mean the host.
-                from_there = from_here or (invited.host is not None and await comes_from(remote, request.address))
-                certificate = await self._sign(request.csr, request.host, request.address, from_there, self.authority)
+                certificate = await self._sign(request.csr, request.host, request.address, refusal, self.authority)
             used = invited.model_copy(update={"used_by": request.host, "key": key})
             rest = tuple(used if one is invited else one for one in self._known.invitations)
             await self._save(self._known.model_copy(update={"invitations": rest}))
@@ -202,11 +207,20 @@ class Enrolments:
             ca=self.authority.pem if secure else None,
         )
 
-    async def renew(self, host: str, request: RenewalRequest, from_there: bool = False) -> Renewal:
+    async def renew(
+        self,
+        host: str,
+        request: RenewalRequest,
+        from_here: bool = False,
+        remote: str | None = None,
+        named: bool = False,
+    ) -> Renewal:
         """The next certificate of a host that has shown its present one. Raises RequestError.
 
-        :param from_there: the request came from this very machine, or from the address that the present one names.
+        :param from_here, remote: as of `enrol`.
+        :param named: the present one names the address that is asked for.
         """
+        refusal = "" if from_here else await self._refusal(host, request.address, remote, named)
         self.refuse_revoked(host)
         if not self._is_there(host):
             raise RequestError(403, f"{host} has neither joined nor reported, or was forgotten since", "id")
@@ -214,7 +228,7 @@ class Enrolments:
         signer = known.get(request.ca) if request.ca is not None else self.authority
         if signer is None:
             raise RequestError(409, "ca: this manager does not sign by this CA", "ca")
-        certificate = await self._sign(request.csr, host, request.address, from_there, signer)
+        certificate = await self._sign(request.csr, host, request.address, refusal, signer)
         if not self._told.take(f"renewed {host}", _TOLD, self._clock()):
             log.info("certificate renewed", host=host, days=self._days, next_ca=signer is self.following)
         return Renewal(certificate=certificate)
@@ -314,12 +328,22 @@ class Enrolments:
             one.used_by == host or (one.host == host and one.expires_at > now) for one in self._known.invitations
         )
 
-    def _check_address(self, host: str, address: str, from_there: bool) -> None:
-        """Who reaches the manager by its address alone, as people do, must not be answered by a host."""
-        if not from_there and plain_address(address) in self._own() | self._leaders:
+    async def _refusal(self, host: str, address: str, remote: str | None, named: bool) -> str:
+        """Why a host that is not on this machine gets no certificate for an address; empty: it does.
+
+        Who reaches the manager by its address alone, as people do, must not be answered by a host. No other name is
+        looked up: it is a stranger's word, of a DNS that may be silent.
+
+        :param named: its invitation is for it alone, or its present certificate names the address.
+        """
+        if plain_address(address) not in self._own() | self._leaders:
+            return ""
+        said = f"{address} is a manager's, or once was"
+        if not named:
             cure = f"`ebb host invite {host}`, and there the line that it prints, with --force"
-            said = f"address: {address} is a manager's, or once was, and the request is not from there"
-            raise RequestError(400, f"{said}: {cure}", "address")
+            return f"{said}, for which a host has to be invited by its name: {cure}"
+        elsewhere = await _elsewhere(remote, address)
+        return f"{said}, and {elsewhere}" if elsewhere else ""
 
     def _own(self) -> frozenset[str]:
         """What stands in the manager's certificates, that of its start and the present one."""
@@ -333,10 +357,9 @@ class Enrolments:
         except AccessError as error:
             raise RequestError(400, f"csr: {error}", "csr") from None
 
-    async def _sign(
-        self, request: str, host: str, address: str, from_there: bool, authority: CertificateAuthority
-    ) -> str:
-        self._check_address(host, address, from_there)
+    async def _sign(self, request: str, host: str, address: str, refusal: str, authority: CertificateAuthority) -> str:
+        if refusal:
+            raise RequestError(400, f"address: {refusal}", "address")
         try:
             alternative(address)
         except AccessError as error:
@@ -359,16 +382,24 @@ def _kind_of(url: str) -> tuple[str, bool]:
     return parts.scheme, is_loopback(parts.hostname or "")
 
 
-async def comes_from(remote: str | None, address: str) -> bool:
-    """Whether a request came from the address that it names, or from one of those that the name has here."""
-    if remote is None or plain_address(remote) == plain_address(address):
-        return remote is not None
+async def _elsewhere(remote: str | None, address: str) -> str:
+    """Why a request is not from the address that it names, nor from one that the name has here; empty: it is."""
+    if remote is None:
+        return "nobody knows from where the request came"
+    came, named = plain_address(remote), plain_address(address)
+    if came == named:
+        return ""
+    said = f"the request came from {came}"
     try:
         async with asyncio.timeout(_LOOKED_UP_S):
             found = await asyncio.get_running_loop().getaddrinfo(address, None)
-    except (OSError, TimeoutError, UnicodeError):
-        return False
-    return plain_address(remote) in {plain_address(str(where[0])) for *_, where in found}
+    except (OSError, TimeoutError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error) or "no answer in time"
+        return f"{said}; {address} could not be looked up: {why}"
+    places = {plain_address(str(where[0])) for *_, where in found}
+    if came in places:
+        return ""
+    return f"{said}; {address} is {', '.join(sorted(places))}" if places - {named} else said
 
 
 def _digest(token: str) -> str:

@@ -115,7 +115,11 @@ def _fix(
     """The command that renews a certificate."""
     key = options.get("ca_key")
     directory = str(Path(str(key)).parent) if key is not None else _SOMEWHERE
-    ended = not one.not_valid_before_utc <= now < one.not_valid_after_utc
+    ended = one.not_valid_after_utc <= now
+    again = f"at the manager: ebb host invite {options.get('id', 'HOST')}; then the line that it prints, with --force"
+    if one.not_valid_before_utc > now:
+        # For a wrong clock nothing is made anew.
+        return "timedatectl: set the clock" + (f"; if it is right, {again}" if whose == "host" else "")
     if whose == "manager":
         # What signs it is to last as long: `ebb certificates` refuses more.
         left = min([(ca.not_valid_after_utc - now).days for ca in cas if issued_by(one, ca)], default=DAYS)
@@ -126,9 +130,6 @@ def _fix(
         ended = True
     if whose == "host":
         # It renews itself; the log says why it has not.
-        again = (
-            f"at the manager: ebb host invite {options.get('id', 'HOST')}; then the line that it prints, with --force"
-        )
         return again if ended else "systemctl restart ebb-hostagent; journalctl -u ebb-hostagent"
     where = "" if key is not None else "at the manager: "
     if len(cas) > 1:

@@ -114,6 +114,8 @@ class Renewing:
         self._succession = succession
         #: A renewed certificate lies in its file, and the one before is still in use.
         self._pending = False
+        #: Of those that do not count yet, the one that begins first: when, until when, and its text.
+        self._later: tuple[datetime.datetime, datetime.datetime, str] | None = None
 
     async def run(self) -> None:
         """Renew whenever it is time."""
@@ -156,9 +158,10 @@ class Renewing:
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 failures.append(f"{manager}: {error or type(error).__name__}")
                 continue
-            await asyncio.to_thread(replace, self._own.certificate, renewed)
-            await self._take_into_use()
-            return True
+            return await self._take(renewed)
+        if self._later is not None and counts(*self._later[:2], self._now()):
+            # Where this clock is behind, each new one begins later.
+            return await self._take(self._later[2])
         left = (found.not_valid_after_utc - self._now()).total_seconds() / 86_400
         lasts = f"it is valid for {left:.1f} days more" if left > 0 else f"it has ended {-left:.1f} days ago"
         raise AccessError(f"{'; '.join(failures)}; {lasts}")
@@ -172,6 +175,12 @@ class Renewing:
         except (AccessError, OSError) as error:
             log.warning("the CA that follows was not taken over", why=str(error))
             return False
+
+    async def _take(self, renewed: str) -> bool:
+        await asyncio.to_thread(replace, self._own.certificate, renewed)
+        self._later = None
+        await self._take_into_use()
+        return True
 
     async def _take_into_use(self) -> None:
         self._pending = True
@@ -201,9 +210,11 @@ class Renewing:
         except Refused as refused:
             raise ValueError(f"{refused}: {refused.text[:300]}") from refused
         found = x509.load_pem_x509_certificate(renewed.encode())
-        begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
+        begins, ends, now = found.not_valid_before_utc, found.not_valid_after_utc, self._now()
         # The present one is kept until another counts: with one of next month nobody could ask again.
-        if not counts(begins, ends, self._now()):
+        if not counts(begins, ends, now):
+            if begins > now and (self._later is None or self._later[1] <= now or begins < self._later[0]):
+                self._later = begins, ends, renewed
             said = f"it answers a certificate that counts from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC"
             raise ValueError(f"{said}, not now: look at the clocks of its machine and of this one")
         return renewed

@@ -84,11 +84,24 @@ def test_a_short_certificate_of_a_host_is_a_note_only_where_it_should_have_been_
     assert machine.by_name(days)["host certificate"].ok is not noted
 
 
-def test_a_certificate_of_later_is_a_note_and_a_host_with_one_is_invited_again(machine: Machine) -> None:
-    found = machine.by_name(-2)["host certificate"]
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("manager certificate", ""),
+        ("CA certificate", ""),
+        (
+            "host certificate",
+            "; if it is right, at the manager: ebb host invite host-a; then the line that it prints, with --force",
+        ),
+    ],
+)
+def test_a_certificate_of_later_is_a_note_and_the_clock_is_looked_at_first(
+    machine: Machine, name: str, more: str
+) -> None:
+    found = machine.by_name(-2)[name]
     assert (found.ok, found.needed) == (False, False)
     assert found.detail.endswith(" UTC only (is this machine's clock right?), and not yet")
-    assert found.fix == "at the manager: ebb host invite host-a; then the line that it prints, with --force"
+    assert found.fix == f"timedatectl: set the clock{more}"
 
 
 @pytest.mark.parametrize(

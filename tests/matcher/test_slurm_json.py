@@ -16,7 +16,8 @@ from ebbtide.matcher.match.attempts import AttemptState, EngineMachine
 
 
 def job(state: Any, **more: Any) -> dict[str, Any]:
-    return {"jobs": [{"job_id": 7, "name": "ebb.train.0a.1", "job_state": state, "nodes": "n1", "cpus": 2, **more}]}
+    row = {"job_id": 7, "name": "ebb.train.0a.1", "job_state": state, "nodes": "n1", "cpus": 2, **more}
+    return document("squeue", json.dumps({"jobs": [row]}))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,11 @@ def test_what_a_job_holds_or_will_hold_is_known_as_long_as_it_lives() -> None:
     (silent,) = jobs_of(job("RUNNING", cpus=None))
     shown = [(one.seen.machine, one.seen.cores) for one in (runs, released, held, silent)]
     assert shown == [("n1", 2), ("n2", 2), (None, None), ("n1", None)]
+
+
+def test_a_job_whose_user_is_not_said_is_nobodys_and_not_roots() -> None:
+    found = [jobs_of(job("RUNNING", **more))[0].user for more in ({"user_id": 1007}, {"user_id": {"number": 7}}, {})]
+    assert found == [1007, 7, -1]
 
 
 def test_a_job_that_slurm_has_not_begun_is_known_to_wait_for_it() -> None:
@@ -128,6 +134,7 @@ def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:
     ("node", "up", "drained"),
     [
         ({"state": "idle", "state_flags": []}, True, ""),
+        ({"state": "idle", "state_flags": ["DRAIN"], "reason": "new disks"}, True, "new disks"),
         ({"state": ["IDLE"]}, True, ""),
         ({"state": ["MIXED", "DRAIN"], "reason": "new disks"}, True, "new disks"),
         ({"state": ["DOWN", "NOT_RESPONDING"]}, False, ""),
@@ -135,7 +142,8 @@ def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:
     ],
 )
 def test_the_state_of_a_node_is_a_word_with_flags_or_one_list(node: dict[str, Any], up: bool, drained: str) -> None:
-    (found,) = machines_of({"nodes": [{"name": "n1", "cpus": 4, "gres": "vcore:4", **node}]})
+    printed = json.dumps({"nodes": [{"name": "n1", "cpus": 4, "gres": "vcore:4", **node}]})
+    (found,) = machines_of(document("sinfo", printed))
     assert (found.up, found.drained, found.usable_cores) == (up, drained, 4)
 
 

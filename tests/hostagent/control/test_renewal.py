@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from cryptography import x509
 from structlog.testing import capture_logs
 
 from cluster_manager import authority as signing
@@ -114,6 +115,48 @@ async def test_a_certificate_that_does_not_count_now_does_not_replace_one_that_d
         assert own.certificate.read_bytes() == before
         assert await renewing.look(), "once the clock is right"
     assert own.certificate.read_bytes() != before
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_host_whose_clock_is_behind_takes_a_renewed_certificate_once_it_counts_by_that_clock(
+    silent: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each new one begins as much later: only one of before ever counts. It is there also where no manager answers."""
+    pki = Pki(tmp_path)
+    own = pki.pair("host-b")
+    authority, before = CertificateAuthority.load(pki.ca, tmp_path / "ca.key"), load(own.certificate)
+    start = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=20)
+    passed, signed = [datetime.timedelta()], list[x509.Certificate]()
+    right = SimpleNamespace(now=lambda _: start + passed[0])
+    monkeypatch.setattr(
+        signing, "datetime", SimpleNamespace(datetime=right, timedelta=datetime.timedelta, UTC=datetime.UTC)
+    )
+
+    async def sign(request: web.Request) -> web.Response:
+        if silent and signed:
+            return web.json_response(status=503)
+        asked = RenewalRequest.model_validate_json(await request.text())
+        certificate = authority.answer(asked.csr, "host-b", (asked.address,), 30.0)
+        signed.append(x509.load_pem_x509_certificate(certificate.encode()))
+        return web.json_response(text=Renewal(certificate=certificate).model_dump_json())
+
+    def behind() -> datetime.datetime:
+        return start + passed[0] - datetime.timedelta(minutes=15)
+
+    app = web.Application()
+    app.router.add_post("/v1/hosts/host-b/certificate", sign)
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        renewing = Renewing("host-b", "127.0.0.1", own, [url], "a-token", pki.client(), lambda: lambda: None, behind)
+        for minutes in (0, 2):
+            passed[0] = datetime.timedelta(minutes=minutes)
+            with pytest.raises(AccessError):
+                await renewing.look()
+            assert load(own.certificate) == before
+        passed[0] = datetime.timedelta(minutes=6)
+        assert await renewing.look()
+        assert load(own.certificate) == signed[0]
+        assert not await renewing.look(), "it lasts"
 
 
 @pytest.mark.parametrize(("hours", "said"), [(20, "it is valid for 0.2 days more"), (96, "it has ended 3.0 days ago")])

@@ -202,22 +202,34 @@ async def test_a_host_on_the_machine_of_another_manager_joins_by_its_name_and_re
             await manager.enrol(asking(token, host, other), False, remote)
     assert (await manager.enrol(asking(named, "host-b", other), False, f"::ffff:{other}")).certificate
     again = RenewalRequest(csr=request("host-b"), address=other)
-    assert (await manager.renew("host-b", again, await _has_it_already(asked(other, other), other))).certificate
+    assert (await manager.renew("host-b", again, False, other, True)).certificate
 
 
 @pytest.mark.parametrize(
-    ("remote", "named", "has"),
+    ("remote", "named", "refused"),
     [
-        ("::ffff:192.0.2.9", ("192.0.2.9",), True),
-        ("192.0.2.9", ("192.0.2.11",), False),  # a guest behind that machine, which joined by another address
-        ("192.0.2.11", ("192.0.2.9",), False),
-        ("192.0.2.9", (), False),
+        ("::ffff:192.0.2.9", ("192.0.2.9",), ""),
+        # A guest behind that machine, which joined by another address.
+        ("192.0.2.9", ("192.0.2.11",), ", for which a host has to be invited by its name: `ebb host invite host-b`, "),
+        ("192.0.2.11", ("192.0.2.9",), ", and the request came from 192.0.2.11$"),
+        (None, ("192.0.2.9",), ", and nobody knows from where the request came$"),
+        ("192.0.2.9", (), ", for which a host has to be invited by its name"),
     ],
 )
 async def test_a_host_keeps_a_managers_address_only_from_there_and_where_it_has_it(
-    remote: str, named: tuple[str, ...], has: bool
+    remote: str | None, named: tuple[str, ...], refused: str, parts: Parts
 ) -> None:
-    assert await _has_it_already(asked(remote, *named), "192.0.2.9") is has
+    other = "192.0.2.9"
+    await (await parts.term(f"https://{other}:7100"))._store.close()
+    manager = await parts.term()
+    parts.hosts.add("host-b")
+    asked = RenewalRequest(csr=request("host-b"), address=other)
+    renewing = manager.renew("host-b", asked, False, remote, _has_it_already(showing(*named), other))
+    if not refused:
+        assert (await renewing).certificate
+    else:
+        with pytest.raises(RequestError, match=f"^address: {other} is a manager's, or once was{refused}"):
+            await renewing
 
 
 async def test_a_host_that_has_the_name_of_a_managers_machine_joins_by_its_name_and_renews_from_there(
@@ -235,22 +247,82 @@ async def test_a_host_that_has_the_name_of_a_managers_machine_joins_by_its_name_
     await (await parts.term(f"https://{other}:7100"))._store.close()
     manager = await parts.term()
     named = (await manager.invite(InvitationRequest(host="host-b"))).token
-    with pytest.raises(RequestError) as refused:
-        await manager.enrol(asking(named, "host-b", other), False, "192.0.2.11")
-    said = "is a manager's, or once was, and the request is not from there"
-    cure = "`ebb host invite host-b`, and there the line that it prints, with --force"
-    assert str(refused.value) == f"address: {other} {said}: {cure}"
-    assert (await manager.enrol(asking(named, "host-b", other), False, f"::ffff:{there}")).certificate
     again = RenewalRequest(csr=request("host-b"), address=other)
-    assert (await manager.renew("host-b", again, await _has_it_already(asked(there, other), other))).certificate
-    assert not await _has_it_already(asked("192.0.2.11", other), other)
-    assert not await _has_it_already(asked(there, "host-b.example"), other), "a guest there, of another name"
-    assert not await _has_it_already(asked(there, "c.example"), "c.example"), "a name that nobody knows"
+    parts.hosts.add("host-b")
+    elsewhere = f"address: {other} is a manager's, or once was, and the request came from 192.0.2.11; {other} is "
+    for asked in (
+        manager.enrol(asking(named, "host-b", other), False, "192.0.2.11"),
+        manager.renew("host-b", again, False, "192.0.2.11", True),
+    ):
+        with pytest.raises(RequestError) as refused:
+            await asked
+        assert str(refused.value) == f"{elsewhere}192.0.2.8, 192.0.2.9"
+    assert (await manager.enrol(asking(named, "host-b", other), False, f"::ffff:{there}")).certificate
+    assert (await manager.renew("host-b", again, False, there, True)).certificate
 
 
-def asked(remote: str, *named: str) -> Any:
+async def test_a_dns_that_fails_is_told_as_that_and_not_as_a_host_to_be_invited_again(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "b.example"
+    await (await parts.term(f"https://{other}:7100"))._store.close()
+    manager = await parts.term()
+    named = (await manager.invite(InvitationRequest(host="host-b"))).token
+    parts.hosts.add("host-b")
+    errors = [socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), TimeoutError()]
+
+    async def look_up(*_: object) -> list[Any]:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    said = f"address: {other} is a manager's, or once was, and the request came from 192.0.2.9; {other} could not be"
+    with pytest.raises(RequestError) as refused:
+        await manager.enrol(asking(named, "host-b", other), False, "192.0.2.9")
+    assert str(refused.value) == f"{said} looked up: Temporary failure in name resolution"
+    with pytest.raises(RequestError) as refused:
+        await manager.renew("host-b", RenewalRequest(csr=request("host-b"), address=other), False, "192.0.2.9", True)
+    assert str(refused.value) == f"{said} looked up: no answer in time"
+
+
+async def test_no_name_is_looked_up_but_a_managers_and_a_revocation_does_not_wait_for_it(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host's own name is a stranger's word; and any DNS may be silent."""
+    other, looked_up, answered = "b.example", asyncio.Semaphore(0), asyncio.Event()
+
+    async def look_up(name: str, _: object) -> list[Any]:
+        assert name == other
+        looked_up.release()
+        await answered.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.9", 0))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up)
+    await (await parts.term(f"https://{other}:7100"))._store.close()
+    manager = await parts.term()
+    named = (await manager.invite(InvitationRequest(host="host-b"))).token
+    for_any = (await manager.invite(InvitationRequest())).token
+    for token, status in (("x" * 43, 403), (for_any, 400)):
+        with pytest.raises(RequestError) as refused:
+            await manager.enrol(asking(token, "host-c", other), False, "192.0.2.9")
+        assert refused.value.status == status
+    assert looked_up.locked()
+    own = asking(named, "host-b", "stranger.example")
+    again = RenewalRequest(csr=request("host-b"), address=own.address)
+    assert (await manager.enrol(own, False, "192.0.2.9")).certificate
+    assert (await manager.renew("host-b", again, False, "192.0.2.9", True)).certificate
+    moved = own.model_copy(update={"address": other})
+    joins = asyncio.create_task(manager.enrol(moved, False, "192.0.2.9"))
+    await looked_up.acquire()
+    await asyncio.wait_for(manager.revoke("host-b", "it was stolen"), 10)
+    answered.set()
+    with pytest.raises(RequestError, match="revoked for good"):
+        await joins
+
+
+def showing(*named: str) -> Any:
+    """A request of a host whose certificate has these addresses; none: of one that shows none."""
     shown = {"subjectAltName": tuple(("IP Address", name) for name in named)} if named else None
-    return SimpleNamespace(remote=remote, get_extra_info=lambda what: shown if what == "peercert" else None)
+    return SimpleNamespace(get_extra_info=lambda what: shown if what == "peercert" else None)
 
 
 async def test_an_expired_ca_is_not_blamed_on_the_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
