@@ -7,7 +7,8 @@ shrinks the cache first. The group's reads from disk are capped at stated rates,
 
 Each arm is also told as a share of its own rate at full size, measured just before; the hit ratio stands beside what
 an ideal LRU of that many places would have kept of the very same requests, and beside the most popular keys, which no
-cache beats.
+cache beats. That LRU stores what it misses, also while the cache is deflated; the load meanwhile does not, so that
+what was evicted and asked for again counts against memcached, which cannot have it.
 """
 
 from __future__ import annotations
@@ -286,11 +287,13 @@ def _beside(arms: dict[str, list[Row]], end: str, words: str) -> Figures:
         found[f"{arm}_{end}_major_faults_per_get"] = Figure.over((row.faults_per_get for row in mine), "1/get", words)
         found[f"{arm}_{end}_reads_s"] = Figure.over((row.reads_s for row in mine), "1/s", words)
         found[f"{arm}_{end}_deflation_s"] = Figure.over((row.took_s for row in mine), "s", words)
-    mine = arms["application"]
+    mine, lru = arms["application"], "an ideal LRU of that size that stores all it misses"
     found[f"application_{end}_hit_ratio"] = Figure.over((row.hit_ratio for row in mine), "ratio", words)
     ideal = ratios([row.hit_ratio for row in mine], [row.ideal for row in mine])
-    found[f"application_{end}_to_ideal_lru"] = Figure.over(ideal, "ratio", "hit ratio of an ideal LRU of that size")
-    found[f"application_{end}_ideal_lru"] = Figure.over((row.ideal for row in mine), "ratio", "the same requests")
+    found[f"application_{end}_to_ideal_lru"] = Figure.over(ideal, "ratio", f"hit ratio of {lru}")
+    found[f"application_{end}_ideal_lru"] = Figure.over(
+        (row.ideal for row in mine), "ratio", f"{lru}; the same requests"
+    )
     found[f"application_{end}_most_popular"] = Figure.over((row.best for row in mine), "ratio", "no cache is better")
     return found
 

@@ -1,4 +1,4 @@
-"""`cascade`: what the agent adds to a deflation, how VMs are deflated beside others, and how fast memory comes."""
+"""`cascade`: where the time of a deflation goes, how VMs are deflated beside others, and how fast memory comes."""
 
 from __future__ import annotations
 

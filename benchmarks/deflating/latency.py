@@ -114,9 +114,14 @@ class Case:
         return f"{self.share:.0%}".replace("%", "") + (f"_{self.reads_s}_reads" if self.reads_s else "")
 
     @property
+    def compared(self) -> bool:
+        """Whether it is the largest share, taken at once or one means after the other, the swap as fast as it is."""
+        return self.share == SHARES[-1] and self.reads_s == NATIVE
+
+    @property
     def paired(self) -> bool:
-        """Whether it is the largest share taken with the application, at once or one means after the other."""
-        return self.asked and self.share == SHARES[-1] and self.reads_s == NATIVE
+        """Whether it is such a one with the application."""
+        return self.asked and self.compared
 
     @property
     def name(self) -> str:
@@ -150,10 +155,10 @@ def cases(quick: bool, number: int = 0) -> list[Case]:
 def begins_anew(before: Case | None, case: Case) -> bool:
     """Whether the guest is deflated and filled once more, unmeasured, before a case of a run.
 
-    Both of the pair that is held against each other find it after the same thing, a deflation of the same share with
-    the application, whatever came before: in one run this one or the other of the pair, in the next the other way.
+    All three that are held against each other find it after the same thing, a deflation of the same share with the
+    application, whatever came before: that of another one of them, or an unmeasured one.
     """
-    return before is None or (case.paired and not before.paired)
+    return before is None or (case.compared and not before.paired)
 
 
 def _both(kinds: list[tuple[float, int]]) -> Iterator[Case]:

@@ -1,8 +1,9 @@
-"""`cascade`, part one: the agent's own time in a deflation of one real guest.
+"""`cascade`, part one: where the time goes in a deflation of one real guest.
 
 The guest's cache is filled, the agent deflates the VM through all layers, and when each of its calls was under way is
-recorded. What the agent adds lies between the time in which nothing that moves the VM was under way, and that plus all
-in which a call of its own was.
+recorded. Two figures are of the time outside the calls that move the VM: without any such call under way, and with all
+in which another call was. They bound the agent's own time from below only: what its looks, its queue and its choice of
+steps cost inside a call that moves the VM is in neither.
 
 The same calls are not made once more without an agent: what a step takes of the next one depends on what the
 application has released by then. Replayed with fixed sizes, each step waiting for those that were over when it began in
@@ -25,7 +26,7 @@ from benchmarks.host.recorder import (
     RecordingHypervisor,
     StallMonitor,
     Step,
-    added,
+    outside,
     record_guest,
     spent,
 )
@@ -53,7 +54,7 @@ PHASES = {
     "intents": "intents written to the domain's metadata",
     "readings": "readings of host and guest before and after each step",
     "application": "calls of the application in the guest",
-    "devices": "quota, off-lining, virtio-mem and balloon, with the waits for them",
+    "devices": "quota, off-lining, virtio-mem, balloon and cold pages, with the waits for them",
     "other calls": "other calls",
     "rest": "no call under way: pauses between looks at the application's promise, journal, the loop itself",
 }
@@ -68,8 +69,8 @@ class Turns:
     """What was measured, a value a turn."""
 
     agent_s: list[float] = field(default_factory=list)
-    #: Of it the agent's own, at least and at most.
-    added_s: list[tuple[float, float]] = field(default_factory=list)
+    #: Of it outside the calls that move the VM: alone, and with other calls beside these.
+    outside_s: list[tuple[float, float]] = field(default_factory=list)
     phases: list[Mapping[str, float]] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
     stalls_ms: list[float] = field(default_factory=list)
@@ -124,12 +125,13 @@ async def _turn(ground: BenchHost, how: Pass, turns: Turns, work: Work, number: 
     await resize(work.agent, work.vm, NOMINAL)
     if not outcome.shortfall.vector().is_zero():
         raise FellShort(f"the agent fell short of {outcome.shortfall.vector()}")
-    least_s, most_s = added(down, agent_s)
+    alone_s, beside_s = outside(down, agent_s)
     how.report(
-        f"{number}: the agent took {agent_s:.2f} s, {least_s:.2f} to {most_s:.2f} of them its own: {outcome.sentence}"
+        f"{number}: the agent took {agent_s:.2f} s, {alone_s:.2f} of them outside calls that move the VM, "
+        f"{beside_s:.2f} with other calls beside these: {outcome.sentence}"
     )
     turns.agent_s.append(agent_s)
-    turns.added_s.append((least_s, most_s))
+    turns.outside_s.append((alone_s, beside_s))
     turns.phases.append(spent(down, agent_s))
     turns.calls.append(sum(count for count, _ in by_name.values()) + guest_calls)
     turns.stalls_ms.append(1000 * monitor.longest_s)
@@ -150,16 +152,17 @@ def _account(down: Sequence[Step], by_name: Mapping[str, tuple[int, float]]) -> 
 
 def _figures(turns: Turns) -> Figures:
     agent = "one deflation by the agent, from command to its end"
-    least_s, most_s = zip(*turns.added_s, strict=True)
+    alone_s, beside_s = zip(*turns.outside_s, strict=True)
+    inside = "what the agent adds inside such calls is not in it"
     figures = {
-        f"agent_to_calls_{name}": Figure.over(
-            ratios(turns.agent_s, [total - own for total, own in zip(turns.agent_s, own_s, strict=True)]),
+        name: Figure.over(
+            ratios(turns.agent_s, [total - part for total, part in zip(turns.agent_s, outside_s, strict=True)]),
             "ratio",
-            f"agent_s without what is the agent's own in it at {name}: {words}",
+            f"agent_s without the time in which {words}; {inside}",
         )
-        for name, own_s, words in (
-            ("least", least_s, "no call that moves the VM under way"),
-            ("most", most_s, "that, and where another call of the agent's was under way beside it"),
+        for name, outside_s, words in (
+            ("agent_outside_calls_alone", alone_s, "no call that moves the VM was under way"),
+            ("agent_outside_calls_beside", beside_s, "none was, or another call of the agent's beside it"),
         )
     }
     figures |= {

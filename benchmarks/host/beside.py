@@ -1,8 +1,8 @@
 """What else runs on the machine while something is measured, in cores: told by a small process of its own.
 
 Counted is the CPU time of processes that neither belong to the benchmark nor to the kernel, whose own threads are at
-work for it as well. What such processes' children took counts when they have waited for these; a short one of init's
-goes uncounted. Run as a program, without the packages: it must cost next to nothing.
+work for it as well. What such processes' children took counts when they have waited for these; one of init's that
+begins and ends between two looks goes uncounted. Run as a program, without the packages: it must cost next to nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-EVERY_S = 10.0
+EVERY_S = 2.0
 #: Windows shorter than this say nothing, at a clock of a hundredth of a second.
 LEAST_S = 1.0
 INIT, KTHREADD = 1, 2
@@ -61,16 +61,18 @@ def others_s(before: Mapping[tuple[int, int], Seen], after: Mapping[tuple[int, i
     seconds = 0.0
     there = {pid for pid, _ in after}
     parents = {pid: seen.parent for (pid, _), seen in before.items()}
+    passed_s: dict[int, float] = {}
+    for key, gone in before.items():
+        if key not in after:
+            # It is now in what the next of those that it came of, and that goes on, has waited for.
+            heir = next((pid for pid in lineage(gone.parent, parents) if pid in there), INIT)
+            passed_s[heir] = passed_s.get(heir, 0.0) + gone.own_s + gone.children_s
     for key, now in after.items():
         earlier = before.get(key, Seen(now.parent, 0.0, 0.0))
         seconds += now.own_s - earlier.own_s
         if key[0] != INIT:
-            seconds += now.children_s - earlier.children_s
-    for key, gone in before.items():
-        # It is now in what the next of those that it came of, and that goes on, has waited for.
-        heir = next((pid for pid in lineage(gone.parent, parents) if pid in there), INIT)
-        if key not in after and heir != INIT:
-            seconds -= gone.own_s + gone.children_s
+            # Less than was passed on to it where it does not wait for its children.
+            seconds += max(now.children_s - earlier.children_s - passed_s.get(key[0], 0.0), 0.0)
     return max(seconds, 0.0)
 
 

@@ -16,7 +16,14 @@ from types import TracebackType
 from typing import Any, Self
 
 #: Calls of the port that change a VM's size; the others read it or keep the agent's books.
-RESIZING = frozenset({"set_quota", "set_balloon", "set_plugged", "ask_plugged", "set_disk", "set_network", "set_limit"})
+RESIZING = frozenset(
+    {
+        "set_quota", "set_balloon", "set_plugged", "ask_plugged", "set_disk", "set_network", "set_limit",
+        "set_vcpus", "set_guest_cpus",
+    }
+)  # fmt: skip
+#: The same of the guest.
+GIVING = frozenset({"cpus.set", "cold.reclaim"})
 #: Kinds of calls that change the VM or wait for it to change.
 MOVING = frozenset({"application", "devices"})
 
@@ -100,16 +107,16 @@ def spent(steps: Sequence[Step], total_s: float) -> dict[str, float]:
     return kinds
 
 
-def added(steps: Sequence[Step], total_s: float) -> tuple[float, float]:
-    """Seconds of an operation that are the agent's own: at least, and at most.
+def outside(steps: Sequence[Step], total_s: float) -> tuple[float, float]:
+    """Seconds of an operation outside its calls that move the VM: alone, and with those of other calls beside them.
 
-    At least those in which no call that moves the VM was under way. At most also those in which one of the agent's own
-    was under way beside it: nobody can tell by the times whether the next step waited for that.
+    Nobody can tell by the times whether the next step waited for such another call. What the agent's looks, its queue
+    and its choice of steps cost inside a call that moves the VM is in neither.
     """
     moving = [step for step in steps if _phase(step) in MOVING]
     own_s = _under_way_s([step for step in steps if _phase(step) not in MOVING])
-    least_s = max(total_s - _under_way_s(moving), 0.0)
-    return least_s, max(own_s + total_s - _under_way_s(steps), least_s)
+    alone_s = max(total_s - _under_way_s(moving), 0.0)
+    return alone_s, max(own_s + total_s - _under_way_s(steps), alone_s)
 
 
 def _under_way_s(steps: Sequence[Step]) -> float:
@@ -133,7 +140,7 @@ def kind_of(name: str) -> str:
         return "readings"
     if name.startswith("application."):
         return "application"
-    return "devices" if name in RESIZING | {"cpus.set"} else "other calls"
+    return "devices" if name in RESIZING | GIVING else "other calls"
 
 
 class CallCounter:

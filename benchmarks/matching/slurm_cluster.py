@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from benchmarks.host.alone import BEARS
 from ebbtide.errors import EbbError
 from ebbtide.lab.cluster import free_ports
 
@@ -209,8 +210,10 @@ class SlurmCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For Slurm's programs."""
-        return {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf), "LC_ALL": "C"}
+        """For Slurm's programs, which bear a benchmark's mark where there is one."""
+        # Last: slurmstepd writes its title over the first of them.
+        mark = {BEARS: os.environ[BEARS]} if BEARS in os.environ else {}
+        return {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf), "LC_ALL": "C", **mark}
 
     def kill(self, name: str) -> None:
         """``kill -9`` of one daemon; what it has started goes on."""

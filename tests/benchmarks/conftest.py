@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,6 +10,6 @@ from benchmarks.host import alone
 
 
 @pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("EBB_STATE_DIR", str(tmp_path / "state"))
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("EBB_STATE_DIR", str(tmp_path_factory.mktemp("benchmarks") / "state"))
     monkeypatch.setattr(alone, "LOCK", f"\0ebbtide-benchmark-in-tests-{os.getpid()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ import pytest
 from benchmarks import runner
 from benchmarks.figures import BenchmarkFailed, Figure
 from benchmarks.host import alone, beside, swapfile
+from benchmarks.matching.slurm_cluster import USER, SlurmCluster
 from benchmarks.passes import Pass
+from tests.waiting import until_sync
 
 
 def test_one_benchmark_runs_at_a_time_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +43,17 @@ def test_a_lock_is_not_held_by_what_was_forked_beneath_it() -> None:
     assert os.waitpid(pid, 0)[1] == 0
     for end in asked:
         os.close(end)
+
+
+def test_who_may_remove_guests_and_swap_is_alone_in_all_network_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with alone.alone(print):
+        # A name that is taken in one namespace is free in the next.
+        monkeypatch.setattr(alone, "LOCK", f"{alone.LOCK}-elsewhere")
+        with pytest.raises(BenchmarkFailed, match="another benchmark is at work"), alone.alone(print):
+            pass
+    with alone.alone(print):
+        pass
 
 
 # --- what a killed one leaves ----------------------------------------------------------------------------------------
@@ -80,6 +94,60 @@ def test_what_another_container_or_boot_has_is_never_left_over() -> None:
     assert not alone.is_left_over(f"elsewhere:1:{pid}:{int(ticks) + 1}")
     for borne in ("", "x", f"{place}:{pid}", f"{place}:{pid}:now"):
         assert not alone.is_left_over(borne)
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, pid, ticks = alone.runner(os.getpid()).rsplit(":", 2)
+    gone: OSError = ProcessLookupError(errno.ESRCH, "gone")
+    real = alone.runner
+
+    def runner_of(asked: int) -> str:
+        if asked == os.getpid():
+            return real(asked)
+        raise gone
+
+    monkeypatch.setattr(alone, "runner", runner_of)
+    other = f"{place}:{int(pid) + 1}:{ticks}"
+    assert alone.is_left_over(other)
+    gone = OSError(errno.EMFILE, "too many open files")
+    assert not alone.is_left_over(other)
+
+
+def test_nothing_is_ended_where_proc_shows_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "readlink", lambda path: str(os.getpid() + 1))
+    with pytest.raises(BenchmarkFailed, match="another pid namespace"):
+        alone.end_left_over(print)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/ns/time"), reason="this kernel has no time namespaces")
+def test_what_another_time_namespace_has_is_never_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock shifts when a process began."""
+    boot, spaces, pid, ticks = alone.runner(os.getpid()).split(":")
+    assert spaces.split(".")[1] == str(os.stat("/proc/self/ns/time").st_ino)
+    assert not alone.is_left_over(f"{boot}:{spaces}0:{pid}:{int(ticks) + 1}")
+
+
+@pytest.mark.service
+def test_programs_of_slurm_bear_the_mark_of_their_benchmark_and_so_do_those_that_write_over_their_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(alone.BEARS, f"test-of-{os.getpid()}")
+    with SlurmCluster(1, 2) as cluster:
+        cluster.command("sbatch", f"--uid={USER}", "--chdir=/", "--output=/dev/null", "--wrap", "sleep 300")
+        wanted = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd", "sleep"}
+
+        def marked() -> bool:
+            mine = (one for one in psutil.process_iter(["name"]) if alone.borne_by(one.pid) == os.environ[alone.BEARS])
+            return wanted <= {one.info["name"] for one in mine}
+
+        until_sync(marked, limit_s=60.0)
+
+
+def test_programs_of_slurm_bear_no_mark_without_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(alone.BEARS, "mine")
+    assert list(SlurmCluster().environment)[-1] == alone.BEARS
+    monkeypatch.delenv(alone.BEARS)
+    assert alone.BEARS not in SlurmCluster().environment
 
 
 def test_swap_that_a_killed_benchmark_left_goes_before_any_other_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +201,13 @@ def test_what_a_child_and_its_own_child_took_before_they_ended_is_not_counted_ag
     before = {shell: beside.Seen(1, 1.0, 0.0), make: beside.Seen(10, 2.0, 1.0), compiler: beside.Seen(11, 30.0, 0.0)}
     # All but the shell have ended; the compiler took two seconds more.
     assert beside.others_s(before, {shell: beside.Seen(1, 1.0, 35.0)}) == 2.0
+
+
+def test_what_a_child_took_that_nobody_waited_for_hides_nothing_of_what_else_ran() -> None:
+    parent, child, other = (10, 1), (11, 2), (12, 3)
+    before = {parent: beside.Seen(1, 1.0, 0.0), child: beside.Seen(10, 500.0, 0.0), other: beside.Seen(1, 5.0, 0.0)}
+    after = {parent: beside.Seen(1, 1.0, 0.0), other: beside.Seen(1, 15.0, 0.0)}
+    assert beside.others_s(before, after) == 10.0
 
 
 def test_a_watch_tells_the_mean_and_the_busiest_window_and_nothing_of_a_moment() -> None:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.deflating import together
+from benchmarks.engines import jvm
 from benchmarks.host import swapfile
 from benchmarks.host.confined import CGROUPS
 from benchmarks.passes import Pass
 from tests.benchmarks.swaps import SwapsIn
+
+
+def test_a_jvm_is_offered_more_than_its_core_can_answer() -> None:
+    """At a load below that, what it keeps is decided by how far below."""
+    threads, interval_ns = (
+        int(re.search(rf"{name} = ([0-9_]+);", jvm.SOURCE.read_text())[1].replace("_", ""))  # type: ignore[index]
+        for name in ("THREADS", "INTERVAL_NS")
+    )
+    assert threads * 1e9 / interval_ns == together.OFFERED_S
+    assert together.OFFERED_S * together.WORK_US / 1e6 >= 1.2 * together.CORES
 
 
 @pytest.mark.service

@@ -26,7 +26,7 @@ async def test_turns_that_do_not_count_are_told(monkeypatch: pytest.MonkeyPatch)
         for values in (turns.calls, turns.stalls_ms):
             values.append(1.0)
         turns.agent_s.append(5.0)
-        turns.added_s.append((0.0, 1.0))
+        turns.outside_s.append((0.0, 1.0))
         turns.phases.append({})
 
     async def nothing(*given: Any, **named: Any) -> None:
@@ -40,8 +40,8 @@ async def test_turns_that_do_not_count_are_told(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(overhead, name, instead)
     figures = await overhead.measure(SimpleNamespace(), Pass(runs=2))  # type: ignore[arg-type]
     assert figures["turns_dropped_agent"].value == 2
-    assert figures["agent_to_calls_least"].runs == (1.0, 1.0)
-    assert figures["agent_to_calls_most"].runs == (1.25, 1.25)
+    assert figures["agent_outside_calls_alone"].runs == (1.0, 1.0)
+    assert figures["agent_outside_calls_beside"].runs == (1.25, 1.25)
 
 
 @pytest.mark.parametrize(
