@@ -158,9 +158,7 @@ def test_a_silent_guests_size_is_spread_over_one_cpu_only_where_nobody_knows_whi
     assert spread_of(online, 1.5, bound, may_be_parked) == spread
 
 
-@given(
-    cores=st.floats(0.1, 8), vcpus=st.integers(1, 8), cap=st.none() | st.floats(0.1, 9), online=st.integers(1, 8)
-)
+@given(cores=st.floats(0.1, 8), vcpus=st.integers(1, 8), cap=st.none() | st.floats(0.1, 9), online=st.integers(1, 8))
 def test_where_nobody_knows_what_is_on_line_a_vm_has_its_size_and_never_more_than_that(
     cores: float, vcpus: int, cap: float | None, online: int
 ) -> None:
