@@ -14,11 +14,11 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.bounds import Bound
 from ebbtide.deflation.cascade.asking import Refusal, mode_of_asking
 from ebbtide.deflation.cascade.cascade import Cascade
-from ebbtide.deflation.cascade.instructions import Mode, Outcome
+from ebbtide.deflation.cascade.instructions import GuestKind, Mode, Outcome
 from ebbtide.deflation.cascade.mechanisms import LAYER_OF, Finding, Mechanism, Mechanisms
 from ebbtide.deflation.cascade.ordinary import OrdinaryGuest
 from ebbtide.deflation.cascade.readiness import BootTimes
-from ebbtide.deflation.cascade.reconcile import SLACK, RepairPace, cap_of, lacks_memory, quota_of
+from ebbtide.deflation.cascade.reconcile import SLACK, RepairPace, cap_of, lacks_memory, quota_of, spread_of
 from ebbtide.deflation.cascade.reinflation import Reinflation, TellApplication
 from ebbtide.deflation.ledger import Layer, LedgerEntry
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -239,7 +239,7 @@ class Resizer:
         if before.size.fits_in(target) and (self._gave or not target.fits_in(before.size)):
             return await self._run(await self._reinflation(before, target, deadline_s, to_give), executor)
         to_take = Mechanisms.of(self._without_silent_guest(found, NEED_THE_GUEST_TO_TAKE))
-        if (was := self.record.intent.adopted) is not None and was.quota_per_cpu is not None:
+        if self._has_owners_quota:
             # Fewer on line would have a larger share each, and fewer would be given back than its owner had.
             cpus = (Mechanism.CPU_OFFLINE, Mechanism.CPU_UNPLUG)
             to_take = to_take.without(cpus, "its owner's quota is one of all its vCPUs, so all stay on line")
@@ -251,6 +251,17 @@ class Resizer:
         # By a name of its own: applications take a name they know for the same request.
         upwards = self._executor(self._attempt(), self._moves_cpus(target))
         return joined(down, await self._run(await self._reinflation(down.after, target, deadline_s, to_give), upwards))
+
+    @property
+    def _has_owners_quota(self) -> bool:
+        was = self.record.intent.adopted
+        return was is not None and was.quota_per_cpu is not None
+
+    @property
+    def _may_have_parked(self) -> bool:
+        """Whether its guest may have CPUs off line by our doing."""
+        has_agent = self.link.has_channel or self.ordinary.kind is GuestKind.QEMU_GUEST_AGENT
+        return has_agent and not self._has_owners_quota
 
     async def _take(
         self,
@@ -320,9 +331,11 @@ class Resizer:
         # Whatever a resize that broke off has left: it is charged with its minimum at least, and its quota set to that.
         size = size.larger(row.minimum)
         bound = outcome.after
-        # A guest that is silent has on line what it said last: reckoned over all, those would have less than the size.
-        spread = min(len(self.link.online or ()), bound.vcpus) if not self.link.connected else 0
-        quota, cap = quota_of(size.cpu_cores, spread or bound.cpus_online), cap_of(size.cpu_cores, bound.vcpus)
+        # Reckoned over all vCPUs, those that a silent guest has on line would have less than the size.
+        spread = bound.cpus_online
+        if not self.link.connected:
+            spread = spread_of(len(self.link.online or ()), size.cpu_cores, bound, self._may_have_parked)
+        quota, cap = quota_of(size.cpu_cores, spread), cap_of(size.cpu_cores, bound.vcpus)
         if (quota, cap) != (bound.quota_per_cpu, bound.cap_cores) or bound.size.cpu_cores > size.cpu_cores:
             await self.host.hypervisor.sizes.set_quota(self.domain, quota, cap)
         await self.host.hypervisor.prepare_start(self.domain, size)

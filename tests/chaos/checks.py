@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,22 @@ from tests.manager.plan_events import gives
 
 
 class Violated(AssertionError):
-    """A rule was broken. No busy machine explains that, so such a test is not tried again (tests/conftest.py)."""
+    """A rule was broken. No busy machine explains that, so such a test is not tried again (tests/conftest.py).
+
+    What has only not come about within a time limit is no such thing: a plain assertion.
+    """
 
 
 def hold(when: str, *found: str) -> None:
     """:raises Violated: something is wrong, a sentence each."""
     if found:
         raise Violated(f"{when}: {list(found)}")
+
+
+def apart(managed: Collection[tuple[str, str]], present: Collection[tuple[str, str]]) -> list[str]:
+    """Where the manager and the hosts tell another story of which VM, by name, is on which host."""
+    gone, unknown = set(managed) - set(present), set(present) - set(managed)
+    return [f"only in the store: {gone}; only on hosts: {unknown}"] if gone or unknown else []
 
 
 #: Phases of VMs that nothing is done with.
@@ -84,20 +93,23 @@ def waiting_beside_room(database: Path, agents: Sequence[ChaosAgent]) -> list[st
     return found
 
 
-async def returned(database: Path, agents: Sequence[ChaosAgent], limit_s: float) -> None:
-    """Give those that were preempted the time to come back: returns are patient."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            while await asyncio.to_thread(unsettled, database) or waiting_beside_room(database, agents):
-                await asyncio.sleep(0.1)
+def unfinished(database: Path, agents: Sequence[ChaosAgent]) -> list[str]:
+    """What is under way or could go on, and so may be a matter of time: returns and growth are patient."""
+    growing = [(agent, names) for agent in agents if (names := deflated_beside_room(agent))]
+    return [
+        *(f"not settled: {row}" for row in unsettled(database)),
+        *waiting_beside_room(database, agents),
+        *(f"on {agent.id}, which has {agent.free()} free, {names} are still deflated" for agent, names in growing),
+    ]
 
 
-async def grown(agents: Sequence[ChaosAgent], limit_s: float) -> None:
-    """Give those that are deflated beside free room the time to grow: growth is patient."""
+async def at_rest(database: Path, agents: Sequence[ChaosAgent], limit_s: float) -> list[str]:
+    """Wait until nothing is unfinished any more; what still is after the limit."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
-            while any(deflated_beside_room(agent) for agent in agents):
+            while await asyncio.to_thread(unfinished, database, agents):
                 await asyncio.sleep(0.1)
+    return await asyncio.to_thread(unfinished, database, agents)
 
 
 async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent], watch: Watch) -> list[str]:
@@ -108,18 +120,13 @@ async def violations(database: Path, client: Client, agents: Sequence[ChaosAgent
     )
     managed = {(name, host) for name, host, phase, _ in stored if phase in AT_REST}
     present = {(name, agent.id) for agent in agents for name in agent.vms}
-    if managed != present:
-        found.append(f"only in the store: {managed - present}; only on hosts: {present - managed}")
+    found += apart(managed, present)
     for name, host, phase, why in stored:
         if phase not in AT_REST and (phase != "failed" or host):
             found.append(f"{name} is {phase} on {host}: {why}")
-    for agent in agents:
-        if names := deflated_beside_room(agent):
-            found.append(f"on {agent.id}, which has {agent.free()} free, {names} are still deflated")
     events = await asyncio.to_thread(
         rows, database, "SELECT vm, sentence FROM events WHERE kind IN ('preempting', 'preempted')"
     )
-    found += await asyncio.to_thread(waiting_beside_room, database, agents)
     for name, reason in watch.preempted.items():
         if not any(vm == name and f"reason {reason}" in sentence for vm, sentence in events):
             found.append(f"{name} was preempted (reason {reason}) without a record")

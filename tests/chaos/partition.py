@@ -17,7 +17,7 @@ from ebbtide.lab.state import write_private
 from ebbtide.rest.credentials import command_token, report_token
 from hostagent.state.intents import Intent
 from tests.chaos.agent_process import CAPACITY, OVERHEAD_MIB
-from tests.chaos.checks import hold, settled
+from tests.chaos.checks import Violated, apart, hold, settled
 from tests.chaos.gates import Gates
 from tests.chaos.manager_process import PATIENCE
 from tests.chaos.namespaces import PORT, Network, network, sockets_in
@@ -100,12 +100,12 @@ class Partition:
         assert not left, left
         _, found = await self.call("GET", "/v1/vms")
         managed = {(row["name"], row["host"]) for row in found["vms"] if row["host"]}
-        assert managed == {(name, host) for host in HOSTS for name in self.names(host)}
-        self.hold("in the end")
+        present = {(name, host) for host in HOSTS for name in self.names(host)}
+        self.hold("in the end", *apart(managed, present))
 
-    def hold(self, when: str) -> None:
-        """What was seen while it happened."""
-        hold(when, *sorted(self.violations), *self.manager.defects())
+    def hold(self, when: str, *found: str) -> None:
+        """What was seen while it happened, and what is found now."""
+        hold(when, *found, *sorted(self.violations), *self.manager.defects())
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +136,15 @@ async def partition(directory: Path, patience_s: float | None) -> AsyncIterator[
                 for host in HOSTS:
                     await found.host_state(host, "ready", 60)
                 watching = asyncio.create_task(found.watch(), name="watch")
-                yield found
+                try:
+                    yield found
+                except Violated:
+                    raise
+                except Exception:
+                    # Also where the test ended before it looked; a cancellation stays one.
+                    found.hold("when the test failed")
+                    raise
+                found.hold("in the end")
             finally:
                 if watching is not None:
                     watching.cancel()
@@ -147,8 +155,6 @@ async def partition(directory: Path, patience_s: float | None) -> AsyncIterator[
                     await agent.wait()
                 for world in found.worlds.values():
                     await world.stop()
-                # Also where the test ended before it looked.
-                found.hold("in the end")
 
 
 async def _agent(net: Network, host: str, world: World, home: Path) -> Forked:

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.agent import CALM, ROUGH, Aim, ChaosAgent, Watch, Weather
-from tests.chaos.checks import grown, histories, hold, returned, settled, violations
+from tests.chaos.checks import at_rest, histories, hold, violations
 from tests.chaos.manager_process import LIMITS
 from tests.chaos.process import ManagerProcess
 from tests.chaos.workload import Client
@@ -61,10 +61,10 @@ class Cluster:
             await agent.settle()
         await self.client.finish(60)
         await self.client.in_calm()
-        left = await settled(self.process.database, 20)
-        assert not left, f"{when}: not settled: {left}"
-        await returned(self.process.database, self.agents, 20)
-        await grown(self.agents, 20)
+        left = await at_rest(self.process.database, self.agents, 60)
+        if left:
+            print(*await asyncio.to_thread(histories, self.process.database, left), sep="\n")
+        assert not left, when
         for agent in self.agents:
             await agent.settle()
             await agent.send_report()

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.checks import Violated
 from tests.chaos.namespaces import PREFIX, Network, ip, network
 from tests.chaos.partition import Partition, partition
+from tests.hostagent.world import World
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(180)]
 
@@ -159,3 +161,41 @@ def test_namespaces_of_a_test_that_was_killed_go_with_the_next() -> None:
     stale.make()
     with network(("y",)):
         assert PREFIX + stale.tag not in ip("netns", "list")
+
+
+async def test_a_host_that_cannot_be_made_is_told_of_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is seen of the rules is looked at when there is a manager to look at."""
+
+    async def refuse(self: World) -> None:
+        raise RuntimeError("no room for a host")
+
+    monkeypatch.setattr(World, "start", refuse)
+    with pytest.raises(RuntimeError, match="no room for a host"):
+        async with partition(tmp_path, PATIENT_S):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"),
+    [(asyncio.CancelledError, asyncio.CancelledError), (TimeoutError, Violated), (None, Violated)],
+    ids=["cancelled", "too late", "by itself"],
+)
+async def test_a_rule_that_was_seen_broken_is_told_of_however_the_test_fails(
+    tmp_path: Path, ended: type[BaseException] | None, told: type[BaseException]
+) -> None:
+    async def run() -> None:
+        async with partition(tmp_path, PATIENT_S) as cluster:
+            cluster.violations.add("a rule is broken")
+            if ended is not None:
+                raise ended
+
+    with pytest.raises(told):
+        await run()
+
+
+async def test_hosts_and_a_manager_that_tell_another_story_break_a_rule(tmp_path: Path) -> None:
+    async with partition(tmp_path, PATIENT_S) as cluster:
+        assert (await cluster.ended(await cluster.create("low-1")))["state"] == "done"
+        cluster.names = lambda host: set()  # type: ignore[method-assign]
+        with pytest.raises(Violated, match=r"only in the store: \{\('low-1', 'host-a'\)\}"):
+            await cluster.agreed()

@@ -105,6 +105,27 @@ async def test_what_a_killed_agent_had_asked_of_a_guest_is_called_off_where_the_
     await _reinflated(agent)
 
 
+async def test_cpus_that_a_killed_agent_took_off_line_cost_a_vm_nothing_while_its_guest_is_silent(
+    world: World, agent: AgentProcess
+) -> None:
+    """Which are on line the guest says to nobody then; were all, the cap of the domain would hold them."""
+    await agent.start("Cascade", "offlining", ANSWERED)
+    await _fill(agent, world, UP)
+    before = await agent.picture()
+    await _killed(agent, FEWER_CPUS)
+    world.guests_answer = False
+    await agent.start("Hello", "1")
+    operation = await agent.caller.ended("t")
+    assert operation["state"] == "done", operation
+    (domain,) = world.domains.values()
+    assert domain.online == {0}
+    assert broken(before, await agent.picture()) == []
+    domain.online = {0, 1, 2}
+    assert broken(before, await agent.picture()) == []
+    domain.online, world.guests_answer = {0}, True
+    await _reinflated(agent)
+
+
 @pytest.mark.parametrize(("phase", "moment"), moments(reinflation.Phase))
 async def test_an_agent_killed_at_each_state_of_a_reinflation_ends_at_the_plan(
     world: World, agent: AgentProcess, phase: str, moment: str

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
+from inspect import signature
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,15 +12,19 @@ from typing import Any
 
 import pytest
 
+import cluster_manager.main
+import hostagent.main
 from cluster_manager import configured
 from cluster_manager.defaults import DAY_S
 from cluster_manager.options import ManagerOptions
 from ebbtide.lab.state import write_private
+from ebbtide.rest import logs
+from ebbtide.rest.logs import configure_logs
 from ebbtide.rest.options import DaemonOptions, collect
 from ebbtide.rest.rates import Rate
 from ebbtide.rest.settings import AccessSettings, settings_of
 from ebbtide.rest.tls import KeyPair
-from hostagent import running
+from hostagent import running, service
 from hostagent.domain_xml.template_library import TemplateLibrary
 from hostagent.domain_xml.templates import PACKAGED
 from hostagent.options import HostAgentOptions, access_of
@@ -82,11 +89,24 @@ AGENTS_CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "certificate": (A, {"caller": KeyPair(A, B)}),
     "key": (B, {"caller": KeyPair(A, B)}),
 }
-#: What is no part of these settings: files and words that stand with the process, and those of the rebalancer and of
-#: the CA, each with tests of its own.
+#: What the agent is served with, by the names of `hostagent.service.serve`.
+SERVED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "listen": ("[::1]:7999", {"address": "::1", "port": 7999}),
+    "token_file": (A, {"token_file": A}),
+    "manager": ("http://127.0.0.3:1", {"manager": ("http://127.0.0.3:1",)}),
+    "manager_token_file": (A, {"manager_token_file": A}),
+    "manager_name": ("ours", {"manager_name": "ours"}),
+    "metrics_port": (7999, {"given.options.metrics_port": 7999}),
+    "tracing": (True, {"tracing": True}),
+}
+LOGS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "log_level": ("error", {"level": "error"}),
+    "log_json": (True, {"as_json": True}),
+}
+#: What no table here has: of the manager its database, the port of its metrics and its spans, which tests of its
+#: processes give, and the CA and the rebalancer (test_daemon_options.py).
 ELSEWHERE = {
-    *("database", "ca_key", "next_ca_key", "metrics_port", "tracing", "log_level", "log_json"),
-    *("manager_token_file", "manager_name"),
+    *("database", "ca_key", "next_ca_key", "metrics_port", "tracing"),
     *(name for name in ManagerOptions.model_fields if name.startswith("rebalance")),
 }
 
@@ -118,8 +138,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("model", [ManagerOptions, HostAgentOptions])
 def test_each_option_is_in_one_of_these_tables(model: type[DaemonOptions]) -> None:
-    own = MANAGER if model is ManagerOptions else {**AGENT, **AGENTS_CALLS, "token_file": ()}
-    assert model.model_fields.keys() - own.keys() - ACCESS.keys() - ELSEWHERE == set()
+    own = {**MANAGER, **LOGS} if model is ManagerOptions else {**AGENT, **AGENTS_CALLS, **SERVED, **LOGS}
+    elsewhere = ELSEWHERE if model is ManagerOptions else set()
+    assert model.model_fields.keys() - own.keys() - ACCESS.keys() - elsewhere == set()
     assert own.keys() - model.model_fields.keys() == set()
 
 
@@ -184,3 +205,61 @@ def test_an_option_of_the_host_agents_calls_arrives(name: str) -> None:
         access_of(collect(HostAgentOptions, None, given).options) for given in (plain, {**words, name: value})
     )
     check(before, after, expected)
+
+
+@pytest.mark.parametrize("name", SERVED)
+async def test_an_option_that_the_host_agent_is_served_with_arrives(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    value, expected = SERVED[name]
+    made: dict[str, Any] = {}
+
+    async def serve_as(*args: Any, **named: Any) -> None:
+        bound = signature(service.serve).bind(*args, **named)
+        bound.apply_defaults()
+        made.update(bound.arguments)
+
+    async def agent_of(*_: Any) -> None:
+        return None
+
+    def exporting_as(wanted: bool, *_: Any, **__: Any) -> Any:
+        made.update(tracing=wanted)
+        return nullcontext()
+
+    monkeypatch.setattr(running, "serve", serve_as)
+    monkeypatch.setattr(running, "exporting", exporting_as)
+    monkeypatch.setattr(running, "_agent", agent_of)
+    monkeypatch.setattr(running, "alone_to_the_end_in", lambda directory: None)
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", lambda *_: None)
+    words = {"id": "host-a", "capacity": "cpu_cores=1,memory_mib=1", "token_file": "token"}
+
+    async def served_with(given: dict[str, Any]) -> Any:
+        await running._serve(collect(HostAgentOptions, None, {**words, **given}), AccessSettings())
+        return SimpleNamespace(**made)
+
+    check(await served_with({}), await served_with({name: value}), expected)
+
+
+@pytest.mark.parametrize("daemon", [cluster_manager.main, hostagent.main])
+@pytest.mark.parametrize("name", LOGS)
+def test_an_option_of_the_log_arrives(daemon: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    value, expected = LOGS[name]
+
+    class Configured(Exception):
+        pass
+
+    def configure(*args: Any) -> None:
+        raise Configured(signature(configure_logs).bind(*args).arguments)
+
+    monkeypatch.setattr(logs, "configure_logs", configure)
+    monkeypatch.setattr(daemon.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(daemon.os, "umask", lambda mask: None)
+    model = ManagerOptions if daemon is cluster_manager.main else HostAgentOptions
+    words = {"token_file": A, "hosts_key_file": A, "database": "db", "id": "host-a", "capacity": "auto"}
+    words = {key: word for key, word in words.items() if key in model.model_fields}
+
+    def configured_with(given: dict[str, Any]) -> Any:
+        monkeypatch.setattr(daemon, "options_of", lambda _: collect(model, None, {**words, **given}))
+        with pytest.raises(Configured) as stopped:
+            daemon.main()
+        return SimpleNamespace(**stopped.value.args[0])
+
+    check(configured_with({}), configured_with({name: value}), expected)

@@ -100,6 +100,23 @@ def cap_of(cores: float, vcpus: int) -> float | None:
     return cores * (1 + EMULATOR_SHARE) if cores < vcpus - SLACK.cpu_cores else None
 
 
+def spread_of(online: int, cores: float, bound: Bound, may_be_parked: bool) -> int:
+    """Over how many vCPUs the quota of a silent guest's VM is spread: those that were on line by its last word.
+
+    Where nobody heard one, as after a restart of the agent, one: any that are off line cost the VM nothing then, and
+    the domain's cap holds it, but only where that is in force already.
+
+    :param online: how many were on line; 0: it never said.
+    :param bound: as it was read last; all vCPUs count as on line.
+    :param may_be_parked: whether there is somebody in the guest who takes CPUs off line for us.
+    """
+    if online:
+        return min(online, bound.vcpus) or bound.cpus_online
+    wanted, cap = cap_of(cores, bound.vcpus), bound.cap_cores
+    is_capped = wanted is not None and cap is not None and cap <= wanted + SLACK.cpu_cores
+    return 1 if may_be_parked and is_capped else bound.cpus_online
+
+
 def held_below(minimum_cores: float, sight: Sight) -> float | None:
     """What limits leave a VM where that is less than its minimum: an alarm, whichever program set them; None: no."""
     cpus = sight.online or sight.vcpus

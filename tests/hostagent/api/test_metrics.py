@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +15,7 @@ from ebbtide.deflation.resources import COMPONENTS
 from ebbtide.messages.common import Vector
 from ebbtide.messages.guest import Memory, MemoryState, Pressure
 from ebbtide.messages.hosts import HostReport
+from ebbtide.messages.operations import Operation
 from ebbtide.messages.vms import VMState, VMStatus
 from ebbtide.rest.metrics.sheet import MIB
 from ebbtide.rest.metrics.totals import Calls, Reports
@@ -386,17 +388,28 @@ def test_every_metric_has_the_value_of_what_it_is_named_for() -> None:
     assert unsaid(declared(), found) == set()
 
 
-async def test_what_an_agent_knows_of_its_host_stands_under_its_own_name(agent: Agent) -> None:
-    host = agent.host
+async def test_what_an_agent_knows_of_its_host_stands_under_its_own_name(
+    agent: Agent, two_vms: list[Domain], tmp_path: Path
+) -> None:
+    """But for distributions, each of which has a test of its own."""
+    host, own = agent.host, Pki(tmp_path / "tls").pair("host-a").certificate
     host.steady_taken_mib, host.steady_given_mib, host.available_mib, host.reports = 2.0, 3.0, 5.0, Reports(7, 11, 13.0)
+    host.journal.epoch = 17
+    host.tallies.whole.resizes["deflate", "done"] = 19
+    host.history.made["deflate"] = 23
+    host.hypervisor.calls.outcomes["gone"] = 29
+    agent.certificate = lambda: (own.read_bytes(),)
+
+    async def wait(operation: Operation) -> Operation:
+        await asyncio.Event().wait()
+        return operation
+
+    agent.requests.operations.begin("r", "target", {}, wait)
     facts = facts_of(agent)
-    assert (facts.trimmed_mib, facts.given_back_mib, facts.available_mib, facts.reports) == (
-        2.0,
-        3.0,
-        5.0,
-        host.reports,
-    )
-    assert facts.decisions is host.history.made
-    assert facts.durations is agent.requests.operations.durations
-    assert facts.operations == agent.requests.operations.under_way()
-    assert (facts.tally, facts.calls, facts.epoch) == (host.tallies.whole, host.hypervisor.calls, host.journal.epoch)
+    assert (facts.trimmed_mib, facts.given_back_mib, facts.available_mib) == (2.0, 3.0, 5.0)
+    assert (facts.reports, facts.epoch, facts.operations) == (Reports(7, 11, 13.0), 17, {"target": 1})
+    counted = facts.tally.resizes["deflate", "done"], facts.decisions["deflate"], facts.calls.outcomes["gone"]
+    assert counted == (19, 23, 29)
+    assert (facts.changes, facts.report.id) == (2, "host-a")
+    ends, begins = load(own).not_valid_after_utc, load(own).not_valid_before_utc
+    assert (facts.certificate_end, facts.certificate_begin) == (ends.timestamp(), begins.timestamp())

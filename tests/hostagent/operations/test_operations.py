@@ -103,6 +103,7 @@ async def test_memory_that_the_guest_needs_is_not_taken_and_the_rest_is_reported
 async def test_without_a_word_of_the_guest_only_cpu_is_taken(
     command: Command, two_vms: list[Domain], host: Host, world: World
 ) -> None:
+    await until(lambda: all(vm.link.online is not None for vm in host.vms.values()))
     world.guests_answer = False
     operation = await reclaim(command, cpu_cores=2.0, memory_mib=200.0)
     assert operation.state == "partial"

@@ -25,6 +25,7 @@ from ebbtide.deflation.cascade.reconcile import (
     held_beyond,
     quota_of,
     repairs,
+    spread_of,
 )
 from ebbtide.deflation.resources import ZERO, ResourceVector
 
@@ -135,6 +136,40 @@ def test_a_vm_whose_limits_leave_it_less_than_its_minimum_is_an_alarm() -> None:
     assert held_below(0.9, replace(one_on_line, bound=replace(one_on_line.bound, quota_per_cpu=0.9))) is None
     # What the guest has taken off line itself is its own affair.
     assert held_below(2.0, seen(cpus_online=1, online=1, quota_per_cpu=None, cap_cores=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("online", "cap", "may_be_parked", "spread"),
+    [
+        (0, CAP, True, 1),
+        (2, CAP, True, 2),
+        (2, None, True, 2),
+        (8, CAP, True, 4),
+        (0, None, True, 4),
+        (0, CAP + 0.1, True, 4),
+        (0, CAP, False, 4),
+    ],
+    ids=["never said", "said", "said, no cap", "said more", "no cap", "a cap above its size", "nobody parks"],
+)
+def test_a_silent_guests_size_is_spread_over_one_cpu_only_where_nobody_knows_which_and_the_cap_holds_it(
+    online: int, cap: float | None, may_be_parked: bool, spread: int
+) -> None:
+    bound = Bound(4, None, 1024, 0, cap_cores=cap, vcpus=4)
+    assert spread_of(online, 1.5, bound, may_be_parked) == spread
+
+
+@given(cores=st.floats(0.1, 8), vcpus=st.integers(1, 8), cap=st.none() | st.floats(0.1, 9), online=st.integers(1, 8))
+def test_where_nobody_knows_what_is_on_line_a_vm_has_its_size_and_never_more_than_that(
+    cores: float, vcpus: int, cap: float | None, online: int
+) -> None:
+    """However many of its vCPUs run, by the cap that was read, which holds until another is set."""
+    size, before = min(cores, float(vcpus)), Bound(vcpus, None, 1024, 0, cap_cores=cap, vcpus=vcpus)
+    spread = spread_of(0, size, before, may_be_parked=True)
+    after = replace(before, quota_per_cpu=quota_of(size, spread), cpus_online=min(online, vcpus))
+    least = min(size, float(after.cpus_online)) - SLACK.cpu_cores
+    assert after.cpu_cores <= size + SLACK.cpu_cores
+    if spread == 1:
+        assert replace(after, cap_cores=None).cpu_cores >= least
 
 
 def test_a_repaired_vm_needs_no_repair() -> None:
