@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from benchmarks.matching.slurm_cluster import USER, SlurmCluster
 from ebbtide.matcher.engines.slurm import Slurm
-from ebbtide.matcher.errors import EngineFull, EngineStalled
+from ebbtide.matcher.errors import EngineFull
 from ebbtide.matcher.match.attempts import AttemptState
 from ebbtide.matcher.match.tasks import TaskOrder
 from tests.engines.engine_hosts import EngineHost, settings_of
@@ -127,7 +127,7 @@ async def test_a_full_queue_refuses_at_once_for_now_and_takes_the_attempt_when_t
             await engine_host.engine.submit(attempt, order)
 
     began = time.monotonic()
-    with pytest.raises(EngineStalled, match="temporarily unable to accept job"):
+    with pytest.raises(EngineFull, match="temporarily unable to accept job"):
         await fill()
     assert time.monotonic() - began < engine_host.settings.answer_s
     seen = (await engine_host.look()).attempts
