@@ -100,7 +100,7 @@ async def test_an_attempt_that_was_released_to_a_node_of_another_partition_is_no
 
     await until(refused)
     seen = (await engine_host.look(attempt)).attempts[attempt]
-    assert (seen.state, seen.machine) == (AttemptState.RELEASED, "n3")
+    assert (seen.state, seen.machine, seen.never) == (AttemptState.RELEASED, "n3", True)
 
 
 async def test_options_of_the_engine_file_reach_a_job(engine_host: EngineHost, limited: LimitedCluster) -> None:

@@ -158,10 +158,12 @@ def _seen(job: Mapping[str, Any]) -> Seen:
     cores = max(_number(job.get("cpus")), 0) or None
     if state == "PENDING":
         # What cannot begin where it was released to gets that priority, too: it is not held, and is to be taken back.
-        held = reason != "BadConstraints" and (_number(job.get("priority")) == 0 or reason.startswith("JobHeld"))
+        stands = _number(job.get("priority")) == 0
+        never = stands and reason == "BadConstraints"
+        if (stands and not never) or reason.startswith("JobHeld"):
+            return Seen(AttemptState.HELD, reason=reason)
         required = _word(job.get("required_nodes")) or None
-        released = Seen(AttemptState.RELEASED, required, reason=reason, cores=cores, queued=True)
-        return Seen(AttemptState.HELD, reason=reason) if held else released
+        return Seen(AttemptState.RELEASED, required, reason=reason, cores=cores, queued=True, never=never)
     if state in _RUNNING:
         return Seen(AttemptState.RUNNING, machine, suspended=state in _SUSPENDED, cores=cores)
     words = " ".join(word for word in (state.lower().replace("_", " "), reason) if word and word != "None")

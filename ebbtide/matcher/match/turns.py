@@ -127,6 +127,9 @@ def turn(
             shut[seen.machine or task.machine or "", task.order.user] = now + UNRECORDED_PAUSE_S
         if seen is not None and machine_of(task, seen) in paused:
             seen = replace(seen, suspended=True)
+        if seen is not None and seen.never and (machine_of(task, seen) or "", task.name) in missed:
+            # As there is nowhere else for it: it has its usual time, which grows.
+            seen = replace(seen, never=False)
         after, steps = observe(task, seen, now, label)
         instructions += steps
         if after.stop == "again" and not task.stop and after.machine is not None:

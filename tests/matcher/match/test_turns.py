@@ -201,6 +201,20 @@ def test_a_task_goes_elsewhere_than_where_it_did_not_begin_and_there_again_after
     assert (releases(made), made.unbegun) == ([("train", "n1")], {})
 
 
+def test_a_task_leaves_at_once_where_it_can_never_begin_and_has_its_usual_time_there_for_want_of_others() -> None:
+    task = released(task_of("train"), "n1", 10.0, "n1: it has room")
+    never = {task.attempt_name("ebb"): Seen(AttemptState.RELEASED, "n1", reason="BadConstraints", never=True)}
+    made = after([task], never, 11.0, {})
+    assert [(one.stop, one.unbegun) for one in made.changed] == [("again", 0)]
+    assert made.changed[0].sentence == "n1 cannot begin it (BadConstraints): it is matched again"
+    assert made.instructions == (Cancel(task.attempt_name("ebb"), begun_too=False),)
+    look, pool = Look(MACHINES, never), Pool(Predictor(12.0))
+    made = turn([task], look, {}, pool, 12.0, "ebb", unbegun=made.unbegun)
+    assert (made.changed, made.instructions) == ((), ())
+    made = turn([task], look, {}, pool, 11.0 + BEGIN_LIMIT_S, "ebb", unbegun=made.unbegun)
+    assert [(one.stop, one.unbegun) for one in made.changed] == [("again", 1)]
+
+
 def test_a_machine_that_did_not_begin_a_task_is_open_to_the_others_and_to_it_where_no_other_is_large_enough() -> None:
     tasks, missed = [task_of("first"), task_of("second")], {("n1", "first"): 100.0, ("n2", "second"): 100.0}
     held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
