@@ -15,6 +15,7 @@ from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineUnreachable
 from ebbtide.matcher.match.tasks import TaskOrder
 
 ORDER = TaskOrder("train", ("true",))
+MANY = ",".join(f"gpu:kind{number:02}:{number}(S:0-1)" for number in range(60))
 
 
 class Programs:
@@ -103,7 +104,13 @@ async def test_options_of_the_engine_file_come_before_those_of_the_manager(tmp_p
         ("vcore:4,gpu:tesla:2(S:0,2),other:1", "vcore:2,gpu:tesla:2(S:0,2),other:1"),
         ("gpu:2,vcore:4(S:0-1),other:1", "vcore:2,gpu:2,other:1"),
         ("gpu:2,gres/vcore:a:1,vcore:b:3", "vcore:2,gpu:2"),
-        ("nvcore:4,vcore:4", "vcore:2,nvcore:4"),
+        ("nvcore:4,vcore:4,vcores,vcore-a:1", "vcore:2,nvcore:4,vcores,vcore-a:1"),
+        # Without a number, as nobody should have it, and more than a word usually has.
+        ("vcore,gpu:1,vcore:2K,vcore(S:0)", "vcore:2,gpu:1"),
+        ("gpu:a(S:0,2,vcore:1),x[0,vcore],vcore:4", "vcore:2,gpu:a(S:0,2,vcore:1),x[0,vcore]"),
+        ("(null)", "vcore:2"),
+        ("", "vcore:2"),
+        (f"{MANY},vcore:4", f"vcore:2,{MANY}"),
     ],
 )
 async def test_other_resources_of_a_node_stay_when_its_cores_change(
