@@ -88,3 +88,12 @@ async def test_a_program_and_so_a_job_gets_nothing_of_the_managers_environment(
     usual = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     # And the place of Slurm's programs, which tasks may call.
     assert sorted(printed.split()) == [f"PATH={usual}:{tmp_path}", "SLURM_CONF=/etc/other.conf"]
+
+
+async def test_a_program_that_only_its_own_path_finds_adds_no_current_directory_to_the_path_of_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    printed = await SlurmPrograms(None, 10.0).run("env")
+    (path,) = (line.removeprefix("PATH=") for line in printed.splitlines() if line.startswith("PATH="))
+    assert "" not in path.split(":")

@@ -77,7 +77,7 @@ class SlurmPrograms:
                 program,
                 *argv[1:],
                 # Theirs only where it is none of the usual ones.
-                env=self._environment | ({"PATH": f"{_PATH}:{where}"} if where not in _PATH.split(":") else {}),
+                env=self._environment | ({"PATH": f"{_PATH}:{where}"} if where not in ("", *_PATH.split(":")) else {}),
                 cwd="/",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
