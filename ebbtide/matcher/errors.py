@@ -19,9 +19,5 @@ class EngineFull(EngineRefused):
     """It takes no more for now, whatever it is."""
 
 
-class EngineStalled(EngineFull):
-    """It takes no more for now, and was left while it tried again: whether a command arrived is unknown."""
-
-
 class EngineSettingsError(EngineError):
     """Settings of an engine that it cannot be used with."""

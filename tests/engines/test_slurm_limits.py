@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from benchmarks.matching.slurm_cluster import USER, SlurmCluster
 from ebbtide.matcher.engines.slurm import Slurm
-from ebbtide.matcher.errors import EngineFull, EngineStalled
+from ebbtide.matcher.errors import EngineFull
 from ebbtide.matcher.match.attempts import AttemptState
 from ebbtide.matcher.match.tasks import TaskOrder
 from tests.engines.engine_hosts import EngineHost, settings_of
@@ -100,7 +100,7 @@ async def test_an_attempt_that_was_released_to_a_node_of_another_partition_is_no
 
     await until(refused)
     seen = (await engine_host.look(attempt)).attempts[attempt]
-    assert (seen.state, seen.machine) == (AttemptState.RELEASED, "n3")
+    assert (seen.state, seen.machine, seen.never) == (AttemptState.RELEASED, "n3", True)
 
 
 async def test_options_of_the_engine_file_reach_a_job(engine_host: EngineHost, limited: LimitedCluster) -> None:
@@ -127,7 +127,7 @@ async def test_a_full_queue_refuses_at_once_for_now_and_takes_the_attempt_when_t
             await engine_host.engine.submit(attempt, order)
 
     began = time.monotonic()
-    with pytest.raises(EngineStalled, match="temporarily unable to accept job"):
+    with pytest.raises(EngineFull, match="temporarily unable to accept job"):
         await fill()
     assert time.monotonic() - began < engine_host.settings.answer_s
     seen = (await engine_host.look()).attempts

@@ -18,7 +18,7 @@ from ebbtide.client.connection import Managers, check_path
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.matcher.engines.records import _claim, _end
 from ebbtide.matcher.engines.settings import read_settings
-from ebbtide.matcher.engines.slurm_json import document, jobs_of, machines_of
+from ebbtide.matcher.engines.slurm_json import document, jobs_of, machines_of, other_gres_of
 from ebbtide.matcher.errors import EngineSettingsError, EngineUnreachable
 from ebbtide.messages.commands import TargetCommand
 from ebbtide.messages.common import problem_of
@@ -90,7 +90,7 @@ def _record(data: bytes) -> None:
 def _slurm_says(data: bytes) -> None:
     found = document("squeue", data.decode(errors="replace"))
     said = [asdict(job) for job in jobs_of(found)], [asdict(machine) for machine in machines_of(found)]
-    json.dumps(said, ensure_ascii=False, allow_nan=False).encode()
+    json.dumps((*said, other_gres_of(found)), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _in_file(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:

@@ -86,6 +86,7 @@ def test_a_table_says_what_is_other_than_usual(tmp_path: Path) -> None:
             "--job-name is up to the manager, and must not be among them: --job",
         ),
         (f"{SLURM}slurm_options = ['--wait']", "--wait is up to the manager"),
+        (f"{SLURM}slurm_options = ['--jobid=5']", "--jobid is up to the manager"),
         (f"{SLURM}slurm_options = '--time=60'", "slurm_options: "),
         (f"{DASK}slurm_options = ['--time=60']", "slurm_options says nothing where engine is dask"),
         ("speed = 3", "speed: "),

@@ -117,9 +117,14 @@ def test_the_cores_of_a_job_on_several_nodes_are_known_in_all_forms(
     assert found.held_cores == dict(zip(("n1", "n2"), held, strict=True))
 
 
-def test_a_job_that_cannot_begin_where_it_was_released_to_is_not_held() -> None:
-    (found,) = jobs_of(job("PENDING", priority=0, state_reason="BadConstraints", required_nodes="n3"))
-    assert (found.seen.state, found.seen.machine) == (AttemptState.RELEASED, "n3")
+@pytest.mark.parametrize(
+    ("priority", "reason", "never"), [(0, "BadConstraints", True), (7, "BadConstraints", False), (7, "Priority", False)]
+)
+def test_a_job_that_can_never_begin_where_it_was_released_to_is_not_held(
+    priority: int, reason: str, never: bool
+) -> None:
+    (found,) = jobs_of(job("PENDING", priority=priority, state_reason=reason, required_nodes="n3"))
+    assert (found.seen.state, found.seen.machine, found.seen.never) == (AttemptState.RELEASED, "n3", never)
 
 
 def test_a_job_that_is_suspended_runs_and_is_known_to_stand_still() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebbtide.matcher.engines.slurm_programs import SlurmPrograms
-from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused, EngineStalled, EngineUnreachable
+from ebbtide.matcher.errors import EngineError, EngineFull, EngineRefused, EngineUnreachable
 
 
 def sbatch(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -53,13 +53,20 @@ async def test_what_a_program_says_tells_a_refusal_from_a_limit_and_from_silence
     assert type(caught.value) is kind
 
 
-@pytest.mark.parametrize("why", ["Slurm temporarily unable to accept job", "Slurm job queue full"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "Slurm temporarily unable to accept job",
+        "Slurm job queue full",
+        "Message receive failure\nsbatch: error: Slurm job queue full",
+    ],
+)
 async def test_a_submission_that_waits_for_room_in_the_queue_is_not_waited_for_and_makes_no_engine_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     sbatch(tmp_path, monkeypatch, f"echo 'sbatch: error: {why}, sleeping and retrying' >&2\nexec sleep 60")
     began = time.monotonic()
-    with pytest.raises(EngineStalled, match=why):
+    with pytest.raises(EngineFull, match=why.partition("\n")[0]):
         await SlurmPrograms(None, 30.0).run("sbatch", text="#!/bin/sh\n")
     assert time.monotonic() - began < 20.0
 
@@ -81,3 +88,12 @@ async def test_a_program_and_so_a_job_gets_nothing_of_the_managers_environment(
     usual = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     # And the place of Slurm's programs, which tasks may call.
     assert sorted(printed.split()) == [f"PATH={usual}:{tmp_path}", "SLURM_CONF=/etc/other.conf"]
+
+
+async def test_a_program_that_only_its_own_path_finds_adds_no_current_directory_to_the_path_of_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    printed = await SlurmPrograms(None, 10.0).run("env")
+    (path,) = (line.removeprefix("PATH=") for line in printed.splitlines() if line.startswith("PATH="))
+    assert "" not in path.split(":")

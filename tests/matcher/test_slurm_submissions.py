@@ -11,10 +11,11 @@ import pytest
 
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.engines.slurm import Slurm
-from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineStalled, EngineUnreachable
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineUnreachable
 from ebbtide.matcher.match.tasks import TaskOrder
 
 ORDER = TaskOrder("train", ("true",))
+MANY = ",".join(f"gpu:kind{number:02}:{number}(S:0-1)" for number in range(60))
 
 
 class Programs:
@@ -88,21 +89,6 @@ async def test_a_submission_that_was_refused_is_no_job(slurm: tuple[Slurm, Progr
     assert (programs.called.count("squeue"), programs.called.count("sbatch")) == (1, 2)
 
 
-async def test_of_a_submission_that_was_left_while_it_tried_again_it_is_not_known_whether_it_is_a_job(
-    slurm: tuple[Slurm, Programs],
-) -> None:
-    engine, programs = slurm
-    await engine.look(["ebb.train.0a.1"])
-    for error, asked in (EngineFull("as many jobs as allowed"), 1), (EngineStalled("sleeping and retrying"), 2):
-        programs.fails = error
-        with pytest.raises(EngineFull):
-            await engine.submit("ebb.train.0a.1", ORDER)
-        programs.fails = EngineRefused("no")
-        with pytest.raises(EngineRefused):
-            await engine.submit("ebb.train.0a.1", ORDER)
-        assert programs.called.count("squeue") == asked
-
-
 async def test_options_of_the_engine_file_come_before_those_of_the_manager(tmp_path: Path) -> None:
     options = ("--partition=long", "--mem-per-cpu=2G", "--time=60")
     engine, programs = Slurm(EngineSettings(engine="slurm", directory=tmp_path, slurm_options=options)), Programs()
@@ -118,7 +104,13 @@ async def test_options_of_the_engine_file_come_before_those_of_the_manager(tmp_p
         ("vcore:4,gpu:tesla:2(S:0,2),other:1", "vcore:2,gpu:tesla:2(S:0,2),other:1"),
         ("gpu:2,vcore:4(S:0-1),other:1", "vcore:2,gpu:2,other:1"),
         ("gpu:2,gres/vcore:a:1,vcore:b:3", "vcore:2,gpu:2"),
-        ("nvcore:4,vcore:4", "vcore:2,nvcore:4"),
+        ("nvcore:4,vcore:4,vcores,vcore-a:1", "vcore:2,nvcore:4,vcores,vcore-a:1"),
+        # Without a number, as nobody should have it, and more than a word usually has.
+        ("vcore,gpu:1,vcore:2K,vcore(S:0)", "vcore:2,gpu:1"),
+        ("gpu:a(S:0,2,vcore:1),x[0,vcore],vcore:4", "vcore:2,gpu:a(S:0,2,vcore:1),x[0,vcore]"),
+        ("(null)", "vcore:2"),
+        ("", "vcore:2"),
+        (f"{MANY},vcore:4", f"vcore:2,{MANY}"),
     ],
 )
 async def test_other_resources_of_a_node_stay_when_its_cores_change(
@@ -181,3 +173,27 @@ async def test_users_are_looked_up_while_the_manager_goes_on(
     assert programs.called.count("sbatch") == 1
     assert len(asked) == 1
     assert asked[0] is not threading.main_thread()
+
+
+async def test_attempts_for_which_the_queue_had_no_room_are_given_again_without_asking_for_all_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying."
+    scripts = {
+        "squeue": f"echo >> {tmp_path}/asked\necho '{{\"jobs\": []}}'",
+        "sinfo": "echo '{\"nodes\": []}'",
+        "sbatch": f"echo '{said}' >&2\nexec sleep 60",
+    }
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "tasks").mkdir()
+    engine = Slurm(EngineSettings(engine="slurm", directory=tmp_path / "tasks"))
+    attempts = [f"ebb.t-{number}.0a.1" for number in range(3)]
+    for _ in range(2):
+        await engine.look(attempts)
+        for attempt in attempts:
+            with pytest.raises(EngineFull, match="temporarily unable"):
+                await engine.submit(attempt, ORDER)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2

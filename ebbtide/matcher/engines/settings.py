@@ -26,8 +26,8 @@ _LABEL: Final = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 #: Options of sbatch that the manager sets, and those with which it would not find its jobs, or would wait for them.
 _OWN_OPTIONS: Final = (
     *("array", "begin", "chdir", "clusters", "comment", "cpus-per-task", "gid", "gres", "help", "hold", "job-name"),
-    *("no-requeue", "nodelist", "nodes", "ntasks", "output", "parsable", "requeue", "test-only", "uid", "usage"),
-    *("version", "wait", "wrap"),
+    *("jobid", "no-requeue", "nodelist", "nodes", "ntasks", "output", "parsable", "requeue", "test-only", "uid"),
+    *("usage", "version", "wait", "wrap"),
 )
 
 

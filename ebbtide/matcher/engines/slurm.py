@@ -20,7 +20,7 @@ from ebbtide.matcher.engines.records import Records, batch_script, merged
 from ebbtide.matcher.engines.settings import EngineSettings
 from ebbtide.matcher.engines.slurm_json import jobs_of, machines_of, other_gres_of
 from ebbtide.matcher.engines.slurm_programs import SlurmPrograms
-from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError, EngineStalled
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineSettingsError
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen, task_of
 from ebbtide.matcher.match.tasks import TaskOrder
 
@@ -89,9 +89,8 @@ class Slurm:
         self._unanswered.add(attempt)
         try:
             output = await self._sbatch(attempt, order, identity)
-        except EngineRefused as error:
-            if not isinstance(error, EngineStalled):
-                self._unanswered.discard(attempt)
+        except EngineRefused:
+            self._unanswered.discard(attempt)
             raise
         number = output.strip().partition(";")[0]
         if number.isdigit():

@@ -16,7 +16,10 @@ from ebbtide.matcher.engines.records import UNRECORDED, exit_code_of
 from ebbtide.matcher.errors import EngineUnreachable
 from ebbtide.matcher.match.attempts import RECOUNTED, AttemptState, EngineMachine, Seen
 
-_GRES: Final = re.compile(r"(?:^|,)(?:gres[:/])?vcore(?::[a-z_]\w*)?[:=](\d{1,9})(?!\d)(?:\([^)]*\))?", re.ASCII)
+_GRES: Final = re.compile(r"(?:^|,)(?:gres[:/])?vcore(?::[a-z_]\w*)?[:=](\d{1,9})(?!\d)(?:\([^()]*\))?", re.ASCII)
+#: Words of such a list, brackets and all, and those that a change of cores replaces.
+_GRES_WORDS: Final = re.compile(r"(?:\([^()]*\)|\[[^][]*\]|[^,])+")
+_OURS: Final = re.compile(r"(?:gres[:/])?vcore(?:[:=(]|$)|\(null\)$")
 _RUNNING: Final = {"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED"}
 _SUSPENDED: Final = {"SUSPENDED", "STOPPED"}
 _DOWN: Final = {"DOWN", "FAIL", "FAILING", "ERROR", "FUTURE", "NOT_RESPONDING", "NO_RESPOND", "POWERED_DOWN", "UNKNOWN"}
@@ -135,8 +138,11 @@ def machines_of(found: Mapping[str, Any], program: str = "sinfo") -> list[Engine
 
 def other_gres_of(found: Mapping[str, Any], program: str = "sinfo") -> dict[str, str]:
     """The generic resources of each node but for ``vcore``, as ``scontrol`` takes them. Raises as `machines_of`."""
-    rows = _rows(found, "nodes", program)
-    return {_word(row.get("name")): _GRES.sub("", _word(row.get("gres"))).strip(",") for row in rows}
+    others = {}
+    for row in _rows(found, "nodes", program):
+        words = _GRES_WORDS.findall(_word(row.get("gres"), None))
+        others[_word(row.get("name"))] = ",".join(word for word in words if not _OURS.match(word))
+    return others
 
 
 def _rows(found: Mapping[str, Any], key: str, program: str) -> Iterator[Mapping[str, Any]]:
@@ -158,10 +164,12 @@ def _seen(job: Mapping[str, Any]) -> Seen:
     cores = max(_number(job.get("cpus")), 0) or None
     if state == "PENDING":
         # What cannot begin where it was released to gets that priority, too: it is not held, and is to be taken back.
-        held = reason != "BadConstraints" and (_number(job.get("priority")) == 0 or reason.startswith("JobHeld"))
+        stands = _number(job.get("priority")) == 0
+        never = stands and reason == "BadConstraints"
+        if (stands and not never) or reason.startswith("JobHeld"):
+            return Seen(AttemptState.HELD, reason=reason)
         required = _word(job.get("required_nodes")) or None
-        released = Seen(AttemptState.RELEASED, required, reason=reason, cores=cores, queued=True)
-        return Seen(AttemptState.HELD, reason=reason) if held else released
+        return Seen(AttemptState.RELEASED, required, reason=reason, cores=cores, queued=True, never=never)
     if state in _RUNNING:
         return Seen(AttemptState.RUNNING, machine, suspended=state in _SUSPENDED, cores=cores)
     words = " ".join(word for word in (state.lower().replace("_", " "), reason) if word and word != "None")
@@ -201,7 +209,7 @@ def _machine(node: Mapping[str, Any]) -> EngineMachine:
     return EngineMachine(
         name=_word(node.get("name")),
         most_cores=max(_number(node.get("cpus")), 0),
-        usable_cores=sum(map(int, _GRES.findall(_word(node.get("gres"))))),
+        usable_cores=sum(map(int, _GRES.findall(_word(node.get("gres"), None)))),
         up=up,
         drained=drained,
     )
@@ -248,9 +256,9 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _word(value: Any) -> str:
+def _word(value: Any, longest: int | None = _LONGEST) -> str:
     """A text in characters that can be stored and shown."""
-    text = value[:_LONGEST] if isinstance(value, str) else ""
+    text = value[:longest] if isinstance(value, str) else ""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

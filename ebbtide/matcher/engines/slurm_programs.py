@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ebbtide.matcher.engines.slurm_json import document
-from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineStalled, EngineUnreachable
+from ebbtide.matcher.errors import EngineFull, EngineRefused, EngineUnreachable
 
 #: Words in which Slurm's programs say that slurmctld, or what they need to ask it, is away; their exit codes are all 1.
 _UNREACHABLE: Final = (
@@ -33,8 +33,11 @@ _UNREACHABLE: Final = (
     "invalid authentication credential",
     "unable to connect to database",
 )
+#: Where the cluster has as many jobs as it may have, sbatch does not end: it goes on trying for two minutes.
+_STALLED: Final = "sleeping and retrying"
 #: And that somebody has as many jobs as they may have, or the cluster has; or that something else is away for a while.
 _FULL: Final = (
+    _STALLED,
     "submitjob",
     "job violates accounting/qos policy",
     "temporarily unable to accept job",
@@ -42,8 +45,6 @@ _FULL: Final = (
     "inactive or drain",
     "invalid user id",
 )
-#: And that the cluster has as many jobs as it may have; sbatch does not end then: it goes on trying for two minutes.
-_STALLED: Final = "sleeping and retrying"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -76,7 +77,7 @@ class SlurmPrograms:
                 program,
                 *argv[1:],
                 # Theirs only where it is none of the usual ones.
-                env=self._environment | ({"PATH": f"{_PATH}:{where}"} if where not in _PATH.split(":") else {}),
+                env=self._environment | ({"PATH": f"{_PATH}:{where}"} if where not in ("", *_PATH.split(":")) else {}),
                 cwd="/",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -129,8 +130,6 @@ async def _talk(process: asyncio.subprocess.Process, text: str) -> tuple[bytes, 
 
 
 def _kind(said: str) -> type[EngineUnreachable | EngineRefused]:
-    if _STALLED in said:
-        return EngineStalled
-    if any(words in said for words in _UNREACHABLE):
+    if _STALLED not in said and any(words in said for words in _UNREACHABLE):
         return EngineUnreachable
     return EngineFull if any(words in said for words in _FULL) else EngineRefused

@@ -73,6 +73,8 @@ class Seen:
     cores: int | None = None
     #: It is released, and its engine has surely not begun it; where False, RELEASED leaves that to its record.
     queued: bool = False
+    #: And never will there, as long as nobody changes something.
+    never: bool = False
 
     @property
     def lives(self) -> bool:

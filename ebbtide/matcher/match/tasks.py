@@ -276,11 +276,12 @@ def observe(task: Task, seen: Seen | None, now: float, label: str) -> tuple[Task
     if task.released_at is not None and now < task.released_at:
         # The clock was set back.
         task = replace(task, released_at=now)
-    if task.phase is TaskPhase.RELEASED and now - (task.released_at or now) > limit_s:
-        sentence = f"{task.machine} did not begin it within {limit_s:g} s: it is matched again"
-        task = replace(task, stop="again", unbegun=task.unbegun + 1, sentence=sentence)
-        return task, (Cancel(attempt, begun_too=False),)
-    return task, ()
+    if task.phase is not TaskPhase.RELEASED or not (seen.never or now - (task.released_at or now) > limit_s):
+        return task, ()
+    why = f"cannot begin it ({seen.reason})" if seen.never else f"did not begin it within {limit_s:g} s"
+    unbegun, sentence = task.unbegun + (not seen.never), f"{task.machine} {why}: it is matched again"
+    task = replace(task, stop="again", unbegun=unbegun, sentence=sentence)
+    return task, (Cancel(attempt, begun_too=False),)
 
 
 def _runs(seen: Seen) -> bool:

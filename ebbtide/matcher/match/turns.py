@@ -55,6 +55,8 @@ UNBEGUN_PAUSE_S: Final = 240.0
 #: So many attempts wait in the engine, unless its settings say otherwise: Slurm has room for 10 000 jobs of all users,
 #: unless slurm.conf says otherwise (MaxJobCount).
 MOST_HELD: Final = 1000
+#: What it has refused is given to it beyond that, too: one more for each so many seconds since then.
+BEYOND_S: Final = 60.0
 #: Machines where an attempt of a task did not begin, or whose engine refused to release it there, by the task's name;
 #: and until when it rather goes elsewhere: what is wrong may be the task, too.
 Unbegun: TypeAlias = Mapping[tuple[str, str], float]
@@ -111,7 +113,8 @@ def turn(
     :param unrecorded: of the turn before.
     :param unread: tasks of which nothing is known but the cores that they hold.
     :param unbegun: of the turn before, and of releases since.
-    :param most_held: so many attempts wait in the engine at the most, but for those that get their machine now.
+    :param most_held: so many attempts wait in the engine at the most, but for those that get their machine now, and
+        now and then one that it has refused.
     """
     closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed, label, foreign)
@@ -124,6 +127,9 @@ def turn(
             shut[seen.machine or task.machine or "", task.order.user] = now + UNRECORDED_PAUSE_S
         if seen is not None and machine_of(task, seen) in paused:
             seen = replace(seen, suspended=True)
+        if seen is not None and seen.never and (machine_of(task, seen) or "", task.name) in missed:
+            # As there is nowhere else for it: it has its usual time, which grows.
+            seen = replace(seen, never=False)
         after, steps = observe(task, seen, now, label)
         instructions += steps
         if after.stop == "again" and not task.stop and after.machine is not None:
@@ -158,7 +164,7 @@ def turn(
         if choice.machine is not None:
             states[task.name] = released(task, choice.machine, now, choice.sentence, choice.completion_probability)
             instructions.append(Release(task.attempt_name(label), choice.machine))
-    instructions = _bounded(instructions, states, look, label, most_held)
+    instructions = _bounded(instructions, states, look, now, most_held)
     for name, user in shut:
         if name in machines and not machines[name].drained:
             whose = f"attempts of {user}" if user is not None else "attempts"
@@ -169,23 +175,23 @@ def turn(
 
 
 def _bounded(
-    instructions: Iterable[Instruction], states: Mapping[str, Task], look: Look, label: str, most_held: int
+    instructions: Sequence[Instruction], states: Mapping[str, Task], look: Look, now: float, most_held: int
 ) -> list[Instruction]:
     """Without new attempts beyond the bound, which fall to the last tasks in their order.
 
-    What the engine has refused counts as waiting there, and is given to it again whatever the bound is.
+    What the engine refused longest ago comes first, and now and then beyond the bound: it is not matched, so that
+    nothing else would have it tried.
     """
-    room = most_held - sum(seen.state is AttemptState.HELD for seen in look.attempts.values())
-    room -= sum(task.refusals > 0 for task in states.values())
-    kept = []
-    for one in instructions:
-        task = states[_whose(one, label) or ""] if isinstance(one, Submit) else None
-        if task is not None and task.phase is TaskPhase.WAITING and not task.refusals:
-            room -= 1
-            if room < 0:
-                continue
-        kept.append(one)
-    return kept
+    over = sum(seen.state is AttemptState.HELD for seen in look.attempts.values()) - most_held
+    ahead = [
+        one for one in instructions if isinstance(one, Submit) and states[one.order.name].phase is TaskPhase.WAITING
+    ]
+    refused = {one.attempt: task.refused_at or 0.0 for one in ahead if (task := states[one.order.name]).refusals}
+    again = min(refused, key=refused.__getitem__, default="")
+    passes = again in refused and over * BEYOND_S <= max(now - refused[again], 0.0)
+    names = sorted((one.attempt for one in ahead), key=lambda attempt: attempt != again)
+    late = set(names[max(-over, int(passes)) :])
+    return [one for one in instructions if not (isinstance(one, Submit) and one.attempt in late)]
 
 
 def without(made: Turn, names: Set[str], label: str) -> Turn:

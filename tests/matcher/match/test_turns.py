@@ -22,9 +22,11 @@ from ebbtide.matcher.match.tasks import (
     TaskOrder,
     TaskPhase,
     Undrain,
+    refused,
     released,
 )
 from ebbtide.matcher.match.turns import (
+    BEYOND_S,
     FOREIGN,
     LEAVING,
     UNBEGUN_PAUSE_S,
@@ -199,6 +201,20 @@ def test_a_task_goes_elsewhere_than_where_it_did_not_begin_and_there_again_after
     assert (releases(made), made.unbegun) == ([("train", "n1")], {})
 
 
+def test_a_task_leaves_at_once_where_it_can_never_begin_and_has_its_usual_time_there_for_want_of_others() -> None:
+    task = released(task_of("train"), "n1", 10.0, "n1: it has room")
+    never = {task.attempt_name("ebb"): Seen(AttemptState.RELEASED, "n1", reason="BadConstraints", never=True)}
+    made = after([task], never, 11.0, {})
+    assert [(one.stop, one.unbegun) for one in made.changed] == [("again", 0)]
+    assert made.changed[0].sentence == "n1 cannot begin it (BadConstraints): it is matched again"
+    assert made.instructions == (Cancel(task.attempt_name("ebb"), begun_too=False),)
+    look, pool = Look(MACHINES, never), Pool(Predictor(12.0))
+    made = turn([task], look, {}, pool, 12.0, "ebb", unbegun=made.unbegun)
+    assert (made.changed, made.instructions) == ((), ())
+    made = turn([task], look, {}, pool, 11.0 + BEGIN_LIMIT_S, "ebb", unbegun=made.unbegun)
+    assert [(one.stop, one.unbegun) for one in made.changed] == [("again", 1)]
+
+
 def test_a_machine_that_did_not_begin_a_task_is_open_to_the_others_and_to_it_where_no_other_is_large_enough() -> None:
     tasks, missed = [task_of("first"), task_of("second")], {("n1", "first"): 100.0, ("n2", "second"): 100.0}
     held = {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in tasks}
@@ -279,17 +295,21 @@ def test_of_a_task_that_was_changed_meanwhile_nothing_of_a_turn_is_stored_or_don
     [
         (5, 0, 0, ["a", "b", "c", "d"]),
         (2, 0, 0, ["a", "b"]),
-        # Those that it has count, and those that it has refused, which are given to it again.
+        # Those that it has count, and those that it has refused: the one that waits longest comes first.
         (3, 2, 0, ["a"]),
+        (5, 1, 1, ["a", "b", "c", "r0"]),
         (3, 1, 1, ["a", "r0"]),
-        (0, 1, 2, ["r0", "r1"]),
+        (3, 2, 2, ["r0"]),
+        # And beyond that, if it waits for long enough.
+        (0, 1, 2, ["r0"]),
+        (0, 2, 2, []),
     ],
 )
 def test_no_more_attempts_wait_in_the_engine_than_its_settings_say_and_the_first_in_turn_come_first(
     most_held: int, held: int, refused: int, submitted: list[str]
 ) -> None:
     there, new = [task_of(f"h{number}") for number in range(held)], [task_of(name) for name in "abcd"]
-    again = [replace(task_of(f"r{number}"), refusals=1, refused_at=-100.0) for number in range(refused)]
+    again = [replace(task_of(f"r{n}"), refusals=1, refused_at=n + 9.0 - 1.5 * BEYOND_S) for n in range(refused)]
     look = Look({}, {task.attempt_name("ebb"): Seen(AttemptState.HELD) for task in there})
     made = turn([*new, *again, *there], look, {}, Pool(Predictor(10.0)), 10.0, "ebb", most_held=most_held)
     assert submits(made) == submitted
@@ -300,6 +320,41 @@ def test_an_attempt_that_gets_its_machine_is_given_to_the_engine_whatever_waits_
     large, small = (Task(TaskOrder(name, ("true",), cores), "0a", 1.0) for name, cores in (("large", 8), ("small", 1)))
     made = turn([large, small], Look(MACHINES, {}), {}, Pool(Predictor(10.0)), 10.0, "ebb", most_held=0)
     assert (submits(made), [task for task, _ in releases(made)]) == (["small"], ["small"])
+
+
+def full(tasks: list[Task], made: Turn, most: int, now: float) -> list[Task]:
+    """The tasks, after an engine has refused the first new attempts of a turn: those for which there was time."""
+    given = [one.order.name for one in in_turn(made.instructions) if isinstance(one, Submit)][:most]
+    now_are = {task.name: task for task in (*tasks, *made.changed)}
+    return [
+        refused(task, "no more for now", now, full=True) if task.name in given else task for task in now_are.values()
+    ]
+
+
+def test_tasks_that_are_refused_keep_a_machine_from_those_behind_them_no_longer_than_it_takes_to_ask() -> None:
+    """A user has as many jobs as allowed. Each round there is time for 20, and the machine has room for one."""
+    tasks, now = [task_of(f"a{number:03}") for number in range(100)] + [task_of("behind")], 10.0
+    for _ in range(6):
+        made = turn(tasks, Look({"n1": MACHINES["n1"]}, {}), {}, Pool(Predictor(now)), now, "ebb", most_held=20)
+        if releases(made) == [("behind", "n1")]:
+            break
+        tasks, now = full(tasks, made, 20, now), now + 1.0
+    assert releases(made) == [("behind", "n1")]
+
+
+def test_when_a_full_engine_has_room_again_no_more_is_given_to_it_than_before_but_one_a_minute() -> None:
+    tasks, now, beside = [task_of(f"t{number:03}") for number in range(50)], 10.0, (Pool(Predictor(10.0)), 10.0, "ebb")
+    tasks = full(tasks, turn(tasks, Look(), {}, *beside), len(tasks), now)
+    assert all(task.refusals for task in tasks)
+    attempts, waiting = dict[str, Seen](), []
+    for _ in range(200):
+        now += 1.0
+        made = turn(tasks, Look({}, attempts), {}, Pool(Predictor(now)), now, "ebb", most_held=10)
+        now_are = {task.name: task for task in made.changed}
+        tasks = [now_are.get(task.name, task) for task in tasks]
+        attempts |= {one.attempt: Seen(AttemptState.HELD) for one in made.instructions if isinstance(one, Submit)}
+        waiting.append(len(attempts))
+    assert (waiting[0], waiting[15], waiting[-1]) == (0, 11, 10 + 1 + 3)
 
 
 def submits(made: Turn) -> list[str]:
