@@ -66,10 +66,9 @@ class StateFile:
     def remove(self) -> None:
         """Forget what was saved. Raises: ApplicationError."""
         self._remove_earlier()  # first: it would be found again where this one is gone
-        # Looked for: on a read-only file system a removal fails though nothing is there.
-        if not os.path.lexists(self.path):
-            return
         try:
+            # Looked for: on a read-only file system a removal fails though nothing is there.
+            os.lstat(self.path)
             os.unlink(self.path)
         except FileNotFoundError:
             pass

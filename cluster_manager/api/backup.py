@@ -82,4 +82,5 @@ def _made(database: Database) -> tuple[Any, int]:
             Path(name).unlink(missing_ok=True)
         return file, os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise StoreError(f"no room for it beside the store: {error.strerror}") from error
+        where = " beside the store" if isinstance(database, Path) else ""
+        raise StoreError(f"it cannot be made{where}: {error.strerror}") from error

@@ -6,7 +6,7 @@ import os
 import sqlite3
 import subprocess
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,8 +53,9 @@ def check_room(database: Path) -> None:
     :raises OSError: that cannot be found out.
     """
     disk = os.statvfs(database.parent)
-    log = Path(f"{database}-wal")
-    needed = database.stat().st_size + (log.stat().st_size if log.exists() else 0) + RESERVE
+    needed = database.stat().st_size + RESERVE
+    with suppress(FileNotFoundError):  # it goes with the last connection
+        needed += Path(f"{database}-wal").stat().st_size
     if (free := disk.f_bavail * disk.f_frsize) < needed:
         raise StoreError(f"no room for it beside the store: it takes up to {needed >> 20} MiB, {free >> 20} are free")
 

@@ -223,12 +223,14 @@ def _cache_class() -> type[Any]:
         """Of machine code: what cannot be read is compiled again, and what cannot be written is not kept."""
 
         def load_overload(self, signature: Any, target_context: Any) -> Any:
-            try:
-                return super().load_overload(signature, target_context)
-            except Exception:  # whatever a file raises that was cut short: numba writes them without fsync
-                with suppress(OSError):
-                    self.flush()  # its index: with a damaged one nothing would ever be kept
-                return None
+            with suppress(Exception):  # whatever a file raises that was cut short: numba writes them without fsync
+                found = super().load_overload(signature, target_context)
+                # The index names a file before it is written: one may be left there of another signature.
+                if found is None or found.signature.args == signature:
+                    return found
+            with suppress(OSError):
+                self.flush()  # its index: with a damaged one nothing would ever be kept
+            return None
 
         def save_overload(self, signature: Any, data: Any) -> None:
             with suppress(OSError, EOFError, UnpicklingError):  # no room; it reads the index, too

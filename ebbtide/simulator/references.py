@@ -19,8 +19,8 @@ def by_reference(values: T) -> T:
     """A NamedTuple, of arrays and of NamedTuples of such, that functions called with it get as one pointer.
 
     Where it is compiled it is valid until the function that called this returns, and its fields can only be read. No
-    index of arrays of Ebbtide's classes that is worked out is counted from their end: one below 0 lies before them, and
-    is checked with NUMBA_BOUNDSCHECK=1 in the environment only.
+    index of arrays of Ebbtide's classes that is worked out is counted from their end (a constant `int` is): one below
+    0 lies before them, and is checked with NUMBA_BOUNDSCHECK=1 in the environment only.
     """
     return values
 
@@ -44,19 +44,26 @@ def teach() -> None:
 
     extending.register_model(Forward)(extending.models.ArrayModel)
 
-    def forward(kind: Any) -> Any:
+    @extending.lower_cast(Forward, types.Array)  # type: ignore[untyped-decorator]
+    def _either(context: Any, builder: Any, kind: Any, to: Any, value: Any) -> Any:
+        """For a variable that is now such an array, now another."""
+        return value
+
+    def forward(kind: Any, value: Any) -> Any:
         """The type of an index, as one without a sign: that is not asked. What is known needs no question."""
         if isinstance(kind, types.BaseTuple):
-            return types.Tuple([forward(part) for part in kind])
-        return types.uintp if isinstance(kind, types.Integer) and not isinstance(kind, types.Literal) else kind
+            parts = {}
+            while isinstance(value, ir.instructions.InsertValue):
+                parts[value.indices[0]], value = value.value, value.aggregate
+            return types.Tuple([forward(one, parts.get(place)) for place, one in enumerate(kind)])
+        return types.uintp if isinstance(kind, types.Integer) and not isinstance(value, ir.Constant) else kind
 
     def _item(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kinds, values = list(signature.args), list(args)
         array, index = kinds[:2]
         kinds[0] = types.Array(array.dtype, array.ndim, array.layout, not array.mutable, None, array.aligned)
-        if not isinstance(values[1], ir.Constant):
-            kinds[1] = forward(index)
-            values[1] = context.cast(builder, values[1], index, kinds[1])
+        kinds[1] = forward(index, values[1])
+        values[1] = context.cast(builder, values[1], index, kinds[1])
         what = operator.getitem if len(kinds) == 2 else operator.setitem
         return context.get_function(what, templates.signature(signature.return_type, *kinds))(builder, values)
 

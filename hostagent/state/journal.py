@@ -178,12 +178,13 @@ class Journal:
                 cores_after=after,
                 cause=cause,
             )
+            size = _size(self._changes_path)
             try:
                 _append(self._changes_path, _lines([change]))
             except OSError as error:
                 self._sequence -= 1
                 # Where it could not be cut off again either, the next line would be joined to it.
-                self._broken = True
+                self._broken = size is None or _size(self._changes_path) != size
                 raise JournalError(f"a core change could not be written: {error}") from error
             self.changes.append(change)
             self._remember(change)
@@ -373,6 +374,16 @@ def _append(path: Path, text: str) -> None:
         except OSError:
             os.truncate(path, before)
             raise
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None: that cannot be found out."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        return None
 
 
 def _lines(changes: list[CoreChange]) -> str:

@@ -22,6 +22,7 @@ from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager import privileges, restoring
+from cluster_manager.api import backup as backup_route
 from cluster_manager.errors import StoreError
 from cluster_manager.execution import operations
 from cluster_manager.leadership.locks import FileLock
@@ -379,6 +380,21 @@ async def test_of_several_hosts_the_one_that_can_be_written_to_is_backed_up_and_
         stale.stop()
         postgresql.give_back(written)
         postgresql.drop(restored)
+
+
+def test_a_backup_that_cannot_be_made_is_no_matter_of_room_where_it_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "manager.sqlite"
+    with pytest.raises(StoreError, match=r"^it cannot be made beside the store: No such file or directory$"):
+        backup_route._made(path)
+    with closing(sqlite3.connect(path)) as store:
+        store.execute("CREATE TABLE vms (name TEXT)")
+    # The log may go at any moment.
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    file, size = backup_route._made(path)
+    with file:
+        assert size == len(file.read()) > 0
 
 
 def test_a_client_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,10 @@ def twice(value: float) -> float:
     return 2.0 * value
 
 
+def first(values: Numbers) -> Any:
+    return values[0]
+
+
 def test_one_process_compiles_and_says_so_while_others_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiling, "_SILENT_S", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -261,6 +265,29 @@ def test_machine_code_that_was_cut_short_is_compiled_again_and_kept(
     for hits in (0, 1):
         again: Any = compiled(twice)
         assert announced(again, "twice")(4.0) == 8.0
+        assert sum(again.stats.cache_hits.values()) == hits
+
+
+def test_machine_code_of_another_signature_is_not_taken_for_what_could_not_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Numba numbers files anew behind a damaged index, and writes the index first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    numbers, whole = np.array([1.5, 2.5]), np.array([1, 2])
+    loop: Any = compiled(first)
+    assert (loop(numbers), loop(whole)) == (1.5, 1)
+    (index,) = Path(loop.stats.cache_path).glob("*.nbi")
+    os.truncate(index, 20)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr("numba.core.caching.IndexDataCacheFile._save_data", full)
+        assert compiled(first)(whole) == 1
+    for hits in (0, 1):
+        again: Any = compiled(first)
+        assert again(whole) == 1
         assert sum(again.stats.cache_hits.values()) == hits
 
 

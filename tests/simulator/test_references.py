@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +60,55 @@ def test_what_goes_by_reference_is_read_and_written_as_the_tuple_itself(counted:
         (ours.table, *ours.inner, ours.more), (others.table, *others.inner, others.more), strict=True
     ):
         np.testing.assert_array_equal(one, other)
+
+
+LAST = -1
+
+
+def last_of(s: Any, other: Any, row: int) -> float:
+    either = s.more if row > 1 else other
+    s.table[row, -1] = s.table[-1, 1] + s.inner.counts[-1] + s.table[1:, 0][row - 1]
+    return float(s.table[row, LAST] + s.table[LAST, row] + s.more[LAST] + s.more[1:][LAST] + either[row - 3])
+
+
+def from_their_ends(s: Outer, other: Any) -> float:
+    held = by_reference(s)
+    return last_of(held, other, 1) + last_of(held, other, 2)
+
+
+def at_row(s: Any, row: int) -> float:
+    return float(s.more[row] + s.table[row, row])
+
+
+def at_a_row(s: Outer, row: int) -> float:
+    return at_row(by_reference(s), row)
+
+
+def within(values: Any) -> Any:
+    """An array that has sevens before and behind it."""
+    room = np.full(3 * values.size, 7, values.dtype)
+    room[values.size : -values.size] = values.ravel()
+    return room[values.size : -values.size].reshape(values.shape)
+
+
+@pytest.mark.parametrize(("module", "below_0"), [("ebbtide.tests", 14.0), ("others.tests", 13.0)])
+def test_a_constant_index_counts_from_the_end_of_any_array_and_one_that_is_worked_out_of_others_arrays_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, below_0: float
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    inner, outer = (namedtuple(kind.__name__, kind._fields, module=module) for kind in (Inner, Outer))  # type: ignore[misc]
+
+    def made() -> Any:
+        held = inner(within(np.arange(4)), np.zeros(4))
+        return outer(within(np.arange(12).reshape(4, 3)), held, within(np.arange(4.0) / 2))
+
+    ours, others = made(), made()
+    other = np.arange(5.0, 9.0)
+    loop: Any = compiled(from_their_ends)
+    assert loop(ours, other) == plain(loop)(others, other)
+    np.testing.assert_array_equal(ours.table, others.table)
+    ours.table[-1, -1], ours.more[-1] = 11, 2.0
+    assert compiled(at_a_row)(ours, -1) == below_0
 
 
 def rows_of(s: Outer) -> int:

@@ -233,6 +233,23 @@ def test_a_line_that_a_disk_neither_takes_nor_lets_go_of_costs_none_behind_it(
     assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(1, "a"), (2, "c"), (3, "d")]
 
 
+def test_a_line_that_was_cut_off_again_costs_no_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that has got a little room has none for a second copy of them all."""
+    journal = Journal(tmp_path)
+    add(journal, "a")
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(JournalError):
+            add(journal, "b")
+    full_disk(monkeypatch, "core-changes.jsonl")
+    add(journal, "c")
+    assert [(c.sequence, c.cause) for c in Journal(tmp_path).changes] == [(1, "a"), (2, "c")]
+
+
 @pytest.mark.parametrize("full", ["state.json", "core-changes.jsonl"])
 def test_no_change_is_lost_to_a_full_disk_while_they_are_numbered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str

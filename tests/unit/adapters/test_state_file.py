@@ -57,6 +57,24 @@ def test_where_the_earlier_place_is_read_only_and_empty_the_state_is_saved_and_r
     assert state.load() is None
 
 
+@pytest.mark.parametrize("call", ["lstat", "unlink"])
+def test_what_cannot_be_looked_for_or_removed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It would be taken for what was there before, at the next start."""
+
+    def fails(path: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    state = StateFile(str(tmp_path / "state.json"))
+    state.save({"a": 1})
+    with monkeypatch.context() as disk:
+        disk.setattr(os, call, fails)
+        with pytest.raises(ApplicationError, match=r"state\.json cannot be removed: Input/output error"):
+            state.remove()
+    assert state.load() == {"a": 1}
+
+
 def test_a_save_that_fails_half_way_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = StateFile(str(tmp_path / "state.json"))
     state.save({"a": 1})
