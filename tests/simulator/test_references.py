@@ -96,7 +96,8 @@ def test_a_constant_index_counts_from_the_end_of_any_array_and_one_that_is_worke
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, below_0: float
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    inner, outer = (namedtuple(kind.__name__, kind._fields, module=module) for kind in (Inner, Outer))  # type: ignore[misc]
+    make: Any = namedtuple
+    inner, outer = (make(kind.__name__, kind._fields, module=module) for kind in (Inner, Outer))
 
     def made() -> Any:
         held = inner(within(np.arange(4)), np.zeros(4))
