@@ -155,7 +155,9 @@ def _whose_value_is_in(sentence: str, values: Mapping[str, Any]) -> list[str]:
     if taken := [name for name, (host, _, port) in places.items() if has(f"('{host.strip('[]')}', {port}")]:
         return taken
     whole = [name for name, text in texts.items() if isinstance(values[name], Path) or set(text) & set("/:")]
-    found = [name for name in whole if len(texts[name]) > 3 and has(texts[name])]
+    # A short one, like ".", counts where an error has what it is of: quoted, or ahead of a colon.
+    of_it = {name: rf"(?<![^\s'\"]){re.escape(texts[name])}(?=[:'\"])" for name in whole}
+    found = [name for name in whole if (len(texts[name]) > 3 and has(texts[name])) or re.search(of_it[name], sentence)]
     return sorted(found, key=lambda name: len(texts[name]), reverse=True)
 
 

@@ -194,6 +194,8 @@ TAKEN = "[Errno 98] Address already in use (while attempting to bind on address 
         ("[Errno 13] Permission denied: '/srv/agent/state.json'", 4),
         ("[Errno 13] Permission denied: '/srv/agents'", None),
         ("nothing has gone 13 times, 0 or 9101", None),
+        ("cannot read the token file t: No such file or directory", 9),
+        ("what is t is not said", None),
     ],
 )
 def test_a_sentence_is_about_the_option_whose_value_it_has_and_not_by_chance(
