@@ -58,7 +58,8 @@ async def save(connection: LibvirtConnection, domain: str, directory: Path, limi
         await connection.change(domain, lambda d: d.managedSave(0), limit_s)
     except HypervisorError as error:
         late = isinstance(error, HypervisorTimeout)
-        calling_off = [asyncio.create_task(_keep_calling_off(connection, domain))] if late else []
+        name = f"call off the save of {domain}"
+        calling_off = [asyncio.create_task(_keep_calling_off(connection, domain), name=name)] if late else []
         try:
             # An earlier agent's call, or this one in its last moment, may have saved it. One under way is waited for.
             if not await connection.call(lambda c: _is_saved(c.lookupByName(domain)), modifies=domain, limit_s=ABORT_S):

@@ -111,7 +111,7 @@ async def _talk(process: asyncio.subprocess.Process, text: str) -> tuple[bytes, 
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    output = asyncio.ensure_future(process.stdout.read())
+    output = asyncio.create_task(process.stdout.read(), name="read what a program of Slurm prints")
     try:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(text.encode())
@@ -125,6 +125,7 @@ async def _talk(process: asyncio.subprocess.Process, text: str) -> tuple[bytes, 
         found = await output
     finally:
         output.cancel()
+        await asyncio.gather(output, return_exceptions=True)
     await process.wait()
     return found, errors
 
