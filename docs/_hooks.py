@@ -295,9 +295,9 @@ def results() -> str:
         "paper's set-up differs too much for that, [Deflation, claim by claim](deflation.md) says so. Besides: "
         "matching on a real Slurm ends tasks no sooner than Slurm's own choice of the least loaded node. **Withdrawn** "
         "until they are measured again: `als_crossover` of Spark and what it is made of; what an idle agent takes to "
-        "what it took before there were metrics, `agent_to_before`; the agent's time to that of the same calls bare, "
-        "`agent_to_bare` of `cascade`; and what deflation does to a compile's p99, "
-        "`compile_p99` of `cold` ([Benchmarks](benchmarks.md) says why).\n"
+        "what it took before there were metrics, `agent_to_before`; and what deflation does to a compile's p99, "
+        "`compile_p99` of `cold`; for good: the agent's time to that of the same calls bare "
+        "([Benchmarks](benchmarks.md) says why).\n"
     )
     for name, document in files.items():
         machine, found = document["machine"], document["figures"]
