@@ -8,6 +8,9 @@ from ebbtide.deflation.resources import ResourceVector
 from hostagent.errors import HypervisorError, JournalError
 from hostagent.state.journal import Journal
 
+#: What a killed agent's calls end with.
+KILLED = "this agent has been killed"
+
 
 class Fence:
     """Between an agent and all that lasts: after its death nothing of what it does comes through.
@@ -35,7 +38,7 @@ class Fence:
 
     def _check(self) -> None:
         if self.dead:
-            raise HypervisorError("this agent has been killed")
+            raise HypervisorError(KILLED)
 
 
 class FencedJournal(Journal):

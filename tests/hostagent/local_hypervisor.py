@@ -28,6 +28,7 @@ from hostagent.libvirt.hypervisor import (
 )
 from hostagent.state.intents import Before, Intent, Phase
 from tests.hostagent.fake_moves import NoMoves
+from tests.hostagent.local_fence import KILLED as KILLED
 from tests.hostagent.local_fence import Faults as Faults
 from tests.hostagent.local_fence import Fence as Fence
 from tests.hostagent.local_fence import FencedJournal as FencedJournal
