@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from ebbtide.extras import installing
 from ebbtide.messages.enrolment import SUCCESSOR_NAME
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tls import fingerprint, issued_by
@@ -56,7 +57,7 @@ class CertificateAuthority:
             from cryptography import x509
             from cryptography.hazmat.primitives.serialization import load_pem_private_key
         except ImportError:
-            raise AccessError("--ca-key needs the package cryptography: pip install 'ebbtide[certificates]'") from None
+            raise AccessError(f"--ca-key needs the package cryptography: {installing('certificates')}") from None
         try:
             found = x509.load_pem_x509_certificates(certificate.read_bytes())
             names = names_in(own.read_bytes()) if own is not None else frozenset()

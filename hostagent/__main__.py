@@ -14,7 +14,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("libvirt", "psutil"):
             raise
-        sys.exit(f"ebb-hostagent: this needs the package {error.name}: pip install 'ebbtide[host]'")
+        from ebbtide.extras import installing
+
+        sys.exit(f"ebb-hostagent: this needs the package {error.name}: {installing('host')}")
 
 
 if __name__ == "__main__":

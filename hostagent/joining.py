@@ -27,6 +27,7 @@ from urllib.parse import SplitResult, urlsplit
 import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from ebbtide.extras import installing
 from ebbtide.messages.common import Address, Name, problem_in
 from ebbtide.messages.enrolment import Authority, Enrolment, EnrolmentRequest
 from ebbtide.messages.hosts import capacity_of
@@ -385,7 +386,7 @@ def _need_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise HostAgentError("this needs the package cryptography: pip install 'ebbtide[certificates]'") from None
+        raise HostAgentError(f"this needs the package cryptography: {installing('certificates')}") from None
 
 
 def _write(directory: Path, answer: Enrolment) -> None:

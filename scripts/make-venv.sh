@@ -36,6 +36,8 @@ else
     echo "make-venv: requirements.lock is for Python 3.11: installing what the index offers, without hashes" >&2
     # Old pips know no dependency groups.
     install --upgrade "pip>=25.1"
+    # For scripts/packages.sh, which builds with what is here.
+    install setuptools
     install --editable '.[host]'
 fi
 # Tools of development are not pinned.

@@ -7,6 +7,15 @@ set -euo pipefail
 
 python=$(realpath -s "$1")
 bare=${3:-}
+host=yes
+if [ -z "$bare" ] && [ "$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')" != 3.11 ]; then
+    echo "packages: $python is not Python 3.11, which requirements.lock and Debian 12 have: no Debian package for hosts" >&2
+    host=
+fi
+if ! "$python" -c 'import setuptools' 2>/dev/null; then
+    echo "packages: $python has no setuptools: $python -m pip install setuptools" >&2
+    exit 1
+fi
 folder=$(realpath -m "${2:-$(dirname "$0")/../dist}")
 cd "$(dirname "$0")/.."
 export PYTHONPATH=$PWD
@@ -67,8 +76,11 @@ maintainer='Ebbtide maintainers <maintainers@ebbtide.invalid>'
 
 root=$work/guest-deb
 install -d "$root/DEBIAN" "$root/usr/lib/ebbtide-guest" "$root/usr/bin" "$root/lib/systemd/system" \
-    "$root/etc/ebbtide/adapters.d" "$root/etc/ebbtide/preempt.d" "$root/etc/logrotate.d"
+    "$root/etc/ebbtide/adapters.d" "$root/etc/ebbtide/preempt.d" "$root/etc/logrotate.d" \
+    "$root/usr/lib/python3/dist-packages"
 cp -r "$work/guest/guestagent" "$work/guest/app_adapters" "$root/usr/lib/ebbtide-guest/"
+# A service that embeds an adapter imports app_adapters.
+echo /usr/lib/ebbtide-guest >"$root/usr/lib/python3/dist-packages/ebbtide-guest.pth"
 for program in ebb-guestagent:guestagent ebb-adapter:app_adapters; do
     printf '#!/usr/bin/python3\nimport sys\n\nsys.path.insert(0, "/usr/lib/ebbtide-guest")\n\nfrom %s.main import main\n\nsys.exit(main())\n' \
         "${program#*:}" >"$root/usr/bin/${program%:*}"
@@ -88,6 +100,18 @@ Description: Ebbtide inside a guest
 EOF
 wheel "$work/guest"
 
+# $dist becomes the folder's. Nothing else that is there: it may be anybody's.
+deliver() {
+    ls -l "$dist" | awk 'NR > 1 { print $5, $9 }'
+    mkdir -p "$folder"
+    rm -f "$folder"/ebbtide{-,_}*.{whl,tar.gz,deb} "$folder"/ebb-guestagent.{pyz,service}
+    mv "$dist"/* "$folder/"
+}
+if [ -z "$host" ]; then
+    deliver
+    exit
+fi
+
 # Manager, host agent and commands, in a virtual environment of Debian 12's Python with what requirements.lock names.
 root=$work/ebbtide-deb
 home=usr/lib/ebbtide
@@ -103,10 +127,6 @@ for program in ebb:ebbtide.cli.main ebb-manager:cluster_manager.main ebb-hostage
     ln -s "../lib/ebbtide/bin/${program%:*}" "$root/usr/bin/${program%:*}"
 done
 if [ -z "$bare" ]; then
-    if [ "$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")')" != 3.11 ]; then
-        echo "packages: $python is not Python 3.11, which requirements.lock and Debian 12 have" >&2
-        exit 1
-    fi
     pip=("$python" -m pip --quiet --disable-pip-version-check)
     "${pip[@]}" wheel --require-hashes --no-build-isolation --wheel-dir "$work/wheels" --requirement requirements.lock
     # By name, not by file: no path of this machine gets into the package.
@@ -151,8 +171,4 @@ Description: deflate virtual machines instead of killing them
  of a KVM host and gives them back; the command ebb. In a virtual environment
  of their own, for the Python of Debian 12.
 EOF
-ls -l "$dist" | awk 'NR > 1 { print $5, $9 }'
-# Nothing else that is there: the folder may be anybody's.
-mkdir -p "$folder"
-rm -f "$folder"/ebbtide{-,_}*.{whl,tar.gz,deb} "$folder"/ebb-guestagent.{pyz,service}
-mv "$dist"/* "$folder/"
+deliver

@@ -68,7 +68,7 @@ def main() -> int:
             else:
                 answer = {"text": carry_out(request)}
         except ImportError:
-            answer = {"error": "JPype is not installed (pip install 'ebbtide[jmx]')"}
+            answer = {"error": f"JPype is not installed ({sys.executable} -m pip install JPype1)"}
         except BaseException as error:  # Java's exceptions are none of Python's
             answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         answers.write(json.dumps(answer) + "\n")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ebbtide.extras import installing
+
 TABLE = "memcached.csv"
 PICTURE = "memcached.png"
 #: The workload that is drawn.
@@ -73,7 +75,7 @@ def write(rows: Sequence[Row], directory: Path, report: Callable[[str], None]) -
     try:
         return [table, draw(rows, directory / PICTURE)]
     except ImportError:
-        report("no picture: matplotlib is missing (pip install 'ebbtide[bench]')")
+        report(f"no picture: matplotlib is missing ({installing('bench')})")
         return [table]
 
 

@@ -21,6 +21,7 @@ from app_adapters.spark.rest import Cluster, SparkRest
 from app_adapters.spark.workers import Workers
 from benchmarks.figures import BenchmarkFailed
 from benchmarks.host.groups import gone
+from ebbtide.extras import installing
 from ebbtide.lab.cluster import free_ports
 
 #: Two VMs on one machine need two names for what is known by host.
@@ -63,7 +64,7 @@ class SparkHost:
     def __init__(self, directory: Path, cores: float) -> None:
         found = importlib.util.find_spec("pyspark")
         if found is None or not found.submodule_search_locations:
-            raise BenchmarkFailed("pyspark is not installed: pip install 'ebbtide[spark]'")
+            raise BenchmarkFailed(f"pyspark is not installed: {installing('spark')}")
         if not CGROUPS.is_dir():
             raise BenchmarkFailed(f"{CGROUPS} is not there: this benchmark throttles by control groups of version 1")
         self.cores = cores

@@ -21,6 +21,7 @@ import numpy as np
 from benchmarks.figures import BenchmarkFailed, Figure, Figures, ratios
 from benchmarks.passes import Pass
 from benchmarks.simulating.simulator_run import JOB_CORES
+from ebbtide.extras import installing
 from ebbtide.simulator.generators.quantiles import SURF_HALF_YEAR
 
 CORES: Final = 240
@@ -44,7 +45,7 @@ discipline = "strict"
 def measure(how: Pass) -> Figures:
     """Empty, and said so, where AccaSim is not installed. Raises BenchmarkFailed."""
     if importlib.util.find_spec("accasim") is None:
-        how.report("no peer: AccaSim is not installed (pip install 'ebbtide[bench]')")
+        how.report(f"no peer: AccaSim is not installed ({installing('bench')})")
         return {}
     figures: Figures = {}
     with tempfile.TemporaryDirectory() as place:

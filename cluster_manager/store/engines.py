@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from cluster_manager.errors import StoreError
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.postgresql import connect
+from ebbtide.extras import installing
 
 #: So many queries are at work at a time: the pool keeps a connection for each, and for a write, which never waits.
 MOST_READS: Final = 10
@@ -44,7 +45,7 @@ def engine_of(database: Database) -> AsyncEngine:
                 max_overflow=4,
             )
         except ImportError as error:
-            raise StoreError("a PostgreSQL store needs psycopg: pip install 'ebbtide[postgresql]'") from error
+            raise StoreError(f"a PostgreSQL store needs psycopg: {installing('postgresql')}") from error
     engine = create_async_engine(f"sqlite+aiosqlite:///{database}", connect_args={"timeout": BUSY_S})
     event.listen(engine.sync_engine, "connect", _set_pragmas)
     event.listen(engine.sync_engine, "begin", _begin)

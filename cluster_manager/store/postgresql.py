@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cluster_manager.errors import StoreError
 from cluster_manager.store.database import PostgreSQL
+from ebbtide.extras import installing
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -84,7 +85,7 @@ def options_of(database: PostgreSQL, name: str) -> dict[str, Any]:
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
     except ImportError as error:
-        raise StoreError("a PostgreSQL store needs psycopg: pip install 'ebbtide[postgresql]'") from error
+        raise StoreError(f"a PostgreSQL store needs psycopg: {installing('postgresql')}") from error
     try:
         given = conninfo_to_dict(database.url)
     except psycopg.Error as error:

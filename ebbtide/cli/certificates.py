@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cluster_manager.authority import CertificateAuthority, signed
 from ebbtide.errors import EbbError
+from ebbtide.extras import installing
 from ebbtide.files import replacing
 from ebbtide.lab.state import write_private
 from ebbtide.messages.common import Name
@@ -294,4 +295,4 @@ def _need_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise EbbError("this needs the package cryptography: pip install 'ebbtide[certificates]'") from None
+        raise EbbError(f"this needs the package cryptography: {installing('certificates')}") from None

@@ -25,13 +25,14 @@ from cluster_manager.options import ManagerOptions
 from cluster_manager.privileges import SERVICE_USER
 from ebbtide.cli.doctor_certificates import certificates
 from ebbtide.cli.findings import Finding
+from ebbtide.extras import installing
 from ebbtide.lab import kvm_device, paths, services
 from ebbtide.lab.errors import LabError
 from hostagent.limits.cgroups import cgroup_layout, kernel_lacks_quotas, own_mountinfo
 from hostagent.mechanisms.accelerator import probe_accelerator
 from hostagent.options import HostAgentOptions, is_unnamed
 
-SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SEARCH_PATH = services.SEARCH_PATH
 #: Programs, the Debian packages that hold them, and what needs them; a lab needs what a host needs, too.
 PROGRAMS = {
     "qemu-system-x86_64": ("qemu-system-x86", "host"),
@@ -155,10 +156,17 @@ def _programs(purposes: frozenset[str]) -> list[Finding]:
                 ok=path is not None,
                 needed=purpose in purposes,
                 detail=path or f"not installed; a {purpose} needs it",
-                fix=None if path else f"apt-get install {package}",
+                fix=None if path else _installing(package),
             )
         )
     return findings
+
+
+def _installing(packages: str) -> str:
+    """How Debian's packages are installed, or what else is to be."""
+    if shutil.which("apt-get", path=SEARCH_PATH):
+        return f"apt-get install {packages}"
+    return f"install what Debian's {packages} {'have' if ' ' in packages else 'has'}"
 
 
 def _bindings(facts: dict[str, Any], *, needed: bool) -> Finding:
@@ -170,14 +178,15 @@ def _bindings(facts: dict[str, Any], *, needed: bool) -> Finding:
         ok=found,
         needed=needed,
         detail=version or "not installed",
-        fix=None if found else "apt-get install libvirt-dev pkg-config gcc python3-dev && pip install libvirt-python",
+        fix=None if found else f"{_installing('libvirt-dev pkg-config gcc python3-dev')}; then {installing('host')}",
     )
 
 
 def _libvirt(facts: dict[str, Any], *, lab: bool) -> Finding:
     running = services.LIBVIRTD.answers()
     version = None
-    detail = "not running; " + ("`ebb lab up` starts it" if lab else "systemctl start libvirtd")
+    start = "`ebb lab up` starts it" if lab else f"systemctl start {services.libvirts_unit(SEARCH_PATH)}"
+    detail = f"not running; {start}"
     if running:
         try:
             connection = services.open_libvirt("qemu:///system")

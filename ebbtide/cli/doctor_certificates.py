@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cluster_manager.options import ManagerOptions
 from ebbtide.cli.certificates import DAYS
 from ebbtide.cli.findings import Finding
+from ebbtide.extras import installing
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.options import read_file
 from ebbtide.rest.tls import issued_by
@@ -83,7 +84,7 @@ def _cas(options: Mapping[str, Any]) -> list[x509.Certificate]:
 
 def _unread(name: str, path: Path, error: Exception) -> Finding:
     if isinstance(error, ImportError):
-        fix = "pip install 'ebbtide[certificates]'"
+        fix = installing("certificates")
         return Finding(name=name, ok=False, needed=False, detail=f"{path} needs the package cryptography", fix=fix)
     why = getattr(error, "strerror", None) or str(error)
     return Finding(name=name, ok=False, needed=False, detail=f"{path} cannot be read: {why}")

@@ -18,6 +18,7 @@ from ebbtide.cli.commands.options import Interrupted, WrongCall, taken_apart
 from ebbtide.cli.managers import CONTEXT, CONTEXT_TYPED, TLS_FILES
 from ebbtide.cli.output import guard_output, print_error
 from ebbtide.errors import EbbError
+from ebbtide.extras import installing
 
 #: Each command: its words, its function in `ebbtide.cli.commands` (whose docstring is its help), an example.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
@@ -339,7 +340,7 @@ def _guarded(work: Callable[[], object]) -> int:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRAS:
             raise
-        print_error(f"this needs the package {error.name}: pip install 'ebbtide[{_EXTRAS[error.name]}]'")
+        print_error(f"this needs the package {error.name}: {installing(_EXTRAS[error.name])}")
         return 1
     except TimeoutError:
         print_error("the operation did not end in time; it goes on, see `ebb plan list`")

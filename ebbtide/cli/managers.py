@@ -62,7 +62,9 @@ def client_of(manager: str | None, token_file: Path | None) -> ManagerClient:
         raise EbbError(f"the token file {token_file} is no text") from error
     if not token or any(c.isspace() or not c.isprintable() for c in token):
         raise EbbError(f"the token file {token_file} must hold one word")
-    client = ManagerClient(manager, token, tls=TLSFiles(*tls).context())
+    # One without TLS needs none of the files, which may be there for another manager.
+    files = TLSFiles(*tls) if any(url.strip().startswith("https:") for url in manager.split(",")) else TLSFiles()
+    client = ManagerClient(manager, token, tls=files.context())
     check_protected(manager)
     return client
 

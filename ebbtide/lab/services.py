@@ -19,6 +19,9 @@ from ebbtide.lab.errors import LabError
 from ebbtide.lab.namespace import inside
 from ebbtide.lab.state import LabState, Process, make_open_directory
 
+#: Of programs of root, whoever asks.
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 SYSTEMD = Path("/run/systemd/system")
 BRIDGE = Path("/sys/class/net/virbr0")
 NETWORK = "default"
@@ -59,6 +62,15 @@ LIBVIRTD = Service(
 SERVICES = (DBUS, VIRTLOGD, LIBVIRTD)
 
 
+def libvirts_unit(path: str = SEARCH_PATH) -> str:
+    """What systemd starts: the modular daemon's socket, where that has taken libvirtd's place.
+
+    :param path: where programs are looked for.
+    """
+    modular = shutil.which("virtqemud", path=path) and not shutil.which("libvirtd", path=path)
+    return "virtqemud.socket" if modular else "libvirtd"
+
+
 def ensure_services(state: LabState, logs: Path, save: Callable[[], None], report: Callable[[str], None]) -> None:
     """Make libvirt answer; what had to be started stands in ``state.services`` afterwards.
 
@@ -68,8 +80,9 @@ def ensure_services(state: LabState, logs: Path, save: Callable[[], None], repor
     if LIBVIRTD.answers():
         return
     if SYSTEMD.is_dir():
-        report("starting libvirtd through systemd")
-        _systemctl("start", "libvirtd")
+        unit = libvirts_unit()
+        report(f"starting {unit} through systemd")
+        _systemctl("start", unit)
         _await(LIBVIRTD, None, None)
         return
     if state.kvm_before is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ebbtide.errors import EbbError
+from ebbtide.extras import installing
 
 
 class SimulatorError(EbbError):
@@ -53,7 +54,7 @@ class MissingExtra(SimulatorError, ImportError):
     """
 
     def __init__(self, package: str, extra: str, needed_by: str) -> None:
-        super().__init__(f"{needed_by} need {package}, which is not installed: pip install 'ebbtide[{extra}]'")
+        super().__init__(f"{needed_by} need {package}, which is not installed: {installing(extra)}")
 
 
 class ConservationBroken(SimulatorError):

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from ebbtide.extras import installing
 from ebbtide.rest.errors import AccessError
 from ebbtide.tracing.spans import record_to
 
@@ -33,7 +34,7 @@ def check_tracing(wanted: bool, environ: Mapping[str, str] = os.environ) -> None
     if not wanted:
         return
     if not all(_is_there(module) for module in _NEEDED):
-        raise AccessError("--tracing needs the extra otel, which is not installed: pip install 'ebbtide[otel]'")
+        raise AccessError(f"--tracing needs the extra otel, which is not installed: {installing('otel')}")
     exporter = environ.get("OTEL_TRACES_EXPORTER", "") or "otlp"
     if exporter not in ("otlp", "none"):
         raise AccessError(f"OTEL_TRACES_EXPORTER must be otlp or none, but is {exporter[:80]!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.extras import installing
 from ebbtide.lab.state import write_private
 
 #: As `import` answers for a package that is not installed.
@@ -95,7 +97,7 @@ def test_a_simulation_imports_nothing_before_its_cases_are_checked_that_only_its
 def test_a_command_that_needs_an_extra_names_it(arguments: tuple[str, ...]) -> None:
     found = run(EBB, *arguments)
     assert found.returncode == 1
-    assert "pip install 'ebbtide[host]'" in found.stderr
+    assert installing("host") in found.stderr
     assert "Traceback" not in found.stderr
 
 
@@ -103,7 +105,7 @@ def test_the_host_agent_names_its_extra() -> None:
     needed = ("--id", "host-a", "--capacity", "auto", "--token-file", "token")
     found = run("from hostagent.__main__ import main; main()", *needed)
     assert (found.returncode, found.stdout) == (1, "")
-    assert "pip install 'ebbtide[host]'" in found.stderr
+    assert installing("host") in found.stderr
 
 
 @pytest.mark.parametrize(
@@ -118,3 +120,23 @@ def test_each_command_says_its_version(code: str) -> None:
     found = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True)
     assert found.returncode == 0
     assert found.stdout.split()[-1] == version("ebbtide")
+
+
+def test_nobody_is_told_to_install_what_anybody_may_have_called_ebbtide() -> None:
+    """No index has Ebbtide: whoever registered the name there would be installed, often as root."""
+    root = Path(__file__).parents[2]
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout
+    told = re.compile(r"pip install[^\n`]*[ '\"]ebbtide(\[|['\"` \n])")
+    found, no_advice = [], ("CHANGELOG.md", "tests/cli/test_core_alone.py")
+    for name in filter(None, files.split("\0")):
+        if name.endswith((".py", ".md", ".sh", ".yml")) and name not in no_advice:
+            found += [(name, one.group()) for one in told.finditer((root / name).read_text(encoding="utf-8"))]
+    assert not found
+
+
+def test_an_extra_is_installed_by_the_names_of_what_it_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert installing("certificates") == f"{sys.executable} -m pip install 'cryptography>=42'"
+    assert installing("otel").count("opentelemetry") == 2
+    assert installing("no-such") == "what the extra no-such lists in pyproject.toml"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert installing("jmx") == f"python3 -m pip --python {sys.executable} install 'jpype1>=1.5'"

@@ -17,6 +17,7 @@ from ebbtide.cli.commands import doctor as command
 from ebbtide.cli.doctor import Diagnosis
 from ebbtide.cli.findings import Finding
 from ebbtide.cli.main import app
+from ebbtide.extras import installing
 from tests.rest.pki import Pki
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -183,7 +184,7 @@ def test_what_cannot_be_looked_at_is_a_note(machine: Machine, monkeypatch: pytes
         return importing(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert machine.found(1)[0].fix == "pip install 'ebbtide[certificates]'"
+    assert machine.found(1)[0].fix == installing("certificates")
     machine.manager.unlink()
     machine.agent.unlink()
     assert machine.found(1) == []

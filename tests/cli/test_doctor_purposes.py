@@ -8,6 +8,7 @@ import pytest
 
 from ebbtide.cli import doctor
 from ebbtide.cli.doctor import Diagnosis
+from ebbtide.lab import services
 from ebbtide.lab.cluster import DEFAULT_HOSTS
 from ebbtide.rest.options import example_of
 from hostagent.options import HostAgentOptions
@@ -52,6 +53,8 @@ def diagnosis(directory: Path, manager: str | None, agent: str | None) -> Diagno
 def test_what_a_machine_is_not_for_is_missed_as_a_note(
     bare: Path, manager: str | None, agent: str | None, said: str, missing: set[str]
 ) -> None:
+    (bare / "bin").mkdir()
+    (bare / "bin" / "apt-get").touch(0o755)
     found = diagnosis(bare, manager, agent)
     programs = {one.name: one for one in found.findings if one.name in LAB_ONLY | QEMU_AND_LIBVIRT}
     assert found.findings[0].detail.startswith(said)
@@ -66,11 +69,20 @@ def test_a_manager_alone_misses_nothing(bare: Path) -> None:
     assert diagnosis(bare, "", EXAMPLE).problem == ""
 
 
-def test_libvirts_modular_daemon_is_as_good_as_libvirtd(bare: Path) -> None:
+def test_libvirts_modular_daemon_is_as_good_as_libvirtd(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bare / "bin").mkdir()
     (bare / "bin" / "virtqemud").touch(0o755)
+    monkeypatch.setattr(services.Service, "answers", lambda self: False)
     found = {one.name: one for one in diagnosis(bare, None, 'id = "host-a"').findings}
     assert (found["libvirtd"].ok, found["libvirtd"].detail) == (True, f"{bare}/bin/virtqemud")
+    assert found["libvirt"].detail.endswith("systemctl start virtqemud.socket")
+
+
+def test_a_system_without_apt_is_told_what_debians_packages_are_called(bare: Path) -> None:
+    found = diagnosis(bare, None, 'id = "host-a"').findings
+    fixes = [one.fix for one in found if one.fix is not None]
+    assert "install what Debian's qemu-utils has" in fixes
+    assert not any("apt-get" in fix for fix in fixes)
 
 
 def test_files_of_the_daemons_that_other_users_can_read_are_found_without_a_lab(bare: Path) -> None:

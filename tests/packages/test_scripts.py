@@ -322,8 +322,27 @@ def test_packages_that_cannot_be_built_leave_the_folder_as_it_was(tmp_path: Path
     assert sorted(path.name for path in folder.iterdir()) == ["ebbtide_1.1_amd64.deb", "letters.txt"]
 
 
+@pytest.mark.parametrize(
+    ("version", "there", "said"),
+    [
+        ("3.13", "1", "is not Python 3.11, which requirements.lock and Debian 12 have: no Debian package for hosts"),
+        ("3.11", "1", "has no setuptools: "),
+    ],
+)
+def test_a_python_that_cannot_build_is_told_before_anything_is_built(
+    tmp_path: Path, version: str, there: str, said: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncase $2 in *version_info*) echo {version} ;; *) exit {there} ;; esac\n")
+    python.chmod(0o755)
+    done = subprocess.run(["bash", PACKAGES, python, tmp_path / "dist"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
+    assert f"{python} -m pip install setuptools" in done.stderr.splitlines()[-1]
+
+
 def test_packages_take_the_place_of_those_of_before_and_of_nothing_else(tmp_path: Path) -> None:
-    """By the end of the script, which has built them by then."""
+    """By what the script ends with."""
     built, folder = tmp_path / "built", tmp_path / "a folder"
     others = ["ebbtide-notes.txt", "letters.txt"]
     before = ["ebb-guestagent.pyz", "ebbtide-1.1-py3-none-any.whl", "ebbtide-1.1.tar.gz", "ebbtide-guest_1.1_all.deb"]
@@ -331,8 +350,8 @@ def test_packages_take_the_place_of_those_of_before_and_of_nothing_else(tmp_path
         place.mkdir()
         for name in names:
             (place / name).write_text(place.name)
-    end = PACKAGES.read_text(encoding="utf-8").partition('ls -l "$dist"')[2]
-    script = f'set -euo pipefail; dist=$1 folder=$2; ls "$dist"{end}'
+    function = PACKAGES.read_text(encoding="utf-8").partition("\ndeliver() {\n")[2].partition("\n}\n")[0]
+    script = f"set -euo pipefail; dist=$1 folder=$2\n{function}\n"
     subprocess.run(["bash", "-c", script, "end", built, folder], check=True, stdout=subprocess.DEVNULL)
     assert sorted(path.name for path in folder.iterdir()) == sorted(["ebb-guestagent.pyz", "ebbtide_1.2.deb", *others])
     assert (folder / "ebb-guestagent.pyz").read_text() == "built"

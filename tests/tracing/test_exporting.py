@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 import cluster_manager.main as manager
 import hostagent.main as host_agent
+from ebbtide.extras import installing
 from ebbtide.lab.state import write_private
 from ebbtide.rest.errors import AccessError
 from ebbtide.tracing import spans
@@ -24,7 +25,7 @@ from ebbtide.tracing.spans import operation, span, within
 from tests.tracing.collector import collecting
 from tests.waiting import until
 
-MISSING = "--tracing needs the extra otel, which is not installed: pip install 'ebbtide[otel]'"
+MISSING = f"--tracing needs the extra otel, which is not installed: {installing('otel')}"
 
 
 @pytest.fixture(autouse=True)

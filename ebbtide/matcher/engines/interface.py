@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from ebbtide.extras import installing
 from ebbtide.matcher.engines.settings import EngineSettings, checked
 from ebbtide.matcher.errors import EngineSettingsError
 from ebbtide.matcher.match.attempts import Look
@@ -79,6 +80,6 @@ def engine_of(settings: EngineSettings) -> Engine | None:
         try:
             from ebbtide.matcher.engines.dask import Dask
         except ImportError as error:
-            raise EngineSettingsError("engine dask needs distributed: pip install 'ebbtide[dask]'") from error
+            raise EngineSettingsError(f"engine dask needs distributed: {installing('dask')}") from error
         return Dask(settings)
     return None

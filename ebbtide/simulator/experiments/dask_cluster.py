@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ebbtide.extras import installing
 from ebbtide.simulator.errors import ExperimentError
 from ebbtide.simulator.experiments import code
 from ebbtide.simulator.experiments.experiment import Run
@@ -29,7 +30,7 @@ def events(address: str, model: str, prepared: Any, runs: Sequence[Run]) -> Iter
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError as error:
-        raise ExperimentError("dask", "needs the extra: pip install 'ebbtide[dask]'") from error
+        raise ExperimentError("dask", f"needs the extra: {installing('dask')}") from error
     try:
         client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:

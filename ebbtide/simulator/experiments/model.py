@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ebbtide.extras import installing
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.shared import keep_reading, reading
 from ebbtide.simulator.inputs.batches import Batch
@@ -223,7 +224,7 @@ def model_named(name: str) -> Model[Any]:
         missing = error.name or module_name
         if module_name == missing or module_name.startswith(f"{missing}."):
             raise InvalidParameter("model", f"{name!r} is not there: there is no module {missing}") from error
-        raise InvalidParameter("model", f"{name!r} needs {missing}: pip install 'ebbtide[sim]'") from error
+        raise InvalidParameter("model", f"{name!r} needs {missing}: {installing('sim')}") from error
     except AttributeError as error:
         raise InvalidParameter("model", f"{name!r} is not there: {error}") from error
     return found

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from ebbtide.extras import installing
 from ebbtide.simulator.experiments import drawing
 from ebbtide.simulator.experiments.experiment import BOUND, ERROR, RUN_S, SEED, Plot, Value, shown
 from ebbtide.simulator.experiments.finished import write_whole
@@ -107,7 +108,7 @@ def _plot(results: Results, plot: Plot, number: int) -> Iterator[str]:
         picture = drawing.svg(results, plot)
     except ImportError:
         picture = None
-        yield "<p>No picture: matplotlib is missing (pip install 'ebbtide[sim]').</p>"
+        yield f"<p>No picture: matplotlib is missing ({escape(installing('sim'))}).</p>"
     if picture is not None:
         # As an image, so that names in one picture cannot meet those in another.
         content = base64.b64encode(picture.encode()).decode()

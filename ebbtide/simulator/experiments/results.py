@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ebbtide.extras import installing
 from ebbtide.simulator.errors import ExperimentError
 from ebbtide.simulator.experiments.experiment import BOUND, ERROR, RUN_S, SEED, Run, Value
 from ebbtide.simulator.experiments.finished import Finished, write_whole
@@ -220,7 +221,7 @@ def load(directory: str | Path) -> Results:
 def require_pyarrow() -> None:
     """:raises ExperimentError: it is missing; better said before the first run than after the last."""
     if not Later("pyarrow"):
-        raise ExperimentError("results", "need pyarrow: pip install 'ebbtide[sim]'")
+        raise ExperimentError("results", f"need pyarrow: {installing('sim')}")
 
 
 def _axis(values: list[Value]) -> Column:
@@ -263,7 +264,7 @@ def _arrow(columns: Mapping[str, Column]) -> Any:
     try:
         import pyarrow
     except ImportError as error:
-        raise ExperimentError("results", "need pyarrow: pip install 'ebbtide[sim]'") from error
+        raise ExperimentError("results", f"need pyarrow: {installing('sim')}") from error
     arrays = {}
     for name, values in columns.items():
         arrays[name] = pyarrow.array(values.tolist(), pyarrow.string()) if values.dtype.kind == "U" else values
@@ -284,7 +285,7 @@ def _read(path: Path) -> dict[str, Column]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ExperimentError("results", "need pyarrow: pip install 'ebbtide[sim]'") from error
+        raise ExperimentError("results", f"need pyarrow: {installing('sim')}") from error
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
