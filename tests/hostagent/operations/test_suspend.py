@@ -12,8 +12,8 @@ import pytest
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.commands import Command as Deletion
 from hostagent.control.overcommitment import Overcommitment
-from hostagent.errors import JournalError
-from hostagent.libvirt.hypervisor import Saved
+from hostagent.errors import HypervisorTimeout, JournalError
+from hostagent.libvirt.hypervisor import Saved, ToSave
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
@@ -133,6 +133,42 @@ async def test_a_save_that_fails_ends_as_a_stop(
     stopped = await suspend(command)
     assert "it was not suspended: no space left on device; its guest powered off" in stopped.sentence
     assert (await report(client)).vms[0].saved_mib is None
+
+
+async def test_a_disk_that_is_too_slow_is_found_out_and_leaves_the_guest_time_to_power_off(
+    command: Command, host: Host, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    async def large(domain: str) -> ToSave:
+        return ToSave(4000.0, 4096.0, 1e6)
+
+    async def too_slow(domain: str, limit_s: float) -> Saved:
+        limits.append(limit_s)
+        raise HypervisorTimeout(f"libvirt did not answer within {limit_s:g} s")
+
+    monkeypatch.setattr(host.hypervisor, "to_save", large)
+    monkeypatch.setattr(host.hypervisor, "save", too_slow)
+    stopped = await suspend(command, 300.0)
+    assert "it was not suspended: libvirt did not answer" in stopped.sentence
+    assert "its guest powered off" in stopped.sentence
+    assert 190 < limits[0] <= 200, "the last third of the notice is for the power-off"
+    body = {"request_id": "p2", "limit_s": 300.0, "reason": "shortfall", "suspend": True}
+    stopped = await command("POST", "/v1/vms/low-2/stop", body)
+    assert len(limits) == 1, "it is not tried again with as much"
+    assert "it was not suspended: saving its 4000 MiB may take" in stopped.sentence
+    assert "at 20 MiB/s" in stopped.sentence
+
+
+async def test_a_guest_whose_save_took_all_of_the_notice_is_still_asked_to_power_off(
+    command: Command, host: Host, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(domain: str, limit_s: float) -> Saved:
+        monkeypatch.setattr("hostagent.operations.ending.left", lambda until: 0.0)
+        raise HypervisorTimeout(f"libvirt did not answer within {limit_s:g} s")
+
+    monkeypatch.setattr(host.hypervisor, "save", late)
+    assert "its guest powered off within 5 s" in (await suspend(command)).sentence
 
 
 async def test_a_start_that_fails_saves_it_again(
