@@ -253,6 +253,8 @@ class LibvirtHypervisor:
             if intent.redefine:
                 await self.redefine(domain, intent)
             await self.prepare_start(domain, intent.committed.vector())
+        else:
+            await saving.lift_limit(self._connection, domain)
         limit_s = START_S + (saved_mib or 0.0) / RESTORE_MIB_S
         await self._connection.change(domain, lambda d: d.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED), limit_s)
 
