@@ -480,3 +480,34 @@ async def test_a_notice_is_not_over_while_its_calling_off_is_being_stored(
     assert (await calling).status == 202
     ended = await (await client.get("/v1/operations/p", params={"wait_s": "20"})).json()
     assert (ended["state"], world.domains[LOW].state) == ("partial", "running")
+
+
+async def test_a_guest_that_goes_on_from_a_snapshot_of_its_notice_is_told_that_this_is_over(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    """Reverted past us: nothing but the guest knows of the notice."""
+    world.domains[LOW].notice = "p"
+    host.vms["low-1"].request_check()
+    await until(lambda: world.withdrawn == ["p"], limit_s=30)
+    assert world.domains[LOW].notice == ""
+
+
+async def test_a_guest_that_says_for_ever_that_it_has_a_notice_is_not_told_for_ever(
+    command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm = host.vms["low-1"]
+    world.domains[LOW].notice = "of its own"
+
+    def keeps(domain: Domain, params: dict[str, Any]) -> dict[str, Any]:
+        world.withdrawn.append(params["request_id"])
+        return {"known": True}
+
+    monkeypatch.setattr(world, "_withdrawn", keeps)
+    vm.request_check()
+    await until(lambda: world.withdrawn == ["of its own"], limit_s=30)
+    for _ in range(2):
+        looks = vm.drift_repair.looks
+        vm.request_check()
+        await until(lambda: vm.drift_repair.looks > looks, limit_s=30)  # noqa: B023
+    assert vm.link.notice == "of its own"
+    assert world.withdrawn == ["of its own"]
