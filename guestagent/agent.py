@@ -319,6 +319,7 @@ class Agent:
             cpus=self._cpus.status(brief),
             applications=[] if brief else self._applications.sizes(),
             cold_blocked=self._cold.blocked(),
+            notice=self._preemption.request_id(),
             **(state or memory_state(self._memory)),
         )
 

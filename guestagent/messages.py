@@ -82,7 +82,7 @@ class StatusResult:
     """Answer to `status`; `pressure` is null where the kernel has no pressure stall information.
 
     A brief one leaves `cpus.unpluggable` and `applications` empty. `cold_blocked`: why no cold pages are made free;
-    empty where they are.
+    empty where they are. `notice`: the request id of the notice of preemption that this guest has; empty: none.
     """
 
     boot_id: str
@@ -95,6 +95,7 @@ class StatusResult:
     swap_out_pages: int | None
     applications: list[ApplicationSize]
     cold_blocked: str
+    notice: str
 
 
 @dataclass

@@ -186,6 +186,13 @@ class Preemption:
             named = {name: str(written.get(name, "")) for name in ("request_id", "kind", "reason")}
             return {**named, "seconds_left": round(max(left_s, 0.0), 1)}
 
+    def request_id(self) -> str:
+        """Of the notice that this guest has, which its host may know nothing of; empty: it has none.
+
+        Without the lock: programs that are being started keep nobody from asking.
+        """
+        return str((self._written() or {}).get("request_id", ""))
+
     def _written(self) -> dict[str, Any] | None:
         if self._unwritten is not None:
             return self._unwritten

@@ -26,6 +26,7 @@ from hostagent.operations.agent import Agent
 from hostagent.options import HostAgentOptions, address_of, own_capacity, url_of
 from hostagent.service import give_back, serve
 from hostagent.state.files import alone_to_the_end_in, make_parents
+from hostagent.state.host_boot import HostBoot
 from hostagent.state.journal import Journal
 from hostagent.vm.host import Host, Slice
 
@@ -117,7 +118,8 @@ async def _agent(options: HostAgentOptions, access: AccessSettings) -> Agent:
     part = Slice(options.id, url, capacity, kind, overhead, options.reserve_mib, emulated)
     directories = {"state": options.state_dir, "disks": options.disk_dir, "saved": options.save_dir}
     journal = await asyncio.to_thread(Journal, options.state_dir, bool(options.manager))
-    host = Host(part, LibvirtHypervisor(settings), journal, directories=directories)
+    boot = await asyncio.to_thread(HostBoot.read)
+    host = Host(part, LibvirtHypervisor(settings), journal, directories=directories, boot=boot)
     if why := kernel_lacks_quotas(own_mountinfo()):
         log.warning("VMs cannot be held to their size of CPU on this host", why=why)
     log.info("starting", host=options.id, capacity=str(capacity), accelerator=kind, why=reason)

@@ -134,6 +134,8 @@ class GuestStatus(MemoryState):
     applications: Annotated[list[GuestApplication], Field(max_length=64)] = []
     #: Why the guest makes no cold pages free, empty where it does; None: a guest agent that does not know how to.
     cold_blocked: Text | None = None
+    #: The request id of the notice of preemption that it has; empty: none, or an agent that does not say.
+    notice: Text = ""
 
 
 class PressureNotice(MemoryState):

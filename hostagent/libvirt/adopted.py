@@ -32,7 +32,7 @@ from hostagent.libvirt.libvirt_readings import (
 )
 from hostagent.libvirt.plugged import Plugged, request_at_start
 from hostagent.libvirt_connection import LibvirtConnection
-from hostagent.limits import burst
+from hostagent.limits import burst, cgroups
 from hostagent.mechanisms.layers import pins_memory
 from hostagent.state import intents
 from hostagent.state.files import replace
@@ -299,6 +299,7 @@ def _give_back(connection: Any, name: str, before: Before) -> None:
     domain = connection.lookupByName(name)
     flags = affected(domain)
     burst.drop(name)
+    version = cgroups.cpu_version(cgroups.own_mountinfo())
     # One after the other: the binding reads the present ones by the same flags, and only one may be read.
     for flag, was in ((_LIVE, before), (_CONFIG, before.definition or before)):
         if not flag & flags:
@@ -307,7 +308,7 @@ def _give_back(connection: Any, name: str, before: Before) -> None:
         restore_periods(domain, was, flag)
         # A definition without shares has none of ours either: they cannot be taken out again, so those of now stand.
         if (shares := was.cpu_shares or before.cpu_shares) is not None:
-            domain.setSchedulerParametersFlags({"cpu_shares": shares}, flag)
+            domain.setSchedulerParametersFlags({"cpu_shares": _as_now(shares, before, version)}, flag)
     if before.requested_mib is not None and flags & _CONFIG:
         # Each size that it had was written there.
         definition = ElementTree.fromstring(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
@@ -319,3 +320,17 @@ def _give_back(connection: Any, name: str, before: Before) -> None:
     except libvirt.libvirtError as error:
         if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN_METADATA:
             raise
+
+
+def _as_now(shares: int, before: Before, version: int | None) -> int:
+    """Shares that were noted, perhaps under the other version of control groups, as they count under this one.
+
+    :param version: None: the host has no such groups.
+    """
+    if version is None:
+        return shares
+    is_set = before.definition is not None and before.definition.cpu_shares is not None
+    if not is_set and shares in cgroups.DEFAULT_SHARES.values():
+        return cgroups.DEFAULT_SHARES[version]
+    # What an owner has set libvirt takes as it stands, and refuses what is too much.
+    return min(shares, cgroups.MOST_SHARES[version])

@@ -110,6 +110,8 @@ class DomainState:
     intent: Intent
     #: Whether its guest is emulated, whatever new VMs of this host run under.
     emulated: bool = False
+    #: Whether it goes on where it was saved, started by another program.
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from hostagent.libvirt import disks, plugged, saving
 from hostagent.libvirt.adopted import LibvirtAdoption
 from hostagent.libvirt.definitions import Definitions, inactive_xml
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary, Saved, ToSave, domain_name
-from hostagent.libvirt.libvirt_readings import STATES, affected, limit_cpu, state_of, summary_of
+from hostagent.libvirt.libvirt_readings import STATES, affected, limit_cpu, summary_of
 from hostagent.libvirt.moves import LibvirtMoves
 from hostagent.libvirt.qemu_agent import QemuAgents
 from hostagent.libvirt.settings import LibvirtSettings
@@ -139,7 +139,10 @@ class LibvirtHypervisor:
                     intent, defined = self._ours(domain)
                     if intent is not None:
                         emulated = ElementTree.fromstring(domain.XMLDesc()).get("type") == "qemu"
-                        found.append(DomainState(domain.name(), state_of(domain), intent, emulated))
+                        state, reason = domain.state()
+                        goes_on = (state, reason) == (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_RESTORED)
+                        said = STATES.get(state, "stopped")
+                        found.append(DomainState(domain.name(), said, intent, emulated, goes_on))
                         undefined += [] if defined else [domain.name()]
                 except libvirt.libvirtError as error:
                     if error.get_error_code() not in (
@@ -250,6 +253,8 @@ class LibvirtHypervisor:
             if intent.redefine:
                 await self.redefine(domain, intent)
             await self.prepare_start(domain, intent.committed.vector())
+        else:
+            await saving.lift_limit(self._connection, domain)
         limit_s = START_S + (saved_mib or 0.0) / RESTORE_MIB_S
         await self._connection.change(domain, lambda d: d.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED), limit_s)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from hostagent.libvirt.libvirt_readings import reading_of, state_of
 from hostagent.libvirt_connection import LibvirtConnection
 from hostagent.limits.cgroups import MIB, CgroupError
 from hostagent.limits.footprints import guest_resident_mib
+from hostagent.limits.memory_limit import OURS
 
 #: How long a save that was called off may take to end, seconds.
 ABORT_S: Final = 60.0
@@ -68,7 +70,33 @@ async def save(connection: LibvirtConnection, domain: str, directory: Path, limi
             for task in calling_off:
                 task.cancel()
             await asyncio.gather(*calling_off, return_exceptions=True)
-    return Saved(_size_mib(directory, domain), time.monotonic() - began)
+    saved = Saved(_size_mib(directory, domain), time.monotonic() - began)
+    # For a start past us: ours does it again.
+    with contextlib.suppress(HypervisorError):
+        await lift_limit(connection, domain)
+    return saved
+
+
+async def lift_limit(connection: LibvirtConnection, domain: str) -> None:
+    """Take a memory limit of ours out of what is saved of a domain.
+
+    libvirt saves the limit of that time with it, and sets it before the memory is read: the swap that backed it may be
+    another's by then, or not be there.
+
+    :raises HypervisorError: what is saved could not be read or changed.
+    """
+
+    def lift(d: Any) -> None:
+        root = ElementTree.fromstring(d.managedSaveGetXMLDesc(libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE))
+        memtune = root.find("memtune")
+        if memtune is None or (limit := memtune.find("hard_limit")) is None:
+            return
+        memtune.remove(limit)
+        d.managedSaveDefineXML(ElementTree.tostring(root, encoding="unicode"))
+
+    # That of a domain which was not made here is its owner's.
+    if domain.startswith(OURS):
+        await connection.change(domain, lift)
 
 
 async def _keep_calling_off(connection: LibvirtConnection, domain: str) -> None:

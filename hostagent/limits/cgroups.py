@@ -28,6 +28,9 @@ _MARKS = {"memory": "memory.current", "cpu": "cpu.max"}
 NO_MEMORY_GROUPS = "no control group of this kernel limits memory"
 NO_RECLAIM = "this kernel cannot reclaim from a control group (memory.reclaim, Linux 5.19)"
 
+#: CPU shares of a group whose were never set (v1: cpu.shares, v2: cpu.weight), and the most that one takes, by version.
+DEFAULT_SHARES = {1: 1024, 2: 100}
+MOST_SHARES = {1: 262_144, 2: 10_000}
 #: Why a kernel is in no position to limit the CPU time of VMs.
 NO_CPU_GROUPS = "no control group of this kernel limits CPU time"
 NO_BANDWIDTH = "this kernel gives control groups no CPU quotas (CONFIG_CFS_BANDWIDTH)"
@@ -422,6 +425,17 @@ def _comm(thread: str) -> str:
         return read(os.path.join(thread, "comm"))
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def cpu_version(mountinfo: str) -> int | None:
+    """The version of the control groups that share out CPU time; None: there are none.
+
+    :param mountinfo: the text of /proc/self/mountinfo.
+    """
+    hierarchies = mounts(mountinfo)
+    if any(mount.version == 1 and "cpu" in mount.controllers for mount in hierarchies):
+        return 1
+    return 2 if any(mount.version == 2 and "cpu" in _controllers(mount) for mount in hierarchies) else None
 
 
 def kernel_lacks_limits(mountinfo: str) -> str:

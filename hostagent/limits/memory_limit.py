@@ -206,6 +206,7 @@ class MemoryLimits:
 
     async def _stands_still(self, domain: str, group: MemoryGroup) -> str:
         """Why the limit must go, if the VM stood still at it before; the first time it is made to try again."""
+        await self._file(lambda: _have_it_wait(group))
         if not await self._file(group.stands_still):
             self._still.discard(domain)
             return ""
@@ -462,6 +463,14 @@ class MemoryLimits:
     async def _file(self, work: Callable[[], T], threads: Threads = LIMITS) -> T:
         with _as_hypervisor_error():
             return await threads.run(work)
+
+
+def _have_it_wait(group: MemoryGroup) -> None:
+    """Have a process wait at a limit that we have not set: it came back with a snapshot, or memory saved past us."""
+    if group.version == 1 and not group.holds_at_limit():
+        group.hold_at_limit(True)
+        if group.limit() is None:  # it was lifted meanwhile
+            group.hold_at_limit(False)
 
 
 @contextmanager

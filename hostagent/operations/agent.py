@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from hostagent.control.harvest import Harvest
+from hostagent.control.host_reboot import see_reboot
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.control.reconciler import Reconciler
 from hostagent.control.steady import Steady
@@ -69,6 +70,7 @@ class Agent:
             log.warning("it is not written down that there is an agent here", why=str(error))
         for found in domains:
             self._take_in(found)
+        await see_reboot(self.host, domains)
         await self.host.hypervisor.sweep()
         self._resuming.resume(self.host.vms.values())
         self._supervised = [

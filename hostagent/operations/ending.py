@@ -10,8 +10,8 @@ from typing import Final
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.sharing.suspension import (
     POWER_OFF_SHARE,
-    PRIOR_MIB_S,
-    learned_rate,
+    SavingRate,
+    power_off_s,
     saving_s,
     why_not_saved,
 )
@@ -19,7 +19,7 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation
 from hostagent.clock import now
-from hostagent.errors import HostAgentError, HypervisorError, NoticeWithdrawn
+from hostagent.errors import HostAgentError, HypervisorError, HypervisorTimeout, NoticeWithdrawn
 from hostagent.operations.operations import partly_done
 from hostagent.operations.requests import left
 from hostagent.state.intents import Cause, Phase
@@ -40,7 +40,7 @@ class Ending:
     def __init__(self, host: Host) -> None:
         self._host = host
         #: What the disk for saved memory took lately.
-        self._rate_mib_s = PRIOR_MIB_S
+        self._rate = SavingRate()
 
     async def end(self, vm: ManagedVM, cause: Cause, began: float | None) -> str:
         """Have a VM off. Under its lock.
@@ -61,7 +61,9 @@ class Ending:
                 return how
             said = f"{how}it was not suspended: {why_not}; "
             if how:
-                return said + await self._host.hypervisor.shut_down(vm.domain, left(until))
+                # Its programs were told that they go on, and have not ended: none of them loses what it has in memory
+                # only because the save took all of the notice.
+                return said + await self._host.hypervisor.shut_down(vm.domain, max(left(until), LEAST_S))
         notice_s = left(until)
         kept_s = notice_s * POWER_OFF_SHARE
         told = await give_notice(vm.link, vm.notice, self._told(cause, "stop"), notice_s, kept_s)
@@ -84,11 +86,13 @@ class Ending:
             wants = await hypervisor.to_save(vm.domain)
         except HypervisorError as error:
             return "", str(error)
-        notice_s = left(until)
-        why_not = why_not_saved(wants.state_mib, wants.free_mib, notice_s, self._rate_mib_s)
+        notice_s, rate_mib_s = left(until), self._rate.mib_s(now())
+        why_not = why_not_saved(wants.state_mib, wants.free_mib, notice_s, rate_mib_s)
         if why_not:
             return "", why_not
-        kept_s = saving_s(wants.state_mib, self._rate_mib_s)
+        needed_s = saving_s(wants.state_mib, rate_mib_s)
+        off_s = power_off_s(notice_s, needed_s)
+        kept_s = needed_s + off_s
         deflating = asyncio.create_task(
             self._deflate(vm, min(notice_s * DEFLATION_SHARE, notice_s - kept_s)), name=f"deflate:{vm.name}"
         )
@@ -111,10 +115,15 @@ class Ending:
             # while it is still limited to less.
             size = vm.intent.committed.vector().with_component("memory_mib", wants.memory_mib)
             await vm.record.store(target=Vector.of(size.smaller(vm.allocation().upper)))
-            saved = await hypervisor.save(vm.domain, max(left(until), LEAST_S))
+            limit_s = max(left(until) - off_s, LEAST_S)
+            try:
+                saved = await hypervisor.save(vm.domain, limit_s)
+            except HypervisorTimeout:
+                self._rate = self._rate.not_ready(now(), wants.state_mib, limit_s)
+                raise
         except HostAgentError as error:
             return told, str(error)
-        self._rate_mib_s = learned_rate(self._rate_mib_s, saved.mib, saved.seconds)
+        self._rate = self._rate.saved(saved.mib, saved.seconds)
         return f"{told}its memory, {saved.mib:.0f} MiB, was saved in {saved.seconds:.1f} s", ""
 
     async def _deflate(self, vm: ManagedVM, limit_s: float) -> None:

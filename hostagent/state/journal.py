@@ -97,6 +97,8 @@ class Journal:
         self.failed: list[str] = []
         #: Request ids of preemptions that were called off.
         self.withdrawn: list[str] = []
+        #: The boot of the host in which an agent was here last; empty: by an agent that did not note it.
+        self.boot_id = ""
         if self._state_path.exists():
             try:
                 self._read(json.loads(self._state_path.read_text()))
@@ -148,6 +150,7 @@ class Journal:
             seen = tuple((float(at), float(mib)) for at, mib in arrivals)
             self.steady = StoredSteady(enabled, reserve_mib, refill_s, seen)
         self.boots = BootTimes(state.get("boots"))
+        self.boot_id = str(state.get("boot", ""))
 
     def begin(self) -> None:
         """Have a state on disk, however little there is to remember: by it `ebb-hostagent release` knows of an agent.
@@ -164,7 +167,7 @@ class Journal:
         :raises JournalError: it could not be written; nothing has changed.
         """
         with self._lock:
-            if self._last.get(machine) == (cause, after):
+            if self.has_told(machine, cause, after):
                 return
             if self._broken:
                 self._replace_changes(self.changes)
@@ -205,6 +208,10 @@ class Journal:
     def last_cores(self, machine: str) -> float:
         """What a machine had after its last change; 0 where none is known."""
         return self._last.get(machine, ("", 0.0))[1]
+
+    def has_told(self, machine: str, cause: str, after: float) -> bool:
+        """Whether a machine's last change is this one."""
+        return self._last.get(machine) == (cause, after)
 
     def acknowledge(self, sequence: int) -> None:
         """Forget the changes that the manager has.
@@ -299,6 +306,14 @@ class Journal:
         with self._lock:
             self._change_state("steady mode", steady=steady)
 
+    def set_boot(self, boot_id: str) -> None:
+        """Remember the boot of the host in which an agent is here.
+
+        :raises JournalError: it could not be written; the one before counts.
+        """
+        with self._lock:
+            self._change_state("the host's boot", boot_id=boot_id)
+
     def add_boot(self, vm: str, seconds: float) -> None:
         """Remember how long a guest took to boot.
 
@@ -355,6 +370,7 @@ class Journal:
             "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
             "steady": (self.steady.enabled, self.steady.reserve_mib, self.steady.refill_s, self.steady.arrivals),
             "boots": self.boots.seen,
+            "boot": self.boot_id,
         }
         _replace(self._state_path, json.dumps(state))
 

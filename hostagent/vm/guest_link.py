@@ -120,6 +120,8 @@ class GuestLink:
         self.dropped = 0
         #: CPUs on line by the guest's last word, however old; None: it never said.
         self.online: frozenset[int] | None = None
+        #: The request id of the notice of preemption that the guest has by its last word; empty: none, or not known.
+        self.notice = ""
         self._broken = asyncio.Event()
         self.retry = RetryPace()
         #: Of this conversation: which boot said hello and when, and whether the guest broke the rules.
@@ -189,6 +191,8 @@ class GuestLink:
             raise GuestUnreachable(f"the guest agent of {self._vm} speaks for another boot than at its hello")
         if isinstance(said, GuestStatus | CpusSet):
             self.online = frozenset(said.cpus.online if isinstance(said, GuestStatus) else said.online)
+        if isinstance(said, GuestStatus):
+            self.notice = said.notice
         return said
 
     def _lasted_s(self) -> float:
@@ -238,7 +242,7 @@ class GuestLink:
         if hello.nonce != nonce or hello.protocol != PROTOCOL:
             raise GuestUnreachable("it answered hello with another nonce or protocol")
         self.connected = self._greeted = True
-        self.why = self._why_logged = ""
+        self.why = self._why_logged = self.notice = ""
         self.boot_id, self._greeted_at = hello.boot_id, time.monotonic()
         self._on_hello(hello)
 

@@ -29,6 +29,7 @@ from hostagent.clock import now
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused, wrong_state
 from hostagent.libvirt.hypervisor import Hypervisor
 from hostagent.state.history import History
+from hostagent.state.host_boot import HostBoot
 from hostagent.state.intents import Cause, Intent, Phase, Request
 from hostagent.state.journal import Journal
 from hostagent.state.modes import Modes
@@ -144,6 +145,8 @@ class Host:
     #: Reclaims that are under way, and when the last one ended (monotonic seconds): what they free is spoken for.
     reclaims: int = 0
     reclaimed_at: float = -math.inf
+    #: The boot that the host runs in.
+    boot: HostBoot = field(default_factory=HostBoot)
     #: What an operator has the host do.
     modes: Modes = field(init=False)
 

@@ -46,6 +46,8 @@ STATES = {
 }
 #: For telling a guest that it is not preempted any more, seconds.
 TOLD_LIMIT_S = 5.0
+#: So often at the most a guest is told so that says it has a notice which nobody knows of, seconds.
+OVER_PAUSE_S = 60.0
 #: So often at the most one is looked at because its guest says what it wants, in seconds: it is not given more any
 #: sooner (reconciler, PRESSURE_PAUSE_S).
 NOTICE_PAUSE_S = 1.0
@@ -97,6 +99,8 @@ class ManagedVM:
         self._readiness = Readiness()
         #: Until when what its guest says has it looked at no more (monotonic seconds).
         self._noticed_until = -math.inf
+        #: Until when it is not told that a notice is over which only its guest knows (monotonic seconds).
+        self._over_until = -math.inf
         self._telling: asyncio.Task[None] | None = None
         self._link_task: asyncio.Task[None] | None = None
 
@@ -418,11 +422,16 @@ class ManagedVM:
     async def tell_that_it_stays(self) -> None:
         """Tell a guest that had notice of its preemption, and runs on, that this is over; once. Under the VM's lock.
 
+        One that goes on from a snapshot may have a notice that was over long ago: only the guest says so.
+
         :raises HypervisorError: it could not be written down; the guest is told again.
         """
-        if not self.intent.told or not self.link.connected:
+        told = self.intent.told or (self.link.notice if _now() >= self._over_until else "")
+        # No notice runs while this holds its lock.
+        if not told or not self.link.connected:
             return
-        params = {"request_id": self.intent.told, "reason": "it runs on"}
+        self.link.notice, self._over_until = "", _now() + OVER_PAUSE_S
+        params = {"request_id": told, "reason": "it runs on"}
         try:
             await self.link.call("preemption.withdrawn", params, PreemptionWithdrawn, TOLD_LIMIT_S)
         except GuestUnreachable:
@@ -430,7 +439,8 @@ class ManagedVM:
         except GuestRefused as error:
             if error.code != UNKNOWN_METHOD:  # only an older guest agent, which knows of no end, never takes it
                 return
-        await self.record.store(told="")
+        if self.intent.told:
+            await self.record.store(told="")
 
     # --- what asks for a check -----------------------------------------------------------------------------------
 

@@ -146,6 +146,7 @@ def test_status_tells_what_the_kernel_says(guest: Bench, host: Host, serve: Serv
         "swap_out_pages": 6,
         "applications": [{"name": "app", "resident_mib": 120.0}],
         "cold_blocked": "the guest has no cgroup2 at /sys/fs/cgroup",
+        "notice": "",
     }
 
 

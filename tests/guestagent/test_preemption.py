@@ -197,9 +197,11 @@ def test_a_notice_that_cannot_be_written_down_is_carried_out_all_the_same(tmp_pa
         host.hello()
         for _ in range(2):
             assert until_ended(host, **NOTICE) == {"programs": 1, "running": 0}
+        assert host.result("status", brief=True)["notice"] == "p-1", "its host may know nothing of it"
         assert host.result("preemption.withdrawn", request_id="another", reason="") == {"known": False}
         assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": True}
         assert host.result("preemption.withdrawn", request_id="p-1", reason="it runs on") == {"known": False}
+        assert host.result("status", brief=True)["notice"] == ""
         until_sync(lambda: record.read_text() == "stop 20 shortfall\nwithdrawn 30 it runs on\n")
         until_sync(lambda: len(guest.told_people) == 2)
 

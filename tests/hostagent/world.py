@@ -69,6 +69,8 @@ class Domain:
     findings: list[list[Any]] = field(default_factory=list)
     #: Applications with adapters, by name, with their resident MiB.
     applications: dict[str, float] = field(default_factory=dict)
+    #: The notice of preemption that its guest says it has, as one that goes on from a snapshot does.
+    notice: str = ""
     #: Of what is available, what is not free before it is reclaimed.
     cold_mib: float = 0.0
     #: The most memory that it can be given while it runs; 0: what it has now.
@@ -484,6 +486,7 @@ class World:
             },
             "major_faults": d.major_faults,
             "cold_blocked": "",
+            "notice": d.notice,
             "applications": [{"name": name, "resident_mib": mib} for name, mib in d.applications.items()],
         }
 
@@ -498,6 +501,7 @@ class World:
 
     def _withdrawn(self, d: Domain, params: Reply) -> Reply:
         self.withdrawn.append(params["request_id"])
+        d.notice = "" if d.notice == params["request_id"] else d.notice
         return {"known": True}
 
     def _cpus_set(self, d: Domain, params: Reply) -> Reply:

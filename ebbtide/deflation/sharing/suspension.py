@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ebbtide.deflation import kernels
@@ -15,12 +17,16 @@ PRIOR_MIB_S: Final = kernels.SAVING_MIB_S
 RESTORE_MIB_S: Final = 16.0
 #: A save may take so much longer than the disk has taken so far.
 CARE: Final = 1.5
-#: Of a notice, what saving may take at the most, and what a power-off gets; the rest is for the guest's programs.
+#: Of a notice, what saving may take at the most, and what a power-off gets; the rest is for the guest's programs. A
+#: power-off that follows a save which was not ready has what saving leaves of its share.
 SAVING_SHARE: Final = 2 / 3
 POWER_OFF_SHARE: Final = 1 / 3
 #: How much the last save counts in the rate, and how small one says nothing about the disk, MiB.
 WEIGHT: Final = 0.5
 LEAST_MIB: Final = 32.0
+#: For so long the disk counts as no faster than a save that was not ready in time has shown, seconds: other work, which
+#: may have held it up, has ended by then.
+BELIEVED_S: Final = 3600.0
 
 
 def saving_s(state_mib: float, rate_mib_s: float) -> float:
@@ -51,8 +57,37 @@ def why_not_saved(state_mib: float, free_mib: float | None, notice_s: float, rat
     return ""
 
 
-def learned_rate(rate_mib_s: float, saved_mib: float, seconds: float) -> float:
-    """What the disk takes, MiB/s, with one more save seen."""
-    if saved_mib < LEAST_MIB or seconds <= 0:
-        return rate_mib_s
-    return (1 - WEIGHT) * rate_mib_s + WEIGHT * saved_mib / seconds
+def power_off_s(notice_s: float, needed_s: float) -> float:
+    """What of a notice is kept for powering off, should a save that may take ``needed_s`` not be ready, seconds."""
+    return max(min(notice_s * POWER_OFF_SHARE, notice_s * SAVING_SHARE - needed_s), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SavingRate:
+    """How fast the disk for saved memory has shown to be. Times are seconds of one monotonic clock."""
+
+    #: By saves that were done.
+    learned_mib_s: float = PRIOR_MIB_S
+    #: What one that was not ready says at the most, of how much memory it was, and until when that counts.
+    most_mib_s: float = math.inf
+    late_mib: float = 0.0
+    until: float = -math.inf
+
+    def mib_s(self, now: float) -> float:
+        """What to reckon with."""
+        return min(self.learned_mib_s, self.most_mib_s) if now < self.until else self.learned_mib_s
+
+    def saved(self, mib: float, seconds: float) -> SavingRate:
+        """With one more save seen. A small one may have gone into the host's memory only: it says nothing of whether
+        the disk takes what it has not taken in time."""
+        if mib < LEAST_MIB or seconds <= 0:
+            return self
+        learned = replace(self, learned_mib_s=(1 - WEIGHT) * self.learned_mib_s + WEIGHT * mib / seconds)
+        return replace(learned, until=-math.inf) if mib >= self.late_mib else learned
+
+    def not_ready(self, now: float, state_mib: float, seconds: float) -> SavingRate:
+        """With a save of so much memory seen that was not ready after so long."""
+        if seconds <= 0:
+            return self
+        most_mib_s = min(self.mib_s(now), state_mib / seconds)
+        return replace(self, most_mib_s=most_mib_s, late_mib=state_mib, until=now + BELIEVED_S)

@@ -194,6 +194,29 @@ def test_what_an_owner_set_for_the_running_domain_only_stays_out_of_its_definiti
     assert limit_cores(domain.scheduler[_CONFIG], "vcpu") == 0.5
 
 
+@pytest.mark.parametrize(
+    ("noted", "defined", "version", "live", "config"),
+    [
+        (1024, None, 2, 100, 100),
+        (100, None, 1, 1024, 1024),
+        (1024, None, 1, 1024, 1024),
+        (100, None, 2, 100, 100),
+        (1024, 1024, 2, 1024, 1024),
+        (20_000, 20_000, 2, 10_000, 10_000),
+        (500, 300, 2, 500, 300),
+        (1024, None, None, 1024, 1024),
+    ],
+)
+def test_shares_that_nobody_had_set_come_back_as_those_of_all_others_also_on_another_layout_of_control_groups(
+    monkeypatch: pytest.MonkeyPatch, noted: int, defined: int | None, version: int | None, live: int, config: int
+) -> None:
+    """Adopted under cgroup v1 and released under v2, or the other way round; what libvirt would refuse is cut."""
+    monkeypatch.setattr("hostagent.limits.cgroups.cpu_version", lambda _mountinfo: version)
+    domain = Released()
+    _give_back(domain, "web", Before(cpu_shares=noted, definition=CpuLimits(cpu_shares=defined)))
+    assert {flag: has["cpu_shares"] for flag, has in domain.scheduler.items()} == {_LIVE: live, _CONFIG: config}
+
+
 class Undefined(Released):
     """It runs on without a definition, as libvirt has it."""
 

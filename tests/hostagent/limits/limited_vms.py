@@ -103,6 +103,9 @@ class VM:
         self.held = hold and self.version == 1
         return self.held
 
+    def holds_at_limit(self) -> bool:
+        return self.held
+
     def stands_still(self) -> bool:
         return self.held and self.waits
 

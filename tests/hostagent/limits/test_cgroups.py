@@ -222,3 +222,12 @@ def test_the_module_runs_where_there_is_nothing_but_an_old_python() -> None:
     names = {a.name.split(".")[0] for n in ast.walk(module) if isinstance(n, ast.Import) for a in n.names}
     names |= {n.module.split(".")[0] for n in ast.walk(module) if isinstance(n, ast.ImportFrom) and n.module}
     assert names <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("mounts", "controllers", "version"),
+    [(V1_MOUNTS, "memory pids", 1), (V2_MOUNT, "cpu memory", 2), (V2_MOUNT, "memory", None), ("", "", None)],
+)
+def test_which_groups_share_out_cpu_time(host: Host, mounts: str, controllers: str, version: int | None) -> None:
+    host.file(host.root / "cgroup.controllers", controllers)
+    assert cgroups.cpu_version(mounts.format(root=host.root)) == version

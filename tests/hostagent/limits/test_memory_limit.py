@@ -254,6 +254,31 @@ async def test_the_check_lifts_a_limit_while_the_kernel_reclaims_memory_of_many_
     assert standing.hard_mib is None
 
 
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_vm_that_came_back_with_a_limit_waits_at_it_instead_of_being_killed(
+    limits: Limits, version: int
+) -> None:
+    """From a snapshot, or from memory that another program has saved."""
+    vm = VM(version=version, hard_mib=500)
+    _, made = limits(a=vm)
+    assert await made.check("ebb-a.") == {}
+    assert (vm.held, vm.hard_mib) == (version == 1, 500)
+
+
+async def test_a_limit_that_is_lifted_while_it_is_looked_at_leaves_nothing_that_waits(limits: Limits) -> None:
+    vm = VM(hard_mib=500)
+    _, made = limits(a=vm)
+    have_it_wait = vm.hold_at_limit
+
+    def lifted_meanwhile(hold: bool) -> bool:
+        vm.hard_mib = None
+        return have_it_wait(hold)
+
+    vm.hold_at_limit = lifted_meanwhile  # type: ignore[method-assign]
+    assert await made.check("ebb-a.") == {}
+    assert not vm.held
+
+
 async def test_a_vm_that_waits_at_its_limit_tries_again_under_a_higher_one_and_keeps_the_limit(limits: Limits) -> None:
     vm = VM(hard_mib=500, held=True, waits=True)
     _, made = limits(a=vm)

@@ -12,8 +12,8 @@ import pytest
 from ebbtide.deflation.resources import ZERO
 from ebbtide.messages.commands import Command as Deletion
 from hostagent.control.overcommitment import Overcommitment
-from hostagent.errors import JournalError
-from hostagent.libvirt.hypervisor import Saved
+from hostagent.errors import HypervisorTimeout, JournalError
+from hostagent.libvirt.hypervisor import Saved, ToSave
 from hostagent.operations.agent import Agent
 from hostagent.state.intents import Intent, Phase
 from hostagent.vm.host import Host
@@ -133,6 +133,42 @@ async def test_a_save_that_fails_ends_as_a_stop(
     stopped = await suspend(command)
     assert "it was not suspended: no space left on device; its guest powered off" in stopped.sentence
     assert (await report(client)).vms[0].saved_mib is None
+
+
+async def test_a_disk_that_is_too_slow_is_found_out_and_leaves_the_guest_time_to_power_off(
+    command: Command, host: Host, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    async def large(domain: str) -> ToSave:
+        return ToSave(4000.0, 4096.0, 1e6)
+
+    async def too_slow(domain: str, limit_s: float) -> Saved:
+        limits.append(limit_s)
+        raise HypervisorTimeout(f"libvirt did not answer within {limit_s:g} s")
+
+    monkeypatch.setattr(host.hypervisor, "to_save", large)
+    monkeypatch.setattr(host.hypervisor, "save", too_slow)
+    stopped = await suspend(command, 300.0)
+    assert "it was not suspended: libvirt did not answer" in stopped.sentence
+    assert "its guest powered off" in stopped.sentence
+    assert 190 < limits[0] <= 200, "the last third of the notice is for the power-off"
+    body = {"request_id": "p2", "limit_s": 300.0, "reason": "shortfall", "suspend": True}
+    stopped = await command("POST", "/v1/vms/low-2/stop", body)
+    assert len(limits) == 1, "it is not tried again with as much"
+    assert "it was not suspended: saving its 4000 MiB may take" in stopped.sentence
+    assert "at 20 MiB/s" in stopped.sentence
+
+
+async def test_a_guest_whose_save_took_all_of_the_notice_is_still_asked_to_power_off(
+    command: Command, host: Host, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(domain: str, limit_s: float) -> Saved:
+        monkeypatch.setattr("hostagent.operations.ending.left", lambda until: 0.0)
+        raise HypervisorTimeout(f"libvirt did not answer within {limit_s:g} s")
+
+    monkeypatch.setattr(host.hypervisor, "save", late)
+    assert "its guest powered off within 5 s" in (await suspend(command)).sentence
 
 
 async def test_a_start_that_fails_saves_it_again(
@@ -444,3 +480,34 @@ async def test_a_notice_is_not_over_while_its_calling_off_is_being_stored(
     assert (await calling).status == 202
     ended = await (await client.get("/v1/operations/p", params={"wait_s": "20"})).json()
     assert (ended["state"], world.domains[LOW].state) == ("partial", "running")
+
+
+async def test_a_guest_that_goes_on_from_a_snapshot_of_its_notice_is_told_that_this_is_over(
+    command: Command, host: Host, world: World, two_vms: list[Domain]
+) -> None:
+    """Reverted past us: nothing but the guest knows of the notice."""
+    world.domains[LOW].notice = "p"
+    host.vms["low-1"].request_check()
+    await until(lambda: world.withdrawn == ["p"], limit_s=30)
+    assert world.domains[LOW].notice == ""
+
+
+async def test_a_guest_that_says_for_ever_that_it_has_a_notice_is_not_told_for_ever(
+    command: Command, host: Host, world: World, two_vms: list[Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vm = host.vms["low-1"]
+    world.domains[LOW].notice = "of its own"
+
+    def keeps(domain: Domain, params: dict[str, Any]) -> dict[str, Any]:
+        world.withdrawn.append(params["request_id"])
+        return {"known": True}
+
+    monkeypatch.setattr(world, "_withdrawn", keeps)
+    vm.request_check()
+    await until(lambda: world.withdrawn == ["of its own"], limit_s=30)
+    for _ in range(2):
+        looks = vm.drift_repair.looks
+        vm.request_check()
+        await until(lambda: vm.drift_repair.looks > looks, limit_s=30)  # noqa: B023
+    assert vm.link.notice == "of its own"
+    assert world.withdrawn == ["of its own"]

@@ -46,6 +46,7 @@ STATUS = guest.StatusResult(
     swap_out_pages=4,
     applications=[guest.ApplicationSize(name="memcached", resident_mib=301.5)],
     cold_blocked="",
+    notice="p-1",
 )
 SAMPLES: list[tuple[Any, type[GuestBody]]] = [
     (guest.HelloResult(PROTOCOL, "f00d", "0.1.0", "4b1d", ["cpu", "memory", "application"]), Hello),
@@ -150,13 +151,14 @@ def test_a_long_story_is_cut_and_its_promise_kept() -> None:
 
 def test_an_older_guest_says_less() -> None:
     body = dataclasses.asdict(STATUS)
-    for newer in ("swap_in_pages", "swap_out_pages", "cold_blocked"):
+    for newer in ("swap_in_pages", "swap_out_pages", "cold_blocked", "notice"):
         del body[newer]
     del body["memory"]["free_mib"]
     for newer in ("memory_some_total_us", "memory_full_total_us"):
         del body["pressure"][newer]
     heard = GuestStatus.model_validate(body)
     assert heard.swap_in_pages is None
+    assert heard.notice == ""
     assert heard.pressure is not None
     assert heard.pressure.memory_some_total_us is None
 
