@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import socket
 import threading
 from http import HTTPStatus
 from typing import Callable, TypeVar
@@ -16,6 +17,7 @@ from app_adapters.adapter import Adapter
 from app_adapters.async_adapter import AsyncAdapter, OnLoop
 from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, TOKEN_FILE, Hook, Reply, require_place
 from app_adapters.logs import say
+from app_adapters.processes.forks import close_here, released_in_children
 from app_adapters.server import make_way, taken, url_of
 
 #: Request line and headers together, in bytes.
@@ -91,6 +93,7 @@ class AsyncHookServer:
         self._path = path
         self._adapter = adapter
         self._host, self._port, self._token_file, self._log = host, port or 0, token_file, log
+        self._listening: socket.socket | None = None
         self._server: asyncio.AbstractServer | None = None
         self._hook: AsyncHook | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -110,19 +113,44 @@ class AsyncHookServer:
     async def start(self) -> AsyncHookServer:
         """Begin to serve; returns itself. Raises: OSError where another hook listens."""
         self._hook = AsyncHook(self._adapter, self._token_file, self._log)
-        if self._path:
-            make_way(self._path)
-            self._server = await asyncio.start_unix_server(self._connected, self._path, limit=HEAD_BYTES)
-            os.chmod(self._path, 0o600)
-            return self
+        released_in_children(self)
+        listening = self._listen()
         try:
-            server = await asyncio.start_server(self._connected, self._host, self._port, limit=HEAD_BYTES)
-        except OSError as error:
-            raise taken(error, self._host, self._port) from None
-        self._server = server
-        if server.sockets:
-            self._host, self._port = server.sockets[0].getsockname()[:2]
+            if self._path:
+                self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=HEAD_BYTES)
+            else:
+                self._server = await asyncio.start_server(self._connected, sock=listening, limit=HEAD_BYTES)
+        except BaseException:
+            listening.close()
+            raise
         return self
+
+    def _listen(self) -> socket.socket:
+        """The socket, which asyncio's servers would not show. Raises: OSError."""
+        if not self._path:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            try:
+                listening = socket.create_server((self._host, self._port), family=family)
+            except OSError as error:
+                raise taken(error, self._host, self._port) from None
+            self._host, self._port = listening.getsockname()[:2]
+        else:
+            make_way(self._path)
+            listening = socket.socket(socket.AF_UNIX)
+            try:
+                listening.bind(self._path)
+                os.chmod(self._path, 0o600)
+            except BaseException:
+                listening.close()
+                raise
+        self._listening = listening
+        return listening
+
+    def release_in_child(self) -> None:
+        """Listen no more in a child that was forked, and leave what is the parent's, as the loop's poll, alone."""
+        if self._listening is not None:
+            close_here(self._listening)
+        self._server = None
 
     async def stop(self) -> None:
         """Stop serving, cancel what runs, and give the port back."""

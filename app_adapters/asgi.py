@@ -17,6 +17,7 @@ from app_adapters.aio import AsyncHook
 from app_adapters.async_adapter import AsyncAdapter
 from app_adapters.hook import BODY_BYTES, SEVERAL, TOKEN_FILE, Reply, foreign, within
 from app_adapters.logs import say
+from app_adapters.processes.forks import released_in_children
 from app_adapters.server import private
 
 Scope = MutableMapping[str, Any]
@@ -37,6 +38,7 @@ class HookApplication:
         self._made = adapter, token_file, log
         self._hook: AsyncHook | None = None
         self._claims: dict[str, socket.socket | FileIO] = {}
+        released_in_children(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -57,11 +59,15 @@ class HookApplication:
 
     async def stop(self) -> None:
         """Cancel what runs, and wait for it for some seconds."""
+        self.release_in_child()
+        if self._hook is not None:
+            await self._hook.stop()
+
+    def release_in_child(self) -> None:
+        """Claim no address any more: in a child that was forked it is still its parent's."""
         for claim in self._claims.values():
             claim.close()
         self._claims.clear()
-        if self._hook is not None:
-            await self._hook.stop()
 
     async def _reply(self, scope: Scope, receive: Receive) -> Reply:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}

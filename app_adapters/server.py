@@ -19,6 +19,7 @@ from app_adapters import __version__
 from app_adapters.adapter import Adapter
 from app_adapters.hook import BODY_BYTES, CONNECTIONS, REQUEST_TIMEOUT_S, TOKEN_FILE, Hook, require_place
 from app_adapters.logs import say
+from app_adapters.processes.forks import close_here, released_in_children
 
 # How often the serving thread looks whether it is to stop: seldom, since a guest pays for every wake-up.
 STOP_LOOK_S = 0.5
@@ -93,6 +94,7 @@ class JsonServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
+        released_in_children(self)
         # Not HTTPServer's: it asks the name service for the host's name, which may take seconds.
         try:
             socketserver.TCPServer.server_bind(self)
@@ -125,6 +127,10 @@ class JsonServer(ThreadingHTTPServer):
         self.closed = True
         super().server_close()
 
+    def release_in_child(self) -> None:
+        """Listen no more in a child that was forked: no thread of it would answer."""
+        close_here(self.socket)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is not logged."""
 
@@ -147,6 +153,7 @@ class UnixJsonServer(JsonServer):
         return "unix:" + self._path
 
     def server_bind(self) -> None:
+        released_in_children(self)
         make_way(self._path)
         self.socket.bind(self._path)
         self._bound = True
@@ -159,6 +166,10 @@ class UnixJsonServer(JsonServer):
         if self._bound:  # not that of another hook, which kept this one from listening
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
+
+    def release_in_child(self) -> None:
+        super().release_in_child()
+        self._bound = False  # the parent's: stop() in the child leaves it there
 
 
 def make_way(path: str) -> None:
@@ -179,7 +190,11 @@ def make_way(path: str) -> None:
                 return
             except BlockingIOError:  # one whose queue is full
                 pass
-        raise OSError(errno.EADDRINUSE, f"{path} is taken by another hook that listens there; give this one another")
+        raise OSError(
+            errno.EADDRINUSE,
+            f"{path} is taken by another hook that listens there; give this one another, or a SharedHookServer "
+            "to each process of a service whose next one starts before the last has ended",
+        )
 
 
 def private(path: str) -> FileIO:

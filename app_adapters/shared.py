@@ -1,7 +1,7 @@
 """The hook of a service that several processes serve, such as `gunicorn -w 2`: one of them leads and asks them all.
 
-Each process has a hook of its own on `PATH.d/PID.sock`. The first to lock `PATH.lock` serves the service's hook on
-PATH: what it offers is the sum of what they all offer, a target is split among them, and what came free in each is
+Each process has a hook of its own on `PATH.d/PID-RANDOM.sock`. The first to lock `PATH.lock` serves the service's hook
+on PATH: what it offers is the sum of what they all offer, a target is split among them, and what came free in each is
 added up. The kernel gives the lock to another process when the first ends, and those that come and go are found at
 every question.
 """
@@ -31,6 +31,11 @@ ANSWER_LIMITS_S = (2.3, 5.5)
 #: Between two looks at what is at work: each asks all processes, so they become rarer.
 LOOKS_S = (0.05, 0.5)
 LOOK_GROWTH = 1.3
+#: What a process offered counts for so long, where it does not answer when the target comes: the guest agent has
+#: worked that out by it.
+OFFER_AGE_S = 10.0
+#: A socket on which nobody listens is that of a process which is about to for so long; then it is a dead one's.
+LISTENS_AFTER_S = 5.0
 #: Between two attempts of the process that leads to serve the service's hook.
 AGAIN_S = 1.0
 
@@ -50,7 +55,9 @@ class SharedHookServer:
         self._lock = private(path + ".lock")
         self._whole = Group(adapter.components, path + ".d", token_file)
         self._token_file, self._log = token_file, log
-        self._own = HookServer(adapter, f"{path}.d/{os.getpid()}.sock", token_file, log)
+        # A pid alone comes again, and is that of others where containers share the directory.
+        name = f"{os.getpid()}-{os.urandom(2).hex()}"  # short: so must be the path
+        self._own = HookServer(adapter, f"{path}.d/{name}.sock", token_file, log)
         self._ended = threading.Event()
         self._leading = threading.Event()
         self._leader = threading.Thread(target=self._lead, name="hook-leader", daemon=True)
@@ -102,10 +109,12 @@ class Group(Adapter):
         self._series = os.urandom(4).hex()  # of this leader: attempts of the one before it are older
         self._number = 0
         self._untold = ("", "", "")  # kind and reason of the notice that not all have heard, and its id
+        self._offered: tuple[float, dict[str, dict[str, Any]]] = (0.0, {})  # what was offered last, and when
 
     def capabilities(self) -> Capabilities:
         """Sums over the processes. Raises: ApplicationError where none answers."""
         offers = self._offers()
+        self._offered = time.monotonic(), offers
         first = next(iter(offers.values()))
         ranges = {name: _sum(_ranges(offers, name).values()) for name in first["resources"]}
         return Capabilities(
@@ -132,7 +141,7 @@ class Group(Adapter):
             self._untold = kind, reason, self._next_id()
         body = {"request_id": self._untold[2], "seconds_left": seconds_left, "kind": kind, "reason": reason}
         told = self._everywhere(dict.fromkeys(self._clients(), body), PREEMPTIONS, ANSWER_LIMITS_S[0])
-        problems = [f"{pid}: {_words(answer)}" for pid, (status, answer) in told.items() if status != 200]
+        problems = [f"{_pid(name)}: {_words(answer)}" for name, (status, answer) in told.items() if status != 200]
         if problems:
             raise ApplicationError("; ".join(problems))
         self._untold = ("", "", "")
@@ -141,7 +150,12 @@ class Group(Adapter):
         limit_s = min(max(deadline.remaining_s / 10, ANSWER_LIMITS_S[0]), ANSWER_LIMITS_S[1])
         began = time.monotonic()
         offers = self._offers(limit_s * 0.3)
-        split = {name: parts(size, _ranges(offers, name)) for name, size in target.items()}
+        silent = [name for name in self._clients() if name not in offers]
+        known = self._known(silent)
+        split = {
+            name: parts_of_those_heard(size, _ranges(offers, name), _ranges(known, name), direction)
+            for name, size in target.items()
+        }
         request_id = self._next_id()
         bodies: dict[str, dict[str, Any] | None] = {
             pid: {
@@ -156,10 +170,8 @@ class Group(Adapter):
         }
         told = self._everywhere(bodies, TARGETS, limit_s - (time.monotonic() - began))
         willing = [pid for pid, (status, _) in told.items() if status == 202]
-        # One that hangs may be small: a reinflation has not reached it, and is to come again.
-        silent = [pid for pid in self._clients() if pid not in offers] if direction == "reinflate" else []
-        words = [f"{pid}: {_words(answer)}" for pid, (_, answer) in told.items() if _words(answer)]
-        reasons = "; ".join(words + [f"{pid}: does not answer" for pid in silent])
+        words = [f"{_pid(name)}: {_words(answer)}" for name, (_, answer) in told.items() if _words(answer)]
+        reasons = "; ".join(words + [f"{_pid(name)}: does not answer" for name in silent])
         if not willing:
             floors = [answer.get("floor") or {} for _, answer in told.values()]
             floor = {name: sum(f[name] for f in floors) for name in target if all(name in f for f in floors)}
@@ -170,7 +182,8 @@ class Group(Adapter):
             return Refusal(reasons, max(retries_s) or None, floor, for_good)
         promised = _added(told[pid][1]["promised"] for pid in willing)
         expected_s = max(told[pid][1]["expected_s"] for pid in willing)
-        complete = len(willing) == len(offers) and not silent
+        # One that hangs may be small: a reinflation has not reached it, and is to come again.
+        complete = len(willing) == len(offers) and not (silent and direction == "reinflate")
         return Promise(promised, expected_s, lambda: self._gather(request_id, willing, complete, deadline), reasons)
 
     def _gather(self, request_id: str, pids: list[str], complete: bool, deadline: Deadline) -> Release:
@@ -184,7 +197,7 @@ class Group(Adapter):
             told.update(self._everywhere(dict.fromkeys(running), path, 2.0))
             running = [pid for pid in running if _runs(told[pid])]
         ended = {pid: answer for pid, (status, answer) in told.items() if status == 200 and pid not in running}
-        reasons = [f"{pid}: {'has not ended' if pid in running else _words(told[pid][1])}" for pid in pids]
+        reasons = [f"{_pid(pid)}: {'has not ended' if pid in running else _words(told[pid][1])}" for pid in pids]
         measured_by = " and ".join(dict.fromkeys(answer["measured_by"] for answer in ended.values()))
         complete = complete and all(pid in ended and ended[pid]["state"] == "released" for pid in pids)
         released = _added(answer["released"] for answer in ended.values())
@@ -196,16 +209,22 @@ class Group(Adapter):
         told = self._everywhere(dict.fromkeys(self._clients()), CAPABILITIES, limit_s)
         offers = {pid: answer for pid, (status, answer) in told.items() if status == 200}
         if not offers:
-            problems = "; ".join(f"{pid}: {_words(answer)}" for pid, (_, answer) in told.items())
+            problems = "; ".join(f"{_pid(name)}: {_words(answer)}" for name, (_, answer) in told.items())
             raise ApplicationError(f"no process of the service answers: {problems or 'there is none'}")
         return offers
+
+    def _known(self, silent: list[str]) -> dict[str, dict[str, Any]]:
+        """What those that do not answer now have offered, where the guest agent counts on it still."""
+        at, offers = self._offered
+        is_fresh = time.monotonic() - at <= OFFER_AGE_S
+        return {name: offers[name] for name in silent if is_fresh and name in offers}
 
     def _next_id(self) -> str:
         self._number += 1
         return f"group#{self._series}.{self._number}"
 
     def _clients(self) -> dict[str, HookClient]:
-        """By pid. Raises: ApplicationError where the token cannot be read."""
+        """By the names of their sockets. Raises: ApplicationError where the token cannot be read."""
         try:
             token = read_token(self._token_file)
             names = sorted(name for name in os.listdir(self._directory) if name.endswith(".sock"))
@@ -214,7 +233,7 @@ class Group(Adapter):
         return {name[:-5]: HookClient(f"unix:{self._directory}/{name}", token) for name in names}
 
     def _everywhere(self, bodies: dict[str, dict[str, Any] | None], path: str, limit_s: float) -> dict[str, Reply]:
-        """The answers by pid, asked at once: GET without a body. What failed is status 0; who has gone is left out."""
+        """The answers by name, asked at once: GET without a body. What failed is status 0; who has gone is left out."""
         replies: dict[str, Reply] = {pid: (0, {"error": f"no answer within {limit_s:g} s"}) for pid in bodies}
         clients = self._clients()
 
@@ -222,9 +241,7 @@ class Group(Adapter):
             try:
                 replies[pid] = clients[pid].ask("GET" if body is None else "POST", path, body, limit_s)
             except (KeyError, NotListening):
-                if not os.path.exists(f"/proc/{pid}"):  # one that lives is about to listen
-                    with contextlib.suppress(OSError):
-                        os.unlink(f"{self._directory}/{pid}.sock")
+                _clear(f"{self._directory}/{pid}.sock")
                 gone.add(pid)
             except NoAnswer as error:
                 replies[pid] = 0, {"error": str(error)}
@@ -256,6 +273,17 @@ def parts(target: float, ranges: dict[str, SizeRange]) -> dict[str, float]:
     return {pid: round(one.current + share * room[pid], 3) for pid, one in ranges.items()}
 
 
+def parts_of_those_heard(
+    target: float, heard: dict[str, SizeRange], unheard: dict[str, SizeRange], direction: str
+) -> dict[str, float]:
+    """`parts` where some do not answer: a deflation leaves them what they have, and nobody goes below its minimum for
+    them; in a reinflation their part is kept for them."""
+    if direction == "reinflate":
+        return parts(target, {**unheard, **heard})
+    left = target - sum(one.current for one in unheard.values())
+    return parts(max(left, min(target, sum(one.minimum for one in heard.values()))), heard)
+
+
 def _ranges(offers: dict[str, dict[str, Any]], component: str) -> dict[str, SizeRange]:
     found = {pid: offer["resources"].get(component) for pid, offer in offers.items()}
     return {pid: SizeRange(**sizes) for pid, sizes in found.items() if sizes}
@@ -278,6 +306,19 @@ def _added(vectors: Iterable[dict[str, float]]) -> dict[str, float]:
 def _runs(reply: Reply) -> bool:
     """Also for one that did not answer: its work may go on."""
     return reply[0] == 0 or (reply[0] == 200 and reply[1].get("state") == "running")
+
+
+def _clear(path: str) -> None:
+    """Remove the socket of a process that has ended. No pid tells that: another process, of another container even, may
+    have the same."""
+    with contextlib.suppress(OSError):
+        if not 0 <= time.time() - os.lstat(path).st_mtime < LISTENS_AFTER_S:
+            os.unlink(path)
+
+
+def _pid(name: str) -> str:
+    """Of the process whose socket has this name."""
+    return name.partition("-")[0]
 
 
 def _words(answer: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import OrderedDict
 
-from app_adapters.processes.process import own_resident_mib
+from app_adapters.processes.process import own_proportional_mib
 from app_adapters.processes.python_memory import PythonAdapter
 from app_adapters.server import HookServer
 
@@ -28,7 +28,7 @@ class Cache:
         self._values: OrderedDict[str, bytes] = OrderedDict()
         self._full_mib = limit_mib
         self._limit = int(limit_mib * MIB / VALUE_BYTES)
-        self._baseline_mib = own_resident_mib()
+        self._baseline_mib = own_proportional_mib()
 
     def get(self, key: str) -> bytes:
         """The value, made if it is not there."""

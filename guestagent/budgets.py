@@ -33,9 +33,16 @@ def application_budget_mib(memory: MemoryStatus, resident_mib: float, guest_targ
     That less what is not the applications' own, less the reserve. The rest of the guest is what is neither theirs nor
     available, so kernel memory is in it; the guest's floor then ends at exactly its target memory. It is asked before
     anything is unplugged: what is free now says nothing.
+
+    Sizes that are more than what is in use count some of it twice: two hooks of one process, pages that processes share
+    or that are available all the same. Then nothing has to shrink while all that is in use has room, and where it has
+    not, each gives in the proportion in which that has to fall.
     """
-    others_mib = max(memory.total_mib - memory.available_mib - resident_mib, 0.0)
-    return max(guest_target_mib - others_mib - memory.reserve_mib, 0.0)
+    used_mib = max(memory.total_mib - memory.available_mib, 1.0)
+    room_mib = max(guest_target_mib - memory.reserve_mib, 0.0)
+    if resident_mib <= used_mib:
+        return max(room_mib - (used_mib - resident_mib), 0.0)
+    return resident_mib + room_mib - used_mib if room_mib >= used_mib else resident_mib * room_mib / used_mib
 
 
 def cores(maximum: float, target_cores: float, full_cores: float) -> float:

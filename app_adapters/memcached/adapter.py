@@ -46,6 +46,8 @@ SETTLE_S = 1.0
 USUAL_OVERHEAD_MIB = 48.0
 USUAL_OVERHEAD_SHARE = 0.1
 MALLOC_SETTING = b"MALLOC_MMAP_THRESHOLD_"
+# Letters of memcached's command line after which a value follows, in the same word or the next.
+OPTIONS_WITH_VALUE = "abceflmnopstuBDINPRUY"
 
 
 class MemcachedAdapter(Adapter):
@@ -281,19 +283,33 @@ def _dumps_hash(stats: dict[str, str]) -> bool:
 
 
 def _started_limit_mib(argv: list[str]) -> int:
-    """The limit of a memcached command line, 64 MiB where it has none (memcached(1): -m)."""
+    """The limit of a memcached command line, 64 MiB where it has none (memcached(1): -m), read as getopt_long does."""
     limit_mib = 64
-    for i, argument in enumerate(argv[1:], 1):
-        name, _, value = argument.partition("=")
-        if argument in ("-m", "--memory-limit"):
-            value = argv[i + 1] if i + 1 < len(argv) else ""
-        elif argument.startswith("-m"):
-            value = argument[2:]
-        elif name != "--memory-limit":
+    words = iter(argv[1:])
+    for word in words:
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, sign, value = word[2:].partition("=")
+            if not (name.startswith("memory-l") and "memory-limit".startswith(name)):
+                continue
+            value = value if sign else next(words, "")
+        elif word.startswith("-"):
+            value = _memory_option(word[1:], words)
+        else:
             continue
-        if value.isdigit():
-            limit_mib = int(value)
+        number = re.match(r"\s*\+?([0-9]+)", value)  # atoi
+        limit_mib = int(number.group(1)) if number else limit_mib
     return limit_mib
+
+
+def _memory_option(letters: str, words: Iterator[str]) -> str:
+    """The value of -m in a word of options of one letter (`-dm 1024`, `-vvm1024`), empty where it has none."""
+    for i, letter in enumerate(letters):
+        if letter in OPTIONS_WITH_VALUE:
+            value = letters[i + 1 :] or next(words, "")
+            return value if letter == "m" else ""
+    return ""
 
 
 def _steps(now_mib: int, limit_mib: int, slabs: Slabs) -> Iterator[int]:

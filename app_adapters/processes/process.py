@@ -23,7 +23,7 @@ def resident_mib(pid: int, name: str, procfs: str = "/proc") -> float:
     return int(fields.get("VmRSS", "0 kB").split()[0]) / 1024
 
 
-def proportional_mib(pid: int, procfs: str = "/proc") -> float:
+def proportional_mib(pid: int | str, procfs: str = "/proc") -> float:
     """Resident size in MiB, shared pages by their share: what several maps of one page (ZGC) or forks do not inflate.
 
     Raises: ApplicationError where it cannot be seen (proc(5): smaps_rollup needs the process's own user, or root).
@@ -135,3 +135,15 @@ def own_resident_mib(procfs: str = "/proc") -> float:
     except OSError as error:
         raise ApplicationError(f"this process cannot be seen: {error.strerror}") from None
     raise ApplicationError("this process has no VmRSS")
+
+
+def own_proportional_mib(procfs: str = "/proc") -> float:
+    """The same with shared pages by their share, so that sizes of processes that were forked from one can be added up.
+    The resident size where the kernel does not tell the other.
+
+    Raises: ApplicationError where there is no procfs.
+    """
+    try:
+        return proportional_mib("self", procfs) or own_resident_mib(procfs)
+    except ApplicationError:
+        return own_resident_mib(procfs)

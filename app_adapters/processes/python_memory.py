@@ -16,7 +16,7 @@ from typing import Any, Callable, TypeVar
 
 from app_adapters import __version__
 from app_adapters.adapter import Adapter, Answer, Capabilities, Deadline, Promise, Refusal, Release, SizeRange
-from app_adapters.processes.process import own_resident_mib
+from app_adapters.processes.process import own_proportional_mib
 
 TOLERANCE_MIB = 2.0
 #: How often `shrink` is asked again for what its first attempt left over.
@@ -24,6 +24,9 @@ ROUNDS = 3
 #: How often a process that is to be small is looked at, in seconds, and by how much it may have grown, in MiB.
 KEEP_LOOK_S = 1.0
 KEEP_MIB = 4.0
+#: Looks take so much of the time at most: each goes through the page tables, some 10 ms for a GiB.
+LOOK_SHARE = 0.01
+MEASURED_BY = "PSS of this process"
 #: Less progress than this in a round, in MiB: another would not help.
 PROGRESS_MIB = 1.0
 
@@ -31,7 +34,8 @@ Clear = TypeVar("Clear", bound=Callable[[], Any])
 
 
 class PythonAdapter(Adapter):
-    """The process that it is in. Sizes are the resident size of the whole process, in MiB.
+    """The process that it is in. Sizes are the resident size of the whole process, in MiB, pages that it shares with
+    others by their share (`own_proportional_mib`).
 
     :param maximum_mib: the size up to which the service may grow when nothing presses.
     :param minimum_mib: it is not asked for less; the interpreter alone takes some 10 to 30 MiB.
@@ -50,7 +54,7 @@ class PythonAdapter(Adapter):
         shrink: Callable[[float], None] | None = None,
         grow: Callable[[float], None] | None = None,
         name: str = "python",
-        resident_mib: Callable[[], float] = own_resident_mib,
+        resident_mib: Callable[[], float] = own_proportional_mib,
     ) -> None:
         # As it is told: what is given back is that, and would never reach one with more decimals.
         self._maximum_mib = round(maximum_mib, 3)
@@ -111,7 +115,7 @@ class PythonAdapter(Adapter):
                 self._large.set()
             if self._grow is not None:
                 self._grow(size_mib)
-            return Release({"memory_mib": 0.0}, "VmRSS of this process", f"may grow to {size_mib:.0f} MiB")
+            return Release({"memory_mib": 0.0}, MEASURED_BY, f"may grow to {size_mib:.0f} MiB")
 
         return Promise({}, 0.1, work, f"may grow to {size_mib:.0f} MiB")
 
@@ -136,7 +140,7 @@ class PythonAdapter(Adapter):
             reason += f"; emptied {', '.join(done)}"
         if after_mib > target_mib + TOLERANCE_MIB:
             reason += f"; {after_mib - target_mib:.0f} MiB over the target stay resident"
-        return Release({"memory_mib": round(released_mib, 3)}, "VmRSS of this process", reason)
+        return Release({"memory_mib": round(released_mib, 3)}, MEASURED_BY, reason)
 
     def _shrink_in_rounds(self, target_mib: float, before_mib: float, deadline: Deadline) -> float:
         """Ask `shrink`, and again for what it left over; returns the resident size, which it need not know exactly."""
@@ -164,13 +168,14 @@ class PythonAdapter(Adapter):
     def _keep(self, trim: Callable[[int], int], large: threading.Event) -> None:
         wait_s = KEEP_LOOK_S
         while not large.wait(wait_s):
+            began = time.monotonic()
             before_mib = self._resident_mib()
-            wait_s = KEEP_LOOK_S
+            wait_s = max(KEEP_LOOK_S, (time.monotonic() - began) / LOOK_SHARE)
             if before_mib > self._held_mib + KEEP_MIB:
                 trim(0)
                 # Where that gives nothing back, it is in use: look rarely.
                 if before_mib - self._resident_mib() < PROGRESS_MIB:
-                    wait_s = 10 * KEEP_LOOK_S
+                    wait_s *= 10
 
     def _returned_mib(self) -> float:
         """Collect cycles, give free pages back, and look. Holds up other threads for the collection."""

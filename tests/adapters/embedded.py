@@ -101,6 +101,11 @@ def threads(adapter: Adapter, place: str, token_file: str) -> str:
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    hold = os.environ["HOLD"]
+    if environ["PATH_INFO"] == "/hold":
+        open(f"{os.path.dirname(hold)}/held", "w").close()
+        while os.path.exists(hold):
+            threading.Event().wait(0.02)
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [f"{os.getpid()}\n".encode()]
 

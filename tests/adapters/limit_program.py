@@ -17,8 +17,8 @@ question = json.load(sys.stdin)
 def resident_mib() -> float:
     with open(pid_file) as file:
         pid = int(file.read())
-    with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmRSS:"))
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("Pss:"))
 
 
 def limit(mib: float) -> None:
@@ -38,7 +38,7 @@ elif method == "status":
 elif method == "release":
     limit(max(question["target"]["memory_mib"] - BASELINE_MIB, 1))
     # What it says is ten times what it does: what counts is measured.
-    answer = {"released": {"memory_mib": 10 * max(now_mib - resident_mib(), 0)}, "measured_by": "VmRSS"}
+    answer = {"released": {"memory_mib": 10 * max(now_mib - resident_mib(), 0)}, "measured_by": "PSS"}
 else:
     amount = max(now_mib - question["target"]["memory_mib"], 0) if method == "deflate" else 0
     answer = {"promised": {"memory_mib": amount}, "expected_s": 0.5}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.adapters.proc import rss_mib
+from tests.adapters.proc import pss_mib
 from tests.adapters.rest import address_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,8 +50,8 @@ class Service:
             if pipe is not None:
                 pipe.close()
 
-    def rss_mib(self) -> float:
-        return rss_mib(self.process.pid)
+    def pss_mib(self) -> float:
+        return pss_mib([self.process.pid])
 
     def fill(self, mib: float, start: int = 0) -> None:
         """Ask for so many MiB of values, each of them right."""

@@ -99,6 +99,18 @@ def test_a_deflation_reaches_the_application_with_its_part_and_comes_back_measur
     assert status["released"]["memory_mib"] == pytest.approx(300 - 224.8)
 
 
+def test_two_hooks_of_one_process_are_not_asked_for_what_need_not_go(guest: Bench, host: Host, serve: Serve) -> None:
+    guest.tree.meminfo(4096, 1596)
+    beside, inside = Elastic(2000, maximum_mib=4000), Elastic(2000, maximum_mib=4000)
+    serve("jvm", beside)
+    serve("shop", inside)
+    deflate(host, "easy", 3072, bound_mib=4096)
+    assert min(app.targets[-1][1] for app in (beside, inside)) >= 2000
+    finished(host, "easy")
+    deflate(host, "hard", 1536, bound_mib=4096)
+    assert max(app.targets[-1][1] for app in (beside, inside)) < 2000
+
+
 def test_a_question_waits_until_the_application_has_done(host: Host, serve: Serve) -> None:
     app = Elastic(300)
     serve("app", app)

@@ -72,6 +72,22 @@ def test_a_target_below_what_others_hold_leaves_nothing_but_not_less() -> None:
     assert application_budget_mib(now, 400, guest_target_mib(now.total_mib, 1024, 64)) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("target_mib", "budget_mib"),
+    [
+        (3072, 4000 + 472),  # all that is in use has room, and 472 more
+        (2600, 4000),
+        (1850, 4000 * 0.7),  # what is in use has to fall to 0.7
+        (100, 0),
+    ],
+)
+def test_sizes_that_count_memory_twice_have_nothing_to_give_while_all_in_use_has_room(
+    target_mib: float, budget_mib: float
+) -> None:
+    now = MemoryStatus(4096, 1596, 100, 2600, 1496, 9)
+    assert application_budget_mib(now, 4000, target_mib) == pytest.approx(budget_mib)
+
+
 def test_a_split_is_in_proportion_to_the_resident_sizes() -> None:
     assert split(300, [Share(400, 0, 500), Share(200, 0, 500)]) == pytest.approx([200, 100])
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import pytest
 from app_adapters import conformance
 from app_adapters.asgi import HookApplication, hook_application
 from app_adapters.processes.inelastic import InelasticAdapter
+from tests.adapters import proc
 from tests.adapters.cache import free_port
 from tests.adapters.embedded import PICTURES
 from tests.adapters.proc import rss_mib
@@ -44,6 +46,8 @@ class Service:
     pids: list[int]
     hold: Path
     token_file: Path
+    process: subprocess.Popen[bytes]
+    web: str = ""
 
     @property
     def rest(self) -> Rest:
@@ -66,8 +70,13 @@ def eventually(holds: Callable[[], Any], limit_s: float = 60.0) -> Any:
         time.sleep(0.02)
 
 
+def members(path: str) -> set[int]:
+    """The processes of a service that have a socket of their own, by number."""
+    return {int(one.stem.partition("-")[0]) for one in Path(f"{path}.d").glob("*.sock")}
+
+
 @contextlib.contextmanager
-def running(form: str, token_file: Path) -> Iterator[Service]:
+def running(form: str, token_file: Path, workers: int = 2) -> Iterator[Service]:
     hold = token_file.parent / "hold"
     with tempfile.TemporaryDirectory(prefix="ebb") as short:
         path = f"{short}/hook.sock"
@@ -75,7 +84,8 @@ def running(form: str, token_file: Path) -> Iterator[Service]:
         command = [sys.executable, "-m", "tests.adapters.embedded", form, path, str(token_file), str(hold)]
         if form == "gunicorn":
             bind = f"127.0.0.1:{free_port()}"
-            command = [sys.executable, "-m", "gunicorn", "-w", "2", "-b", bind, "tests.adapters.embedded:application"]
+            command = [sys.executable, "-m", "gunicorn", "-w", f"{workers}", "-b", bind]
+            command.append("tests.adapters.embedded:application")
             environment.update(HOOK=path, TOKEN_FILE=str(token_file), HOLD=str(hold))
         process = subprocess.Popen(
             command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -84,12 +94,12 @@ def running(form: str, token_file: Path) -> Iterator[Service]:
         assert process.stdout is not None
         try:
             if form == "gunicorn":
-                service = Service(f"unix:{path}", [], hold, token_file)
-                eventually(lambda: len(list(Path(f"{path}.d").glob("*.sock"))) == 2)
-                service.pids = [int(one.stem) for one in Path(f"{path}.d").glob("*.sock")]
+                service = Service(f"unix:{path}", [], hold, token_file, process, bind)
+                eventually(lambda: len(members(path)) == workers)
+                service.pids = list(members(path))
             else:
                 url = process.stdout.readline().decode().strip()
-                service = Service(url, [process.pid], hold, token_file)
+                service = Service(url, [process.pid], hold, token_file, process)
             eventually(lambda: service.rest.send("GET", "/deflation/v1/capabilities")[0] == 200)
             yield service
         finally:
@@ -196,15 +206,34 @@ def test_when_the_process_that_leads_is_killed_another_one_takes_over(tmp_path: 
         full = size(service)["current"]
         for victim in service.pids:  # whoever leads is among them; gunicorn starts others in their place
             os.kill(victim, signal.SIGKILL)
-        members = Path(service.url.removeprefix("unix:") + ".d")
-        fresh = eventually(
-            lambda: [int(one.stem) for one in members.glob("*.sock") if int(one.stem) not in service.pids][1:]
-        )
-        assert fresh
+        path = service.url.removeprefix("unix:")
+        assert eventually(lambda: len(members(path) - set(service.pids)) == 2)
         eventually(lambda: size(service)["current"] > 0.8 * full)
-        assert not {f"{pid}.sock" for pid in service.pids} & {one.name for one in members.iterdir()}
+        eventually(lambda: size(service) and not members(path) & set(service.pids))
         assert service.rest.target("down", "deflate", full - 30)[0] == 202
         assert service.rest.finished("down")["state"] == "released"
+
+
+def test_a_reload_of_one_worker_while_it_serves_a_request_ends_neither_the_service_nor_its_hook(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    with running("gunicorn", tmp_path / "token", workers=1) as service:
+        path, (old,) = service.url.removeprefix("unix:"), service.pids
+        service.hold.touch()
+        answers: list[str] = []
+        request = threading.Thread(target=lambda: answers.append(Rest(address_of(service.web), "t").text("/hold")))
+        request.start()
+        eventually((tmp_path / "held").exists)
+        service.process.send_signal(signal.SIGHUP)
+        (new,) = eventually(lambda: members(path) - {old})
+        assert old in members(path), "the old worker serves the request, and the new one is there"
+        assert size(service)["current"] > 0
+        service.hold.unlink()
+        request.join(60)
+        assert answers == [f"{old}\n"]
+        eventually(lambda: proc.ended(old))
+        eventually(lambda: service.rest.send("GET", "/deflation/v1/capabilities")[0] == 200)
+        assert new in members(path)
+        assert service.process.poll() is None
 
 
 def test_two_processes_under_asgi_say_why_that_cannot_work(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-async def asked(hook: HookApplication, path: str = "/healthz") -> tuple[int, dict[str, Any]]:
+async def asked(
+    hook: HookApplication, path: str = "/healthz", server: tuple[str, int] = SERVER
+) -> tuple[int, dict[str, Any]]:
     sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
@@ -38,7 +40,7 @@ async def asked(hook: HookApplication, path: str = "/healthz") -> tuple[int, dic
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "server": SERVER}
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "server": server}
     await hook({**scope, "client": ("127.0.0.1", 5)}, receive, send)
     return sent[0]["status"], json.loads(sent[1]["body"])
 
@@ -47,7 +49,7 @@ async def asked(hook: HookApplication, path: str = "/healthz") -> tuple[int, dic
 
 
 def test_the_lock_of_several_processes_is_their_users_alone(tmp_path: Path) -> None:
-    path = tmp_path / "made" / "hook.sock"
+    path = tmp_path / "m" / "h"  # the sockets' paths are to be short
     umask = os.umask(0)
     try:
         server = SharedHookServer(InelasticAdapter(), str(path)).start()
@@ -59,9 +61,9 @@ def test_the_lock_of_several_processes_is_their_users_alone(tmp_path: Path) -> N
 
 
 def test_a_lock_of_an_earlier_version_is_closed_to_others(tmp_path: Path) -> None:
-    lock = tmp_path / "hook.sock.lock"
+    lock = tmp_path / "h.lock"
     lock.touch(0o644)
-    SharedHookServer(InelasticAdapter(), str(tmp_path / "hook.sock")).start().stop()
+    SharedHookServer(InelasticAdapter(), str(tmp_path / "h")).start().stop()
     assert lock.stat().st_mode & 0o777 == 0o600
 
 

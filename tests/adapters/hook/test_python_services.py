@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import runpy
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from app_adapters.processes.command import CommandAdapter
 from app_adapters.server import HookServer
+from tests.adapters.proc import children, pss_mib
 from tests.adapters.python_load import ROOT, Service, client
 from tests.adapters.rest import Rest
 
@@ -66,19 +69,19 @@ def test_it_shrinks_and_grows_ten_times_while_a_client_asks_on(
         small, full = [], []
         for cycle in range(CYCLES):
             service.fill(70 if cycle == 0 else 40, start=cycle % 2 * 50_000)
-            before_mib = service.rss_mib()
+            before_mib = service.pss_mib()
             full.append(before_mib)
             status, answer = rest.target(f"down{cycle}", "deflate", TARGET_MIB)
             assert status == 202, answer
             assert answer["promised"]["memory_mib"] == pytest.approx(before_mib - TARGET_MIB, abs=5)
             done = rest.finished(f"down{cycle}")
             assert done["state"] == "released", done
-            after_mib = service.rss_mib()
+            after_mib = service.pss_mib()
             small.append(after_mib)
             fall_mib = before_mib - after_mib
             assert fall_mib > 25, done
             assert done["released"]["memory_mib"] == pytest.approx(fall_mib, rel=0.1, abs=4), done
-            assert rest.capabilities()["resources"]["memory_mib"]["current"] == pytest.approx(after_mib, abs=15)  # PSS
+            assert rest.capabilities()["resources"]["memory_mib"]["current"] == pytest.approx(after_mib, abs=15)
             assert rest.target(f"up{cycle}", "reinflate", 400)[0] == 202
             assert rest.finished(f"up{cycle}")["released"] == {"memory_mib": 0.0}
         assert all(size_mib <= TARGET_MIB + 8 for size_mib in small), small
@@ -104,13 +107,13 @@ def test_a_python_service_stays_small_until_it_may_grow(tmp_path: Path) -> None:
         service.fill(30, start=50_000)
         # Its heap is given back a moment later: what replaces values takes other pages first.
         end = time.monotonic() + 60
-        while service.rss_mib() > TARGET_MIB + 10:
-            assert time.monotonic() < end, service.rss_mib()
+        while service.pss_mib() > TARGET_MIB + 10:
+            assert time.monotonic() < end, service.pss_mib()
             time.sleep(0.05)
         assert rest.target("up", "reinflate", 400)[0] == 202
         rest.finished("up")
         service.fill(45, start=100_000)
-        assert service.rss_mib() > TARGET_MIB + 25
+        assert service.pss_mib() > TARGET_MIB + 25
 
 
 def test_the_examples_cache_serves_on_where_it_may_grow_to_less_than_it_began_with() -> None:
@@ -119,9 +122,46 @@ def test_the_examples_cache_serves_on_where_it_may_grow_to_less_than_it_began_wi
     assert cache.get("key") == cache.get("key")
 
 
+#: Has 64 MiB before it forks three workers, each with the hook.
+PRELOADED = """
+import os, sys
+from app_adapters.processes.python_memory import PythonAdapter
+from app_adapters.shared import SharedHookServer
+loaded = b"x" * (64 * 1024 * 1024)
+for _ in range(3):
+    if not os.fork():
+        SharedHookServer(PythonAdapter(500, shrink=print), *sys.argv[1:]).start()
+        sys.stdin.read()
+        os._exit(0)
+sys.stdin.read()
+"""
+
+
+def test_pages_that_processes_share_since_they_were_forked_count_once(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        command = [sys.executable, "-c", PRELOADED, f"{short}/hook.sock", str(tmp_path / "token")]
+        parent = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
+        assert parent.stdin is not None
+        try:
+            end, never = time.monotonic() + 60, threading.Event()
+            while True:
+                with contextlib.suppress(OSError):
+                    memory = Rest(f"{short}/hook.sock", "t").capabilities()["resources"]["memory_mib"]
+                    if memory["maximum"] == 3 * 500:
+                        break
+                assert time.monotonic() < end, "not all of them answer"
+                never.wait(0.05)
+            assert memory["current"] < 1.5 * pss_mib(children(parent.pid))
+        finally:
+            parent.stdin.close()
+            parent.kill()
+            parent.wait(20)
+
+
 def test_at_its_minimum_it_refuses_with_its_floor(tmp_path: Path) -> None:
     with embedded(tmp_path) as (service, rest):
-        before_mib = service.rss_mib()
+        before_mib = service.pss_mib()
         assert before_mib < 32
         status, answer = rest.target("down", "deflate", 5)
         assert (status, answer["state"]) == (409, "refused")

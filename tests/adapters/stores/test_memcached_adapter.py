@@ -315,6 +315,12 @@ def test_another_program_under_the_pid_is_not_measured() -> None:
         (["-u", "nobody", "-m", "100", "-m", "120"], 120),
         (["-m"], 64),
         (["-M"], 64),
+        (["-dm", "1024"], 1024),
+        (["-vvm1024"], 1024),
+        (["-dUm", "300", "-P", "-m", "-m", "200m"], 200),
+        (["-m", "100", "-l", "-m200"], 100),
+        (["--memory-l=200", "--memory-file", "/m"], 200),
+        (["-m", "100", "--", "-m", "200"], 100),
     ],
 )
 def test_the_limit_of_a_command_line(options: list[str], limit_mib: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -25,21 +24,34 @@ from app_adapters.shared import Group, SharedHookServer
 
 
 def test_the_socket_of_a_process_that_does_not_listen_yet_stays_and_that_of_one_that_has_ended_goes() -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
     with tempfile.TemporaryDirectory(prefix="ebb") as short:
         token = Path(short, "token")
         token.write_text("t")
         group = Group(InelasticAdapter().components, f"{short}/d", str(token))
-        server = HookServer(InelasticAdapter(), f"{short}/d/{os.getpid()}.sock", str(token)).start()
+        server = HookServer(InelasticAdapter(), f"{short}/d/1.sock", str(token)).start()
         with socket.socket(socket.AF_UNIX) as starting, socket.socket(socket.AF_UNIX) as killed:
-            starting.bind(f"{short}/d/{os.getppid()}.sock")
-            killed.bind(f"{short}/d/{ended.pid}.sock")
+            starting.bind(f"{short}/d/2-starting.sock")
+            # The number of the dead one is that of a process that lives.
+            killed.bind(f"{short}/d/{os.getpid()}.sock")
+            os.utime(f"{short}/d/{os.getpid()}.sock", (0, 0))
             group.capabilities()
-            assert sorted(os.listdir(f"{short}/d")) == sorted(f"{pid}.sock" for pid in (os.getpid(), os.getppid()))
+            assert sorted(os.listdir(f"{short}/d")) == ["1.sock", "2-starting.sock"]
         server.stop()
 
 
+def test_a_process_of_another_container_may_have_the_same_number() -> None:
+    with tempfile.TemporaryDirectory(prefix="ebb") as short:
+        path, token = f"{short}/hook.sock", f"{short}/token"
+        theirs = HookServer(InelasticAdapter(), f"{path}.d/{os.getpid()}.sock", token).start()
+        ours = SharedHookServer(InelasticAdapter(), path, token).start()
+        try:
+            assert len(os.listdir(f"{path}.d")) == 2
+        finally:
+            ours.stop()
+            theirs.stop()
+
+
+OFFER = {"name": "x", "version": "1", "expected_s": 0.1, "reversible": True, "modes": ["ask"]}
 RUNNING = (200, {"state": "running"})
 RELEASED = (200, {"state": "released", "released": {"memory_mib": 10.0}, "measured_by": "x", "reason": "done"})
 
@@ -59,7 +71,7 @@ def group_of(
         pid = Path(client._path).stem
         told = progress.get(pid, [])
         if path == CAPABILITIES:
-            offer = 200, {"resources": {"memory_mib": sizes}}
+            offer = 200, {**OFFER, "resources": {"memory_mib": sizes}}
             reply = offer if answers[pid] else NoAnswer("hangs")
         elif method == "POST":
             reply = answers[pid]
@@ -149,6 +161,49 @@ def test_a_reinflation_that_did_not_reach_a_process_has_failed_and_is_told_again
     assert isinstance(answer, Promise)
     assert answer.reason == "b: does not answer"
     assert not answer.work().complete
+
+
+def test_a_reinflation_is_complete_though_the_socket_of_a_process_that_was_killed_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lives = str(os.getpid())
+    group = group_of(monkeypatch, tmp_path, {"a": PROMISED, lives: PROMISED}, {"a": [RELEASED]})
+    known = HookClient.ask
+
+    def ask(client: HookClient, *args: Any) -> Any:
+        if Path(client._path).stem == lives:
+            raise NotListening("its number is another process's")
+        return known(client, *args)
+
+    monkeypatch.setattr(HookClient, "ask", ask)
+    os.utime(tmp_path / "d" / f"{lives}.sock", (0, 0))
+    answer = group.reinflate({"memory_mib": 200.0}, Deadline(30.0))
+    assert isinstance(answer, Promise)
+    assert answer.reason == ""
+    assert answer.work().complete
+
+
+@pytest.mark.parametrize(("age_s", "part_mib"), [(shared.OFFER_AGE_S, 220 / 3), (-1.0, 320 / 3)])
+def test_what_a_process_has_that_falls_silent_before_the_target_comes_is_not_split_among_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, age_s: float, part_mib: float
+) -> None:
+    monkeypatch.setattr(shared, "OFFER_AGE_S", age_s)
+    answers: dict[str, Any] = dict.fromkeys("abcd", PROMISED)
+    group = group_of(monkeypatch, tmp_path, answers, {})
+    known = HookClient.ask
+    asked: dict[str, float] = {}
+
+    def ask(client: HookClient, method: str, path: str, body: Any = None, limit_s: float | None = None) -> Any:
+        if method == "POST":
+            asked[Path(client._path).stem] = body["target"]["memory_mib"]
+        return known(client, method, path, body, limit_s)
+
+    monkeypatch.setattr(HookClient, "ask", ask)
+    assert group.capabilities().resources["memory_mib"].current == 400.0
+    answers["d"] = None
+    answer = group.deflate({"memory_mib": 320.0}, "ask", Deadline(20.0))
+    assert asked == dict.fromkeys("abc", pytest.approx(part_mib, abs=0.001))
+    assert "d: does not answer" in answer.reason
 
 
 def test_what_takes_long_is_looked_at_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

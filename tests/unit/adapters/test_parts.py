@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app_adapters.adapter import SizeRange
-from app_adapters.shared import parts
+from app_adapters.shared import parts, parts_of_those_heard
 
 RANGES = {"a": SizeRange(100, 40, 200, 1), "b": SizeRange(60, 40, 100, 1)}
 
@@ -30,6 +30,21 @@ def test_each_gives_or_grows_in_proportion(target: float, expected: dict[str, fl
 def test_without_any_room_all_is_as_asked() -> None:
     assert parts(0, {"a": SizeRange(0, 0, 0, 1), "b": SizeRange(0, 0, 0, 1)}) == {"a": 0, "b": 0}
     assert parts(10, {"a": SizeRange(0, 0, 0, 1), "b": SizeRange(0, 0, 0, 1)}) == {"a": 5, "b": 5}
+
+
+@pytest.mark.parametrize(
+    ("direction", "target", "expected"),
+    [
+        ("deflate", 220, {"a": 70, "b": 50}),  # the silent one keeps its 100
+        ("deflate", 170, {"a": 40, "b": 40}),  # nobody goes below its minimum for it
+        ("deflate", 40, {"a": 20, "b": 20}),  # but where the target itself is less than the minimums
+        ("reinflate", 380, {"a": 150, "b": 80}),  # its part is kept for it: half of what each lacks
+        ("reinflate", 500, {"a": 200, "b": 100}),
+    ],
+)
+def test_who_does_not_answer_is_counted(direction: str, target: float, expected: dict[str, float]) -> None:
+    split = parts_of_those_heard(target, RANGES, {"c": SizeRange(100, 20, 200, 1)}, direction)
+    assert {name: split[name] for name in RANGES} == expected
 
 
 sizes = st.floats(0, 1e5)

@@ -6,11 +6,13 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from app_adapters.adapter import Answer, Deadline, Promise, Refusal, Release
 from app_adapters.processes import python_memory
+from app_adapters.processes.process import own_proportional_mib
 from app_adapters.processes.python_memory import PythonAdapter
 
 
@@ -180,3 +182,30 @@ def test_where_the_c_library_cannot_trim_it_says_so() -> None:
     assert isinstance(answer, Promise)
     assert "cannot trim" in answer.reason
     assert work(answer).released == {"memory_mib": 100.0}
+
+
+def test_a_kernel_that_does_not_tell_what_is_shared_tells_the_resident_size(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text("Name:\tpython3\nVmRSS:\t  20480 kB\n")
+    assert own_proportional_mib(str(tmp_path)) == 20.0
+    (tmp_path / "self/smaps_rollup").write_text("55d6-7ffc ---p 0 00:00 0 [rollup]\nRss: 20480 kB\nPss: 15360 kB\n")
+    assert own_proportional_mib(str(tmp_path)) == 15.0
+
+
+def test_looks_that_take_long_come_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_memory, "KEEP_LOOK_S", 0.001)
+    monkeypatch.setattr(python_memory, "find_malloc_trim", lambda: lambda pad: 1)
+    waits: list[float] = []
+
+    class Large(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return len(waits) == 3
+
+    process = Process()
+    adapter = process.adapter()
+    slow = threading.Event()
+    monkeypatch.setattr(adapter, "_resident_mib", lambda: slow.wait(0.02) or 10.0)
+    adapter._keep(lambda pad: 1, Large())
+    assert waits[0] == 0.001
+    assert min(waits[1:]) >= 100 * 0.02
