@@ -27,6 +27,7 @@ from cluster_manager.plans.plans import (
 )
 from cluster_manager.plans.reading import UnreadPlan
 from cluster_manager.store import schema
+from cluster_manager.store.change_rows import CLOCKS_S, change_row, dated, last_date, lost_cores
 from cluster_manager.store.engines import upsert
 from cluster_manager.store.history import HistoryRows
 from cluster_manager.store.knowledge import KnowledgeRows
@@ -54,8 +55,6 @@ from ebbtide.messages.vms import VMSpec
 
 log = structlog.get_logger()
 
-#: A VM whose cores fall to 0 while it is in one of these was stopped by its owner.
-_BY_OWNER: Final = tuple(phase.value for phase in (VMPhase.STOPPING, VMPhase.STOPPED, VMPhase.MIGRATING))
 #: A plan is at work on it, and says what becomes of it.
 _CLAIMED: Final = tuple(
     phase.value for phase in (VMPhase.PLACING, VMPhase.DELETING, VMPhase.STOPPING, VMPhase.STARTING, VMPhase.MIGRATING)
@@ -64,10 +63,6 @@ _CLAIMED: Final = tuple(
 _MAY_STAY: Final = (VMPhase.MIGRATING.value, VMPhase.STARTING.value, VMPhase.DELETING.value)
 #: It is off, or may be, and waits for room as before.
 _WAITS: Final = frozenset({VMPhase.PREEMPTED, VMPhase.STARTING, VMPhase.STOPPING, VMPhase.DELETING, VMPhase.MIGRATING})
-#: By how much hosts' clocks may differ, seconds.
-_CLOCKS_S: Final = 60.0
-#: A change from further ahead than this is dated back: what a machine's next host says would come too late for ever.
-_AHEAD_S: Final = 3600.0
 #: An event that no plan is behind: kind, VM, host, sentence.
 Line = tuple[str, str | None, str | None, str]
 #: A VM that a migration, or a start elsewhere, has to itself.
@@ -319,7 +314,7 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
 
         async def work(connection: AsyncConnection) -> list[StoredChange]:
             plans, hosts = schema.plans, schema.hosts
-            lost = await _lost_cores(connection, host, vms, seen_at)
+            lost = await lost_cores(connection, host, vms, seen_at)
             if lost:
                 await connection.execute(insert(schema.core_changes), lost)
             for step in ends:
@@ -395,11 +390,11 @@ class Store(TaskRows, KnowledgeRows, HistoryRows):
                 )
                 given_up = set((await connection.execute(by_owner)).scalars())
                 statement = upsert(self._engine, table).on_conflict_do_nothing()
-                latest = self._clock() + _AHEAD_S
+                told = [change for change in changes if change.machine in own]
+                dates = dated(told, await last_date(connection, host), self._clock())
                 rows = [
-                    _change_row(host, c, newest.get(c.machine), _plan_of(c) in given_up, latest)
-                    for c in changes
-                    if c.machine in own
+                    change_row(host, c, at, newest.get(c.machine), _plan_of(c) in given_up)
+                    for c, at in zip(told, dates, strict=True)
                 ]
                 if rows:
                     await connection.execute(statement, rows)
@@ -542,46 +537,9 @@ async def _of_host(
         return own
     # A moment to come is no news: one that said so would be believed for ever.
     told = select(table.c.machine, func.max(table.c.at).label("at"))
-    last = told.where(table.c.machine.in_(others), table.c.at <= now + _CLOCKS_S).group_by(table.c.machine).subquery()
+    last = told.where(table.c.machine.in_(others), table.c.at <= now + CLOCKS_S).group_by(table.c.machine).subquery()
     joined = select(table.c.machine).join(last, (table.c.machine == last.c.machine) & (table.c.at == last.c.at))
     return own | set((await connection.execute(joined.where(table.c.host == host))).scalars())
-
-
-def _change_row(host: str, change: CoreChange, vm: Any, given_up: bool, latest: float) -> dict[str, Any]:
-    """The row of a core change, with what the newest row of its VM says of it.
-
-    :param given_up: whether its owner had the VM given back or deleted by this very change.
-    :param latest: no change is dated later.
-    """
-    owners = given_up or (vm is not None and (bool(vm.deleted_by_owner) or vm.phase in _BY_OWNER))
-    return {
-        **change.model_dump(),
-        "at": min(change.at, latest),
-        "host": host,
-        "variable": int(vm is None or vm.priority != Priority.FIXED.value),
-        "by_owner": int(owners and change.cores_after == 0),
-    }
-
-
-async def _lost_cores(
-    connection: AsyncConnection, host: str, vms: Sequence[str], seen_at: float
-) -> list[dict[str, Any]]:
-    """Rows of core changes for a host's VMs that are gone with it, from when it was last heard of: nobody says when
-    they lost their cores, only that these were not taken away.
-    """
-    table = schema.core_changes
-    highest = select(func.coalesce(func.max(table.c.sequence), 0)).where(table.c.host == host)
-    sequence, rows = int((await connection.execute(highest)).scalar_one()), []
-    for vm in vms:
-        last = select(table).where(table.c.machine == vm).order_by(table.c.at.desc(), table.c.sequence.desc()).limit(1)
-        found = (await connection.execute(last)).one_or_none()
-        if found is None or found.cores_after == 0:
-            continue
-        sequence += 1
-        change = {"cores_before": found.cores_after, "cores_after": 0.0, "variable": found.variable, "by_owner": 1}
-        where = {"host": host, "sequence": sequence, "machine": vm, "at": max(seen_at, found.at)}
-        rows.append({**change, **where, "cause": f"{host} is forgotten"})
-    return rows
 
 
 def _changes_of(host: str, after: int) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -44,6 +45,8 @@ _AWAY: Final = (VMState.STOPPED, VMState.MIGRATING)
 _VERSION: Final = 1
 #: By how much managers' clocks may differ, seconds: what was learned up to a later moment was written by a wrong one.
 _CLOCKS_S: Final = 60.0
+#: Machines of a silent host count as known for so long after it was seen, seconds: when it was is stored each minute.
+_SEEN_S: Final = 120.0
 #: Core changes that are taken of one host; what is left comes again with its next reports.
 _TAKEN: Final = Rate(per_s=2.0, burst=5000.0)
 
@@ -75,7 +78,7 @@ class CoreChanges:
         self._learned: dict[str, int] = {}
         #: What the machines' changes teach, learned change by change, and how well its predictions come true.
         self._options = options
-        self.predictor = Predictor(clock() - WINDOW_S, options)
+        self.predictor = self._followed(Predictor(clock() - WINDOW_S, options))
         self.check = SelfCheck(self.predictor)
         #: How well the predictions of tasks came true, when their attempts were released.
         self.tasks = Calibration()
@@ -92,14 +95,16 @@ class CoreChanges:
         self._acknowledged = await self._store.acknowledged()
         if found is not None and self._resume(found):
             await self._catch_up()
-            return
-        self._learned = dict(self._acknowledged)
-        await self._learn_again()
+        else:
+            self._learned = dict(self._acknowledged)
+            await self._learn_again()
+        # Before hosts tell of the time in which no manager heard them: it is no time in which they kept all cores.
+        self.predictor.advance(self._clock())
 
     async def _learn_again(self) -> None:
         """Learn the past day from the store, each change once, whatever reports bring meanwhile."""
         now, learned = self._clock(), dict(self._learned)
-        predictor = Predictor(now - WINDOW_S, self._options)
+        predictor = self._followed(Predictor(now - WINDOW_S, self._options))
         self._meanwhile = []
         try:
             for number, stored in enumerate(await self._store.core_changes_since(now - WINDOW_S), 1):
@@ -151,7 +156,7 @@ class CoreChanges:
         try:
             if found.get("version") != _VERSION:
                 raise InvalidField("version", f"must be {_VERSION}, but is {found.get('version')!r}")
-            predictor = memory.restored(found["predictor"], self._options)
+            predictor = self._followed(memory.restored(found["predictor"], self._options))
             if self.is_ahead(predictor):
                 raise InvalidField("now", f"is {predictor.now - self._clock():.0f} s ahead of this manager's clock")
             check = SelfCheck(predictor)
@@ -279,6 +284,20 @@ class CoreChanges:
             # A report has so many at the most, the oldest: what happened after the last one may come with the next.
             last = next((change for change in changes if change.sequence > learned), changes[-1] if changes else None)
             until.update(dict.fromkeys((vm.name for vm in host.report.vms), last.at if last else host.seen_at))
+        return until
+
+    def _followed(self, predictor: Predictor) -> Predictor:
+        predictor.known_until = self._heard_until
+        return predictor
+
+    def _heard_until(self) -> dict[str, float]:
+        """Up to when each VM's host has been heard of; one that is not silent tells what happens now at once."""
+        until: dict[str, float] = {}
+        for host_id, host in self._hosts.items():
+            at = host.seen_at + _SEEN_S if self._hosts.is_silent(host_id) else math.inf
+            for vm in host.report.vms:
+                # Another host may tell of it: it has moved, or was begun again there.
+                until[vm.name] = max(until.get(vm.name, at), at)
         return until
 
     def _observe(self, stored: StoredChange, now: float) -> None:

@@ -36,6 +36,8 @@ class TaskMachines:
         self._core_changes = core_changes
         self._options = options
         self._predictor: Predictor | None = None
+        #: Looks at landmarks that had been taken when it was copied.
+        self._looks = 0
         self._variable: frozenset[str] = frozenset()
         self._moving: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
@@ -116,9 +118,10 @@ class TaskMachines:
 
         The predictor is a copy, so that it can be asked in another thread.
         """
-        # What a turn has brought to a wrong time is of no use, either.
-        if self._predictor is None or self._core_changes.is_ahead(self._predictor):
-            self._predictor = self._core_changes.predictor.copy()
+        learned = self._core_changes.predictor
+        # What a turn has brought to a wrong time is of no use, either, nor what does not know who has fallen silent.
+        if self._predictor is None or self._core_changes.is_ahead(self._predictor) or learned.looks != self._looks:
+            self._predictor, self._looks = learned.copy(), learned.looks
         return Pool(self._predictor, self._variable, self._options)
 
     def settle(self, predicted: float, completed: bool) -> None:

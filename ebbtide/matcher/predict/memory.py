@@ -18,7 +18,7 @@ from ebbtide.matcher.predict.changes import Direction, LastChange
 from ebbtide.matcher.predict.landmarks import AGES, FREE, STEPS
 from ebbtide.matcher.predict.period import Period
 from ebbtide.matcher.predict.predictor import Predictor, PredictorOptions
-from ebbtide.matcher.predict.rolling import FOLLOWED, MOST_CORES, Rolling
+from ebbtide.matcher.predict.rolling import FOLLOWED, MOST_CORES, Rolling, add_running
 
 _VERSION: Final = 3
 #: Of both versions before the landmarks are passed over, which were of other classes: they begin from nothing.
@@ -80,7 +80,12 @@ def restored(found: Mapping[str, Any], options: PredictorOptions | None = None) 
 
 def prior(predictor: Predictor) -> dict[str, Any]:
     """What a pool has shown, without its machines: to begin another pool with."""
-    sums = {name: _sparse(getattr(predictor.state, name)) for name in _SUMS}
+    state = predictor.state
+    entered, opened = state.all_entered.copy(), state.all_open_entered.copy()
+    # What still runs counts up to now: else the machines that have lost cores already would stand for the whole pool.
+    add_running(state, predictor.now, entered, opened)
+    state = state._replace(all_entered=entered, all_open_entered=opened)
+    sums = {name: _sparse(getattr(state, name)) for name in _SUMS}
     if predictor.by_landmarks:
         sums |= {name: _sparse(getattr(predictor.period, name)) for name in _PERIOD_SUMS}
     return {"version": _VERSION, "kind": "prior", "grid": _GRID, "sums": sums}

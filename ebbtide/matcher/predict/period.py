@@ -122,13 +122,16 @@ def stands(state: Period, machine: int, at_s: float, cores: float, direction: in
         after_s = at_s - state.looked_s[place]
         if cores < 0.0 or after_s < 0.0:
             # Also one that was noted before the news of an older change came: the machine did not stand so.
-            state.noted[machine, place] = -1
+            _end(state, machine, place, at_s)
             continue
-        lost = state.lost[machine, place]
+        before = state.lost[machine, place]
+        lost = before
         while lost < len(FREE) and state.noted_cores[machine, place] - cores > FREE[lost]:
             state.lost_step[machine, place, lost] = int(position(after_s) / PER_STEP)
             lost += 1
-        state.lost[machine, place] = lost
+        if lost > before:
+            state.lost[machine, place] = lost
+            _count_late(state, machine, place)
 
 
 def leaves(state: Period, machine: int) -> None:
@@ -167,6 +170,24 @@ def watch(state: Period, now_s: float) -> None:
         clock[0] += clock[1]
 
 
+def watch_known(state: Period, now_s: float, known_s: Floats) -> None:
+    """As `watch`, where changes of some machines may have happened of which nobody has told yet.
+
+    A landmark of such a machine ends without an outcome, and none is noted. What comes later than its step is counted
+    (`stands`), but only for as long as its landmark is remembered.
+
+    :param known_s: per machine: up to when its changes are known.
+    """
+    clock = state.clock
+    while clock[0] <= now_s:
+        # A long pause is passed over at once, as there.
+        until_s = now_s if now_s - clock[0] > 2.0 * SLICES * clock[3] else float(clock[0])
+        silent = known_s < until_s
+        state.noted[silent] = -1
+        watch(state, until_s)
+        state.noted[silent] = -1
+
+
 def _note_all(state: Period, place: int, at_s: float) -> None:
     """How the machines stand."""
     ages = np.minimum((position(at_s - state.stood_s) / PER_AGE).astype(np.int64), AGES - 1)
@@ -198,16 +219,14 @@ def _count_all(state: Period, place: int, first: int, end: int) -> None:
 
 def _count(state: Period, machine: int, place: int, first: int, end: int) -> None:
     """The steps from first to before end of one landmark are over."""
+    # Of those that an earlier version has remembered: it did not count them when the news came.
+    _count_late(state, machine, place)
+    if state.noted[machine, place] < 0:
+        return
     row = int(state.clock[4])
     group = state.noted[machine, place]
     lost, f = state.lost[machine, place], state.counted[machine, place]
-    while f < lost and state.lost_step[machine, place, f] < first:
-        # The news came after the step had been counted: the landmark just ends.
-        f += 1
-    # Nobody can lose more cores than there were.
-    able = f
-    while able < len(FREE) and FREE[able] < state.noted_cores[machine, place]:
-        able += 1
+    able = _able(state, machine, place)
     begin = first * len(FREE)
     state.watched[row, group, begin + f : begin + able] += 1.0
     state.all_watched[group, begin + f : begin + able] += 1.0
@@ -219,6 +238,78 @@ def _count(state: Period, machine: int, place: int, first: int, end: int) -> Non
     state.counted[machine, place] = f
     if f == able:
         state.noted[machine, place] = -1
+
+
+def _count_late(state: Period, machine: int, place: int) -> None:
+    """Losses of which the news came after their steps had been counted: as if they had come in time."""
+    places, looks = len(state.looked_s), _looks_since(state, place)
+    group, f = state.noted[machine, place], state.counted[machine, place]
+    before = f
+    while f < state.lost[machine, place]:
+        step = state.lost_step[machine, place, f]
+        if step >= len(state.due) or state.due[step] > looks:
+            break
+        row = _slice_of(state, state.looked_s[(place + state.due[step]) % places])
+        if row >= 0:
+            state.failed[row, group, step * len(FREE) + f] += 1.0
+            state.all_failed[group, step * len(FREE) + f] += 1.0
+        _take_back(state, machine, place, state.due[step] + 1, f, f + 1)
+        f += 1
+    if f > before:
+        state.counted[machine, place] = f
+        if f == _able(state, machine, place):
+            state.noted[machine, place] = -1
+
+
+def _end(state: Period, machine: int, place: int, at_s: float) -> None:
+    """A landmark has no outcome after a moment: what was counted of it at later looks is taken back."""
+    places, looks = len(state.looked_s), _looks_since(state, place)
+    since = looks + 1
+    while since > 0 and state.looked_s[(place + since - 1) % places] > at_s:
+        since -= 1
+    if since <= looks:
+        _take_back(state, machine, place, since, state.counted[machine, place], _able(state, machine, place))
+    state.noted[machine, place] = -1
+
+
+def _take_back(state: Period, machine: int, place: int, since: int, low: int, high: int) -> None:
+    """Of what was counted of one landmark: who had the room at looks from one on, with numbers of free cores within.
+
+    :param since: at which look after the landmark's beginning.
+    """
+    places, looks = len(state.looked_s), _looks_since(state, place)
+    group = state.noted[machine, place]
+    for step in range(len(state.due)):
+        due = state.due[step]
+        if due > looks:
+            break
+        # Steps that are due at one look are counted at the first of them.
+        if due < since or (step > 0 and state.due[step - 1] == due):
+            continue
+        row = _slice_of(state, state.looked_s[(place + due) % places])
+        if row >= 0:
+            begin = step * len(FREE)
+            state.watched[row, group, begin + low : begin + high] -= 1.0
+            state.all_watched[group, begin + low : begin + high] -= 1.0
+
+
+def _looks_since(state: Period, place: int) -> int:
+    """How many looks were taken after that of a place in their round."""
+    return int((int(state.clock[5]) - 1 - place) % len(state.looked_s))
+
+
+def _able(state: Period, machine: int, place: int) -> int:
+    """How many of FREE a landmark can lose: nobody can lose more cores than there were."""
+    able = 0
+    while able < len(FREE) and FREE[able] < state.noted_cores[machine, place]:
+        able += 1
+    return able
+
+
+def _slice_of(state: Period, look_s: float) -> int:
+    """The slice in which was counted what was over at a look; -1: it is forgotten."""
+    back = int(np.ceil((state.clock[2] - look_s) / state.clock[3])) - 1
+    return (int(state.clock[4]) - back) % (SLICES + 1) if back <= SLICES else -1
 
 
 def _forget(state: Period) -> None:

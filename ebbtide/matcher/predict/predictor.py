@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -97,6 +97,9 @@ class Predictor:
         self.now = now
         #: What happened before has not been watched: an interval that began then counts from here on.
         self.since = now
+        #: Says up to when the changes of machines are known; of one that it leaves out, and if it is None, up to now.
+        #: Who has not been heard of is not seen to have kept its cores.
+        self.known_until: Callable[[], Mapping[str, float]] | None = None
         #: Goes up when an answer may be another than it was at the same moment.
         self.version = 0
         self._form = FORMS[self.options.form]
@@ -162,8 +165,8 @@ class Predictor:
             return
         self.now = now
         counting.roll(self.state, now)
-        if self.by_landmarks:
-            periods.watch(self.period, now)
+        if self.by_landmarks and self.period.clock[0] <= now:
+            self._look(now)
         while self._gone and self._gone[0][0] <= now:
             _, machine, at = self._gone.popleft()
             # One that came back meanwhile may have gone again, and has an entry of its own.
@@ -219,8 +222,12 @@ class Predictor:
         self.changed()
 
     def copy(self) -> Predictor:
-        """One that knows the same and has its own memory: to be asked elsewhere while this one goes on learning."""
+        """One that knows the same and has its own memory: to be asked elsewhere while this one goes on learning.
+
+        It does not hear of machines that fall silent: it is for the time until this one has taken a look (`looks`).
+        """
         made = copy.copy(self)
+        made.known_until = None
         made.rows, made._last = dict(self.rows), dict(self._last)
         made._free, made._gone = list(self._free), deque(self._gone)
         made.state = _copied(self.state)
@@ -325,6 +332,21 @@ class Predictor:
         """How long ago the last change of each row was, or of some rows; nothing for rows without one."""
         last_s = self.state.last_s if rows is None else self.state.last_s[rows]
         return np.maximum(self.now - last_s, 0.0)
+
+    @property
+    def looks(self) -> int:
+        """How many looks at landmarks have been taken."""
+        return int(self.period.clock[5])
+
+    def _look(self, now: float) -> None:
+        if self.known_until is None:
+            periods.watch(self.period, now)
+            return
+        known_s = np.full(len(self.period.stood_s), np.inf)
+        for machine, until in self.known_until().items():
+            if (row := self.rows.get(machine)) is not None:
+                known_s[row] = until
+        periods.watch_known(self.period, now, known_s)
 
     def _stands(self, row: int, at: float, cores: float, x: int) -> None:
         if self.by_landmarks:

@@ -19,7 +19,9 @@ class SelfCheck:
     """Feeds a `Calibration`: ask it before the predictor learns of a change.
 
     A prediction came true if no shrink came within the duration, or, where the predictor counts the size of shrinks or
-    goes by landmarks, if the machine kept the cores that it had. One whose machine its owner took away has no outcome.
+    goes by landmarks, if the machine kept the cores that it had. One whose machine its owner took away in that time has
+    no outcome, also where a shrink had refuted it: else those that an owner ends early would count by how they ended.
+    So it counts when its time is over, or when its machine is preempted.
 
     :param every_s: at least so long between two predictions for one machine and duration.
     """
@@ -32,8 +34,8 @@ class SelfCheck:
         self._durations_s = durations_s
         self._every_s = every_s
         self._next_at = predictor.now
-        #: By machine: (made at, duration, predicted, cores then).
-        self._open: dict[str, list[tuple[float, float, float, int]]] = {}
+        #: By machine: (made at, duration, predicted, cores then, whether it is refuted).
+        self._open: dict[str, list[tuple[float, float, float, int, bool]]] = {}
 
     def document(self) -> dict[str, Any]:
         """What can be written as JSON and read by `resume`; predictions without an outcome yet are part of it."""
@@ -50,8 +52,11 @@ class SelfCheck:
         """
         try:
             calibration = Calibration.of(found["calibration"])
+            # Earlier versions counted at once what was refuted.
             waiting = {
-                str(machine): [(float(at), float(lasts), float(p), int(had)) for at, lasts, p, had in rows]
+                str(machine): [
+                    (float(at), float(lasts), float(p), int(had), any(refuted)) for at, lasts, p, had, *refuted in rows
+                ]
                 for machine, rows in found["open"].items()
             }
             next_at = float(found["next_at"])
@@ -60,24 +65,22 @@ class SelfCheck:
         self.calibration, self._open, self._next_at = calibration, waiting, next_at
 
     def observe(self, change: Change) -> None:
-        """A change is about to be learned; it settles the predictions that it refutes."""
+        """A change is about to be learned: it refutes predictions, or ends them."""
         if change.direction is None:
             return
-        if change.by_owner or change.starts:
-            self._open.pop(change.machine, None)
-            return
-        if change.direction is not Direction.SHRINK:
-            return
-        cores = whole_cores(change.cores_after)
+        shrinks = change.direction is Direction.SHRINK
         left = []
-        for prediction in self._open.pop(change.machine, []):
-            made_at, duration_s, predicted, had = prediction
-            if change.at >= made_at + duration_s:
-                self.calibration.add(predicted, True)
-            elif cores < had or not self._predictor.options.of_cores:
-                self.calibration.add(predicted, False)
-            else:
-                left.append(prediction)
+        for made_at, duration_s, predicted, had, refuted in self._open.pop(change.machine, ()):
+            if change.starts:
+                # Nobody has told how it ended before.
+                continue
+            over = change.at >= made_at + duration_s
+            if shrinks and not over:
+                refuted |= whole_cores(change.cores_after) < had or not self._predictor.options.of_cores
+            if over or (change.ends and refuted and not change.by_owner):
+                self.calibration.add(predicted, not refuted)
+            elif not (change.ends or change.by_owner):
+                left.append((made_at, duration_s, predicted, had, refuted))
         if left:
             self._open[change.machine] = left
 
@@ -100,14 +103,16 @@ class SelfCheck:
             left = []
             for prediction in predictions:
                 if until >= prediction[0] + prediction[1]:
-                    self.calibration.add(prediction[2], True)
+                    self.calibration.add(prediction[2], not prediction[4])
                 else:
                     left.append(prediction)
             if left:
                 self._open[machine] = left
             else:
                 del self._open[machine]
-        machines = list(self._predictor.rows)
+        # Where nobody has been heard of, nothing is known of what would be predicted from.
+        heard = self._predictor.known_until() if self._predictor.known_until is not None else {}
+        machines = [machine for machine in self._predictor.rows if heard.get(machine, now) >= now]
         for duration_s in self._durations_s:
             found = self._predictor.probabilities_of(machines, now, duration_s)
             for machine, predicted in zip(machines, found, strict=True):
@@ -115,4 +120,4 @@ class SelfCheck:
                 waiting = self._open.setdefault(machine, [])
                 if predicted is None or last is None or any(other[1] == duration_s for other in waiting):
                     continue
-                waiting.append((now, duration_s, predicted, last.cores))
+                waiting.append((now, duration_s, predicted, last.cores, False))

@@ -444,11 +444,11 @@ async def test_a_change_from_years_ahead_is_dated_back(tmp_path: Path) -> None:
         await rogue.send_report()
         newest = (await cluster.get("/v1/core-changes?machine=own"))["core_changes"][0]
         assert newest["cores_after"] == 2.0
-        assert newest["at"] <= time.time() + 3600.0
+        assert newest["at"] <= time.time() + 60.0
         assert cluster.manager is not None
         last = cluster.manager.core_changes.predictor.last_of("own")
         assert last is not None
-        assert last.at <= time.time() + 3600.0
+        assert last.at <= time.time() + 60.0
 
 
 @pytest.mark.parametrize(

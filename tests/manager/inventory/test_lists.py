@@ -39,11 +39,6 @@ async def cluster(module_stores: None, tmp_path_factory: pytest.TempPathFactory)
     tmp_path = tmp_path_factory.mktemp("lists")
     agents = [FakeAgent(f"host-{letter}", cpu_cores=6.0, memory_mib=2600.0) for letter in "ab"]
     async with cluster_of(tmp_path, *agents, silent_after_s=60.0) as made:
-        for name in NAMES:
-            await made.create(vm(name, "fixed" if name == "high-1" else "deflatable", **SMALL))
-        await made.create(vm("too-big", cpu_cores=60.0))
-        await made.create(vm("short", **SMALL))
-        await made.delete("short")
         assert made.manager is not None
         for number, agent in enumerate(agents[:2], 1):
             await record(made.manager.store, f"gone-{number}", agent.id, VMPhase.ENDED)
@@ -51,6 +46,11 @@ async def cluster(module_stores: None, tmp_path_factory: pytest.TempPathFactory)
         agents[0].add_change("gone-1", 2.0, 1.0, at=2000.0)
         agents[1].add_change("gone-2", 3.0, 1.0, at=2000.0)
         agents[1].add_change("gone-2", 1.0, 2.0, at=3000.0)
+        for name in NAMES:
+            await made.create(vm(name, "fixed" if name == "high-1" else "deflatable", **SMALL))
+        await made.create(vm("too-big", cpu_cores=60.0))
+        await made.create(vm("short", **SMALL))
+        await made.delete("short")
         await made.ready()
         yield made
 

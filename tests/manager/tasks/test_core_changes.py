@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.plans.plans import VMPhase
 from cluster_manager.store.database import Database
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.core_changes import CoreChanges
@@ -55,20 +56,22 @@ async def test_a_deflation_and_a_reinflation_become_changes_and_a_ranking(tmp_pa
 
 async def test_the_probability_is_equation_1_over_the_pool(tmp_path: Path) -> None:
     async with cluster_of(tmp_path, agent := host()) as cluster:
-        for name in ("low-1", "low-2"):
-            await cluster.create(vm(name, cpu_cores=2.0))
-        await agent.send_report()
+        assert cluster.manager is not None
+        await record(cluster.manager.store, "before", agent.id, VMPhase.ENDED)
         now = time.time()
-        # Eight changes, 1000 s after its start and then every 100 s, a shrink first, a growth last. They lie ahead of
-        # the manager's clock, as those of a host whose clock is ahead would.
+        agent.add_change("before", 0.0, 2.0, at=now - 1700.0)
+        # Eight changes, 1000 s after its start and then every 100 s, a shrink first, a growth last.
         for number in range(8):
             before, after = (1.0, 2.0) if number % 2 else (2.0, 1.0)
-            agent.add_change("low-1", before, after, at=now + 1000.0 + 100.0 * number)
+            agent.add_change("before", before, after, at=now - 700.0 + 100.0 * number)
+        await agent.send_report()
+        for name in ("low-1", "low-2"):
+            await cluster.create(vm(name, cpu_cores=2.0))
         await agent.send_report()
         rows = {row["machine"]: row for row in (await cluster.get("/v1/machines?duration_s=50"))["machines"]}
         # Eight intervals, none of which ends within 50 s of a change.
         assert rows["low-1"]["completion_probability"] == 1.0
-        assert rows["low-1"]["since_change_s"] == 0.0
+        assert rows["low-1"]["since_change_s"] < 50.0
         rows = {row["machine"]: row for row in (await cluster.get("/v1/machines?duration_s=500"))["machines"]}
         # Only shrinks followed on growths, and one interval of eight is longer than 500 s: P_c = 1 - 1 * (1 - 1/8).
         assert rows["low-1"]["completion_probability"] == pytest.approx(1 / 8)

@@ -139,6 +139,26 @@ def test_a_pool_that_begins_with_another_ones_history_knows_something_at_once(ch
     assert not math.isnan(float(fresh.probability(GROWTH, 0.0, 600.0)))
 
 
+@pytest.mark.parametrize("hours", [0.5, 0.9, 1.9])
+@pytest.mark.parametrize("form", ["next-change", "next-shrink"])
+def test_what_a_pool_hands_on_says_what_it_says_itself_also_of_machines_that_have_kept_their_cores(
+    form: str, hours: float
+) -> None:
+    """Intervals that run are cut, and counted, on the hour only."""
+    own = Predictor(0.0, PredictorOptions(form=form))
+    for change in renewal_pool(40, lambda generator: float(generator.exponential(14_400.0)), hours * 3600.0, seed=5):
+        own.observe(change)
+    own.advance(hours * 3600.0)
+    ended = float(own.state.all_ended.sum())
+    assert 0 < ended < 40
+    for weight in (1.0, ended, 1000.0):
+        warmed = Predictor(0.0, own.options)
+        warm(warmed, json.loads(json.dumps(prior(own))), weight)
+        for duration_s in (300.0, 1200.0):
+            found = float(warmed.probability(GROWTH, 60.0, duration_s))
+            assert found == pytest.approx(float(own.probability(GROWTH, 60.0, duration_s)))
+
+
 def test_a_pools_own_history_outweighs_what_it_began_with(changes: list[Change]) -> None:
     taught = prior(run(Predictor(0.0), changes, 2 * HALF_S))
     slow = list(renewal_pool(12, lambda generator: float(generator.exponential(20_000.0)), 4 * HALF_S, seed=4))
