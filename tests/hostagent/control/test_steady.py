@@ -153,9 +153,13 @@ async def test_a_reserve_that_lacks_too_little_to_be_filled_is_not_taken_for_one
     monkeypatch.setattr(steady, "_now", lambda: clock)
     watching = Steady(host)
     await watching.set(SteadyCommand(enabled=True, reserve_mib=200.0))
-    for free_mib in (160.0, 160.0, 1000.0):
-        host.memory_available_mib = lambda free_mib=free_mib: host.slice.reserve_mib + free_mib
+
+    async def round_with(free_mib: float) -> None:
+        host.memory_available_mib = lambda: host.slice.reserve_mib + free_mib
         await watching._round()
+
+    for free_mib in (160.0, 160.0, 1000.0):
+        await round_with(free_mib)
         clock += 3 * 3600.0
     assert watching.status().refill_s == REFILL_S
 
