@@ -25,7 +25,7 @@ BY_SEED += ("preempted_vms_share", "preemptions_per_day", "deflated_vm_h_share",
 BY_SEED += ("back_median_s", "not_back_share", "work_lost_core_h_per_day", "moves_per_day", "moved_gib_per_day")
 BY_SEED += ("interruptible_jct_geometric_mean_s", "uninterruptible_jct_geometric_mean_s", "slowdown_geometric_mean")
 BY_SEED += ("pool_stable_for_10_min", "pool_stable_for_30_min", "pool_stable_for_60_min")
-BY_SEED += ("at_once_share", "refault_mib_per_vm_h")
+BY_SEED += ("at_once_share", "refault_mib_per_vm_h", "low_memory_share")
 MEAN, P90, NJCT = BY_SEED[:3]
 #: Sweeps of which the completion time of each job is kept, too, by seed.
 BY_JOB = ("persistent",)

@@ -158,12 +158,12 @@ class Steady:
             self._learner.rests()
             return
         await host.sample()
+        before = self._trimmer.filling
+        filling = self._trimmer.is_filling(host.free().memory_mib, kept)
         if self._busy():
             self._learner.waits(_now())
         else:
-            self._learner.observe(_now(), host.free().memory_mib, kept)
-        before = self._trimmer.filling
-        filling = self._trimmer.is_filling(host.free().memory_mib, kept)
+            self._learner.observe(_now(), filling)
         self._tell(before, filling, kept)
         watched = [vm for vm in host.resizable() if _may_give(vm) and (filling or vm.deflated)]
         if watched:

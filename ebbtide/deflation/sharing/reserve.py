@@ -37,8 +37,8 @@ class ReserveLearner:
 
     refill_s: float = REFILL_S
     arrivals: list[tuple[float, float]] = field(default_factory=list)
-    #: Since when the reserve is not full; None: it is, or nothing is known.
-    _short_since: float | None = None
+    #: Since when the reserve is being filled; None: it is not, or nothing is known.
+    _filling_since: float | None = None
     _looked_at: float = 0.0
 
     def arrived(self, at: float, memory_mib: float) -> None:
@@ -54,25 +54,28 @@ class ReserveLearner:
         self.arrivals.append((at, memory_mib))
         del self.arrivals[:-MOST_ARRIVALS]
 
-    def observe(self, now: float, free_mib: float, reserve_mib: float) -> None:
-        """Take in how full the reserve is, to learn how long it takes to be full again."""
+    def observe(self, now: float, filling: bool) -> None:
+        """Take in whether the reserve is being filled, to learn how long that takes until it is full.
+
+        :param filling: as `Trimmer.is_filling` has it: a reserve that lacks too little to be filled says nothing.
+        """
         self._looked_at = now
-        if free_mib < reserve_mib:
-            self._short_since = now if self._short_since is None else self._short_since
-        elif self._short_since is not None:
-            took_s = min(max(now - self._short_since, LEAST_REFILL_S), MOST_REFILL_S)
+        if filling:
+            self._filling_since = now if self._filling_since is None else self._filling_since
+        elif self._filling_since is not None:
+            took_s = min(max(now - self._filling_since, LEAST_REFILL_S), MOST_REFILL_S)
             self.refill_s += _NEW_SHARE * (took_s - self.refill_s)
-            self._short_since = None
+            self._filling_since = None
 
     def waits(self, now: float) -> None:
         """Take in that nobody could fill the reserve since the last look: that time does not count."""
-        if self._short_since is not None:
-            self._short_since += now - self._looked_at
+        if self._filling_since is not None:
+            self._filling_since += now - self._looked_at
         self._looked_at = now
 
     def rests(self) -> None:
         """Take in that nobody fills the reserve for now: how long it is short meanwhile says nothing."""
-        self._short_since = None
+        self._filling_since = None
 
     def learned_mib(self, now: float) -> float:
         """The reserve by which the wanted share of arrivals would have fitted at once; 0 without any."""

@@ -148,6 +148,7 @@ class SimulatedHost:
         """What a host does by itself every ten seconds."""
         self.live_until(now_s)
         if now_s < self.busy_until_s:
+            self.learner.waits(now_s)
             return  # not beside an operation
         self._relieve()
         match self.scheme:
@@ -185,8 +186,8 @@ class SimulatedHost:
         learned = self.learner.learned_mib(now_s)
         self.reserve_mib = reserve_of(self.asked_mib, learned, self.capacity.memory_mib)
         free_mib = self.free().memory_mib
-        self.learner.observe(now_s, free_mib, self.reserve_mib)
         filling = self.trimmer.is_filling(free_mib, self.reserve_mib)
+        self.learner.observe(now_s, filling)
         watched = [vm for vm in self._guests() if filling or vm.deflated]
         for vm in watched:
             if vm.guest is not None:

@@ -146,6 +146,24 @@ async def test_the_time_for_which_it_is_off_says_nothing_of_how_long_a_refill_ta
     assert watching.status().refill_s == REFILL_S - 50.0
 
 
+async def test_a_reserve_that_lacks_too_little_to_be_filled_is_not_taken_for_one_that_is_filled_slowly(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, clock = make_agent(world, tmp_path).host, 0.0
+    monkeypatch.setattr(steady, "_now", lambda: clock)
+    watching = Steady(host)
+    await watching.set(SteadyCommand(enabled=True, reserve_mib=200.0))
+
+    async def round_with(free_mib: float) -> None:
+        host.memory_available_mib = lambda: host.slice.reserve_mib + free_mib
+        await watching._round()
+
+    for free_mib in (160.0, 160.0, 1000.0):
+        await round_with(free_mib)
+        clock += 3 * 3600.0
+    assert watching.status().refill_s == REFILL_S
+
+
 async def test_memory_that_is_missed_comes_back_and_the_vm_is_left_alone(
     client: Client, host: Host, idle_vms: list[Domain], trimmers: list[trimming.Trimmer]
 ) -> None:
@@ -370,7 +388,7 @@ async def test_while_an_operation_keeps_trimming_waiting_it_is_named_and_its_tim
 ) -> None:
     clock, moves, watching = 0.0, host.vms["low-1"], Steady(host)
     monkeypatch.setattr(steady, "_now", lambda: clock)
-    monkeypatch.setattr(trimming.Trimmer, "is_filling", lambda self, free_mib, reserve_mib: False)
+    monkeypatch.setattr(trimming.Trimmer, "steps", lambda *of_what: {})
     await setting(client, enabled=True, reserve_mib=200.0)
 
     async def round_with(free_mib: float, phase: Phase) -> None:

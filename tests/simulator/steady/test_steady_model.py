@@ -167,6 +167,37 @@ def test_a_guest_that_missed_its_memory_is_left_alone_also_if_it_lacked_nothing_
     assert one.deflated
 
 
+def looked(at: SimulatedHost, from_s: float, until_s: float) -> None:
+    for look in range(int(from_s / LOOK_S), int(until_s / LOOK_S) + 1):
+        at.look(look * LOOK_S)
+
+
+def test_a_reserve_that_lacks_a_little_for_hours_is_not_taken_for_one_that_is_filled_slowly() -> None:
+    full = filled(STEADY, asked_mib=2048.0)
+    looked(full, 10.0, 2000.0)
+    refill_s = full.learner.refill_s
+    assert full.take(2001.0, vm("small", low=False, memory_mib=200.0), None) == 0.0
+    assert 64 < 2048 - full.free().memory_mib < 256
+    looked(full, 2010.0, 20_000.0)
+    full.leave(20_001.0, "small")
+    looked(full, 20_010.0, 20_100.0)
+    assert full.learner.refill_s == refill_s
+
+
+def test_the_time_of_a_reclaim_is_no_part_of_a_refill() -> None:
+    """As on a real host, where nothing is trimmed beside an operation."""
+    full = filled(STEADY, asked_mib=2048.0)
+    looked(full, 10.0, 2000.0)
+    before_s = full.learner.refill_s
+    assert full.take(2001.0, vm("fits", low=False, memory_mib=2000.0), None) == 0.0
+    looked(full, 2010.0, 2010.0)
+    reclaim_s = full.take(2011.0, vm("waits", low=False, memory_mib=10_000.0), None)
+    assert reclaim_s > 90.0
+    looked(full, 2020.0, 2400.0)
+    took_s = before_s + 4 * (full.learner.refill_s - before_s)
+    assert 0 < took_s < 90.0
+
+
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from ebbtide.deflation.sharing.reserve import (
     ReserveLearner,
     reserve_of,
 )
+from ebbtide.deflation.trimming import Trimmer
 
 _ARRIVALS = st.lists(st.tuples(st.floats(0, 2000), st.floats(1, 64_000)), min_size=1, max_size=120)
 
@@ -95,17 +96,34 @@ def test_arrivals_after_a_clock_was_set_back_come_one_after_another_and_are_forg
 def test_how_long_a_refill_takes_is_learned_within_bounds() -> None:
     learned = ReserveLearner()
     for start in range(0, 100_000, 1000):
-        learned.observe(start, 0.0, 1000.0)
-        learned.observe(start + 60.0, 1000.0, 1000.0)
+        learned.observe(start, filling=True)
+        learned.observe(start + 60.0, filling=False)
     assert learned.refill_s == pytest.approx(60.0, rel=0.01)
     for start in range(200_000, 1_200_000, 10_000):
-        learned.observe(start, 0.0, 1000.0)
-        learned.observe(start + 9000.0, 1000.0, 1000.0)
+        learned.observe(start, filling=True)
+        learned.observe(start + 9000.0, filling=False)
     assert learned.refill_s == pytest.approx(MOST_REFILL_S)
     for start in range(2_000_000, 2_100_000, 1000):
-        learned.observe(start, 0.0, 1000.0)
-        learned.observe(start + 0.1, 1000.0, 1000.0)
+        learned.observe(start, filling=True)
+        learned.observe(start + 0.1, filling=False)
     assert learned.refill_s == pytest.approx(LEAST_REFILL_S)
+
+
+def test_the_time_in_which_a_reserve_lacks_too_little_to_be_filled_is_no_part_of_a_refill() -> None:
+    learned, trimmer, kept, hour = ReserveLearner(), Trimmer(), 1024.0, 3600.0
+
+    def look(now: float, lacks_mib: float) -> None:
+        learned.observe(now, trimmer.is_filling(kept - lacks_mib, kept))
+
+    for now in range(0, int(6 * hour), 10):
+        look(now, 40.0)
+    look(6 * hour, -1.0)
+    assert learned.refill_s == REFILL_S
+    look(7 * hour, 40.0)
+    # Another arrival: it is filled from here on, until it is full and not only until it lacks little.
+    for since, lacks_mib in ((0.0, 300.0), (50.0, 40.0), (100.0, 0.0)):
+        look(8 * hour + since, lacks_mib)
+    assert learned.refill_s == REFILL_S - 50.0
 
 
 def test_an_operators_word_goes_before_what_was_learned_and_the_host_bounds_both() -> None:
