@@ -24,7 +24,7 @@ from ebbtide.deflation.sharing.pressure_response import Neighbours
 from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.control.start_admission import admit, admit_arrival, let_run, turn_off_again
-from hostagent.control.unowned import Fate, fate
+from hostagent.control.unowned import Fate, fate, put_back
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary
 from hostagent.state.intents import Intent, Phase
@@ -96,6 +96,8 @@ class Reconciler:
         self._unowned: dict[str, RepairPace] = {}
         #: Domains that bear a name of this host and are not ours, or are left alone, as of the last asking.
         self._foreign: set[str] = set()
+        #: Those that are left alone and were told of.
+        self._told: set[str] = set()
         host.hypervisor.on_lifecycle(self._on_lifecycle)
 
     def _on_lifecycle(self, domain: str, rebooted: bool) -> None:
@@ -392,6 +394,7 @@ class Reconciler:
         listed, here = await self._host.hypervisor.domains(), self._host.vms
         found, there = [domain for domain in listed if domain.name not in known], {domain.name for domain in listed}
         self._unowned = {domain.name: self._unowned.get(domain.name, RepairPace()) for domain in found}
+        self._told &= self._unowned.keys()
         for domain in found:
             pace, now = self._unowned[domain.name], asyncio.get_running_loop().time()
             if domain.name in {vm.domain for vm in here.values()} or not pace.due(now):
@@ -408,16 +411,27 @@ class Reconciler:
 
     async def _see_to(self, domain: DomainState) -> None:
         intent, name, here = domain.intent, domain.intent.spec.name, self._host.vms
-        match fate(intent, domain.state, self._has_failed(intent), name in here):
+        journal = self._host.journal
+        ended = put_back(intent, journal.deleted, journal.carried_out)
+        match fate(intent, domain.state, self._has_failed(intent), name in here, ended):
             case Fate.TAKEN_BACK:
                 await self._take_back(domain)
+            case Fate.AWAITED if domain.state == "stopped":
+                # No more is known of it: it may have been put back as it was while it came, and its disk with it.
+                sentence = f"domain {domain.name} was to come from another host, and is off: it is left as it is"
+                self._tell_once(name, domain.name, f"{sentence}, and looked after once it is started")
             case Fate.LEFT:
                 other = here[name].domain
-                sentence = f"domain {domain.name} is called {name}, too: it is left alone beside {other}"
-                self._host.note(name, DecisionKind.ALARM, sentence, {})
+                said = f"domain {domain.name} is called {name}, too: it is left alone beside {other}"
+                self._tell_once(name, domain.name, said)
                 self._foreign.add(domain.name)
             case Fate.GIVEN_BACK if intent.adopted is not None:
                 await self._host.hypervisor.adoption.give_back(domain.name, intent.adopted)
             case Fate.REMOVED:
                 log.warning("removing a domain of ours that no VM belongs to", domain=domain.name)
                 await self._host.hypervisor.destroy(domain.name)
+
+    def _tell_once(self, name: str, domain: str, sentence: str) -> None:
+        if domain not in self._told:
+            self._told.add(domain)
+            self._host.note(name, DecisionKind.ALARM, sentence, {})

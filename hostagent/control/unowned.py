@@ -1,9 +1,14 @@
-"""What becomes of a domain of ours that no VM belongs to. Pure."""
+"""Which domain a VM is, and what becomes of a domain of ours that no VM belongs to. Pure.
+
+Definitions are backed up, put back and copied, and snapshots are reverted to: an intent may be one of long ago.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from enum import Enum, auto
 
+from hostagent.libvirt.hypervisor import DomainState, domain_name
 from hostagent.state.intents import Intent, Phase
 
 
@@ -18,25 +23,62 @@ class Fate(Enum):
     AWAITED = auto()
     #: Its owner gets it back.
     GIVEN_BACK = auto()
-    #: It goes with its disk: what is left of a creation, or a deletion that was not finished.
+    #: It goes with its disk: it is left of a creation or move that has failed, or of a deletion that was not finished.
     REMOVED = auto()
 
 
-def fate(intent: Intent, state: str, failed: bool, name_taken: bool) -> Fate:
-    """Only what was being created or deleted, or never came, is removed; never what has another owner.
+def fate(intent: Intent, state: str, failed: bool, name_taken: bool, ended: bool = False) -> Fate:
+    """Only what is known to be left over is removed; never what has another owner, nor beside the VM that it may be of.
 
     :param state: of the domain.
     :param failed: whether the intent's operation was answered as failed: then it is not carried out.
     :param name_taken: whether there is a VM of its name.
+    :param ended: whether the domain was put back after that operation had come to its end (`put_back`).
     """
     kind = intent.cause.kind if intent.cause is not None else ""
     moves = intent.phase is Phase.ARRIVING
-    deleted = intent.phase is Phase.DELETING and not (failed and kind == "delete")
-    if intent.adopted is not None:
-        if failed and kind == "adopt":
-            return Fate.GIVEN_BACK
-    elif intent.phase is Phase.CREATING or deleted or (moves and state == "stopped"):
-        return Fate.REMOVED
-    if moves and state != "running":
-        return Fate.AWAITED
-    return Fate.LEFT if name_taken else Fate.TAKEN_BACK
+    if intent.adopted is not None and failed and kind == "adopt":
+        return Fate.GIVEN_BACK
+    if name_taken:
+        return Fate.LEFT
+    if intent.adopted is None:
+        never_came = failed and (intent.phase is Phase.CREATING or (moves and state == "stopped"))
+        deleted = intent.phase is Phase.DELETING and not ended and not (failed and kind == "delete")
+        if never_came or deleted:
+            return Fate.REMOVED
+    return Fate.AWAITED if moves and state != "running" else Fate.TAKEN_BACK
+
+
+def put_back(intent: Intent, deleted: Collection[str], carried_out: Collection[str]) -> bool:
+    """Whether a domain is here again as it was before its stop or deletion came to its end, from a backup or snapshot.
+
+    :param deleted: request ids of deletions that have begun.
+    :param carried_out: those of stops and deletions that have come to their end.
+    """
+    cause = intent.cause
+    if cause is None or cause.kind not in ("stop", "delete"):
+        return False
+    if cause.kind == "stop":
+        return intent.phase is Phase.STOPPING and cause.request_id in carried_out
+    # Nothing is done to a domain before its intent says DELETING.
+    began = cause.request_id in deleted and intent.phase is not Phase.DELETING
+    return began or cause.request_id in carried_out
+
+
+def told_apart(found: Iterable[DomainState]) -> list[DomainState]:
+    """Of each VM the one domain that it is, where others bear its intent, too: clones, and copies that were put back.
+
+    One that was released is none. A copy is told by its UUID, where the intent says in which one it was written. Else
+    it is the one that runs, then the one that has the VM's name.
+    """
+    of_name: dict[str, list[DomainState]] = {}
+    for domain in found:
+        of_name.setdefault(domain.intent.spec.name, []).append(domain)
+    return [min(same, key=_rank) for same in of_name.values()]
+
+
+def _rank(domain: DomainState) -> tuple[bool, int, bool, bool, str]:
+    name = domain.intent.spec.name
+    other = {True: 0, None: 1, False: 2}[domain.original]
+    renamed = domain.name not in (name, domain_name(domain.intent.owner, name))
+    return domain.released, other, domain.state == "stopped", renamed, domain.name

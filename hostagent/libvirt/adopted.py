@@ -48,13 +48,14 @@ log = structlog.get_logger()
 
 
 class AdoptedDomains:
-    """The names of adopted domains, durably. All methods block: call them in a thread.
+    """Names of domains, durably: of those that are adopted, or the UUIDs of released ones. All methods block: call them
+    in a thread.
 
     :param path: None: they are remembered for as long as this process lives.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, what: str = "adopted") -> None:
+        self._path, self._what = path, what
         self._names: frozenset[str] | None = None if path is not None else frozenset()
         self._lock = threading.Lock()
 
@@ -70,9 +71,12 @@ class AdoptedDomains:
                 self._write(self._read() | {name})
             return new
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str) -> bool:
+        """:returns: whether it was among them."""
         with self._lock:
-            self._write(self._read() - {name})
+            if there := name in self._read():
+                self._write(self._read() - {name})
+            return there
 
     def _read(self) -> frozenset[str]:
         if self._names is None:
@@ -81,7 +85,7 @@ class AdoptedDomains:
                 self._names = frozenset(json.loads(self._path.read_text())) if self._path.exists() else frozenset()
             except (OSError, TypeError, ValueError) as error:
                 raise AdoptedUnknown(
-                    f"{self._path}, which names the adopted domains, cannot be read: {error}"
+                    f"{self._path}, which names the {self._what} domains, cannot be read: {error}"
                 ) from error
         return self._names
 
@@ -112,6 +116,8 @@ class LibvirtAdoption:
         self._host_id = host_id
         self._connection = connection
         self.names = AdoptedDomains(path)
+        #: UUIDs of those that were given back: a snapshot or backup that is put back holds our limits and metadata.
+        self.released = AdoptedDomains(path.with_name("released.json") if path is not None else None, "released")
         #: A domain is taken over or given back, one at a time: its name and its metadata change together.
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         #: When to look for more of ours (monotonic seconds); never again once it was done, unless one is missed.
@@ -131,7 +137,7 @@ class LibvirtAdoption:
         prefix, found = domain_name(self._host_id, ""), False
         try:
             for name in await self._connection.call(
-                lambda c: _bearing_our_metadata(c, self._host_id, prefix), limit_s=5.0
+                lambda c: _bearing_our_metadata(c, self._host_id, prefix, self.names.names()), limit_s=5.0
             ):
                 found |= await asyncio.to_thread(self.names.add, name)
             self._look_at = math.inf
@@ -150,7 +156,7 @@ class LibvirtAdoption:
             there = domain in await asyncio.to_thread(self.names.names)
             await asyncio.to_thread(self.names.add, domain)
             try:
-                await self._connection.call(lambda c: _take_over(c, domain, intent), modifies=domain)
+                await self._connection.call(lambda c: self._take(c, domain, intent), modifies=domain)
             except HypervisorTimeout:
                 raise  # it may still happen: then the domain is found among ours
             except HypervisorError:
@@ -161,30 +167,82 @@ class LibvirtAdoption:
 
     async def give_back(self, domain: str, before: Before) -> None:
         async with self._lock(domain):
-            await self._connection.call(lambda c: _give_back(c, domain, before), modifies=domain)
+            await self._connection.call(lambda c: self._give(c, domain, before), modifies=domain)
             await asyncio.to_thread(self.names.remove, domain)
+
+    def takes_back(self, domain: str, intent: Intent) -> bool:
+        """Have a domain among ours again that was given back and bears our metadata all the same. Blocks."""
+        if intent.adopted is None:
+            return False
+        try:
+            self.names.add(domain)
+        except HypervisorError as error:
+            log.warning(
+                "a domain that was given back has come back, and cannot be noted", domain=domain, why=str(error)
+            )
+            return False
+        return True
+
+    def _take(self, connection: Any, domain: str, intent: Intent) -> None:
+        """Blocks."""
+        uuid = str(connection.lookupByName(domain).UUIDString())
+        # First: its adoption must not be taken for one of before its release.
+        was_released = self.released.remove(uuid)
+        try:
+            _take_over(connection, domain, intent)
+        except Exception:
+            if was_released:
+                self.released.add(uuid)
+            raise
+
+    def _give(self, connection: Any, domain: str, before: Before) -> None:
+        """Blocks."""
+        uuid = str(connection.lookupByName(domain).UUIDString())
+        _give_back(connection, domain, before)
+        try:
+            self.released.add(uuid)
+        except HypervisorError as error:
+            what = "a release could not be noted: a snapshot of before may bring the domain back under our limits"
+            log.warning(what, domain=domain, why=str(error))
 
     def _lock(self, domain: str) -> asyncio.Lock:
         return self._changing.setdefault(domain, asyncio.Lock())
 
 
-def _bearing_our_metadata(connection: Any, owner: str, prefix: str) -> list[str]:
+def _bearing_our_metadata(connection: Any, owner: str, prefix: str, taken: frozenset[str]) -> list[str]:
     """Names of domains of other makers whose metadata say that this host has adopted them. Blocks.
 
-    Of those that have another owner the log tells: they have none at all where this host had another id before.
+    A copy of one is left alone: it was never adopted. Of those that have another owner the log tells: they have none at
+    all where this host had another id before.
+
+    :param taken: names of those that are known to be adopted.
     """
-    found, others = [], {}
+    found, known, copies, others = {}, set(), [], {}
     for domain in connection.listAllDomains():
         if domain.name().startswith(prefix):
             continue
         try:
-            intent = intents.from_element(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
+            text = domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE)
+            original = intents.is_original(text, domain.UUIDString())
         except libvirt.libvirtError:
             continue
+        intent = intents.from_element(text)
         if intent is not None and intent.owner != owner:
             others[domain.name()] = intent.owner
         elif intent is not None and intent.adopted is not None:
-            found.append(domain.name())
+            if domain.name() in taken:
+                known.add(intent.spec.name)
+            elif original is False:
+                copies.append(domain.name())
+            else:
+                found[domain.name()] = intent.spec.name
+    copies += [name for name, vm in found.items() if vm in known]
+    if copies:
+        log.warning(
+            "domains bear the metadata of an adopted one, as its copies: they are left alone, with the limits in them",
+            domains=", ".join(sorted(copies)[:10]),
+            count=len(copies),
+        )
     if others:
         log.warning(
             "domains here belong to hosts of other ids: where no agent of theirs runs here, nobody gives back what was "
@@ -193,7 +251,7 @@ def _bearing_our_metadata(connection: Any, owner: str, prefix: str) -> list[str]
             domains=", ".join(sorted(others)[:10]),
             count=len(others),
         )
-    return found
+    return [name for name in found if name not in copies]
 
 
 def _examine(connection: Any, name: str) -> Candidate:
@@ -287,7 +345,7 @@ def _take_over(connection: Any, name: str, intent: Intent) -> None:
         if known is None or known.owner != intent.owner or known.spec.name != intent.spec.name:
             raise HypervisorError(f"domain {name} carries another agent's metadata already")
     flags = _CONFIG | (_LIVE if domain.isActive() else 0)
-    text = intents.to_element(intent)
+    text = intents.to_element(intent, domain.UUIDString())
     domain.setMetadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, text, intents.PREFIX, intents.NAMESPACE, flags)
 
 

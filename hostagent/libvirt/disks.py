@@ -28,7 +28,7 @@ log = structlog.get_logger()
 def create_overlay(base: Path, directory: Path) -> Path:
     """Make ``directory`` with an empty overlay over ``base`` in it. Blocks: call it in a thread.
 
-    It may be swept until it is `kept`.
+    It may be swept until it is `kept`: until then no guest has run with it.
 
     :raises HypervisorError: the directory is there already, or qemu-img failed; nothing new is left behind.
     """
@@ -57,6 +57,11 @@ def create_overlay(base: Path, directory: Path) -> Path:
     return overlay
 
 
+def is_new(directory: Path) -> bool:
+    """Whether the VM of this directory is being made or removed: nothing in it is to be kept. Blocks."""
+    return (directory / _UNFINISHED).exists()
+
+
 def kept(directory: Path) -> None:
     """The VM is there: from now on its disk is never swept. Blocks."""
     with contextlib.suppress(OSError):  # the next sweep tries again, as long as its domain is there
@@ -74,14 +79,16 @@ def remove_disk(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def sweep(directories: Collection[Path], domains: Collection[str]) -> None:
+def sweep(directories: Collection[Path], domains: Collection[str], creating: Collection[str] = ()) -> None:
     """Remove what a killed agent left of VMs that it was making or removing. Blocks.
 
     :param domains: names of all that are there, of any owner: a disk in use is never removed.
+    :param creating: of those the ones that are still being made: whether their guests have run is asked later.
     """
     for directory in filter(Path.is_dir, directories):
         if directory.name in domains:
-            kept(directory)
+            if directory.name not in creating:
+                kept(directory)
         elif (directory / _UNFINISHED).exists() or not any(directory.iterdir()):
             remove_disk(directory)
         else:

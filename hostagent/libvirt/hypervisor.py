@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -112,6 +112,10 @@ class DomainState:
     emulated: bool = False
     #: Whether it goes on where it was saved, started by another program.
     goes_on: bool = False
+    #: Whether its intent was written into this very domain; False: into one of another UUID; None: it does not say.
+    original: bool | None = None
+    #: Whether its owner has had it back, so that its intent is of before, as after a revert to a snapshot.
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,8 +371,17 @@ class Hypervisor(Protocol):
     async def survey(self) -> dict[str, DomainSummary]:
         """All domains that bear a name of this host, of any owner, by name: cheap, for every few seconds."""
 
-    async def sweep(self) -> None:
-        """Remove what a killed agent left of VMs that it was making or removing."""
+    async def sweep(self, creating: Collection[str] = ()) -> None:
+        """Remove what a killed agent left of VMs that it was making or removing.
+
+        :param creating: names of domains that are still being made.
+        """
+
+    async def keep(self, domain: str) -> None:
+        """A new domain's guest is about to run: from now on its disk is not taken for what is left of a creation."""
+
+    async def is_new(self, domain: str) -> bool:
+        """Whether a domain was made here and is not kept yet, so that there is nothing on its disk to lose."""
 
     async def check(self, spec: VMSpec) -> None:
         """Whether a VM like this could be made here.
@@ -377,7 +390,7 @@ class Hypervisor(Protocol):
         """
 
     async def create(self, domain: str, intent: Intent, xml: str | None = None) -> None:
-        """Define the domain and start it paused, its intent in its metadata. Undone on failure.
+        """Define the domain and start it paused, its intent in its metadata; see `keep`. Undone on failure.
 
         :param xml: checked already, instead of the spec's template.
         """

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -130,20 +130,24 @@ class LibvirtHypervisor:
 
         def find(connection: Any) -> tuple[list[DomainState], list[str], frozenset[str]]:
             found, undefined, taken, there = [], [], self._adoption.names.names(), set()
+            released = self._adoption.released.names()
             for domain in connection.listAllDomains():
-                there.add(domain.name())
+                name, returns = domain.name(), bool(released) and domain.UUIDString() in released
+                there.add(name)
                 # By name first: a reading of a foreign domain would wait for whatever its owner does with it.
-                if not domain.name().startswith(prefix) and domain.name() not in taken:
+                if not (name.startswith(prefix) or name in taken or returns):
                     continue
                 try:
-                    intent, defined = self._ours(domain)
-                    if intent is not None:
-                        emulated = ElementTree.fromstring(domain.XMLDesc()).get("type") == "qemu"
-                        state, reason = domain.state()
-                        goes_on = (state, reason) == (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_RESTORED)
-                        said = STATES.get(state, "stopped")
-                        found.append(DomainState(domain.name(), said, intent, emulated, goes_on))
-                        undefined += [] if defined else [domain.name()]
+                    intent, text, defined = self._ours(domain)
+                    if intent is None or (returns and not self._adoption.takes_back(name, intent)):
+                        continue
+                    emulated = ElementTree.fromstring(domain.XMLDesc()).get("type") == "qemu"
+                    state, reason = domain.state()
+                    goes_on = (state, reason) == (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_RESTORED)
+                    original = intents.is_original(text, domain.UUIDString())
+                    said = STATES.get(state, "stopped")
+                    found.append(DomainState(name, said, intent, emulated, goes_on, original, returns))
+                    undefined += [] if defined else [name]
                 except libvirt.libvirtError as error:
                     if error.get_error_code() not in (
                         libvirt.VIR_ERR_NO_DOMAIN,
@@ -161,8 +165,9 @@ class LibvirtHypervisor:
             await self._define_intent(name)
         return found
 
-    def _ours(self, domain: Any) -> tuple[Intent | None, bool]:
-        """The intent of a domain, if this host is its owner, and whether it need not be written there again. Blocks."""
+    def _ours(self, domain: Any) -> tuple[Intent | None, str, bool]:
+        """The intent of a domain, if this host is its owner, as it is stored, and whether it need not be written there
+        again. Blocks."""
         text, defined = _metadata_of(domain)
         intent = intents.from_element(text)
         name = domain.name()
@@ -174,15 +179,15 @@ class LibvirtHypervisor:
             )
         (self._unread.add if intent is None else self._unread.discard)(name)
         ours = intent is not None and intent.owner == self._settings.host_id
-        return (intent if ours else None), defined
+        return (intent if ours else None), text, defined
 
     async def _define_intent(self, domain: str) -> None:
         """Write the intent of a running domain into its definition, which its owner has made anew without it."""
 
         def write(d: Any) -> None:
-            intent, defined = self._ours(d)
+            intent, _, defined = self._ours(d)
             if intent is not None and not defined:
-                element = intents.to_element(intent)
+                element = intents.to_element(intent, d.UUIDString())
                 stored = libvirt.VIR_DOMAIN_AFFECT_CONFIG
                 d.setMetadata(_ELEMENT, element, intents.PREFIX, intents.NAMESPACE, stored)
 
@@ -213,10 +218,10 @@ class LibvirtHypervisor:
             await self._networks.sweep()
         return found
 
-    async def sweep(self) -> None:
+    async def sweep(self, creating: Collection[str] = ()) -> None:
         names = await self._connection.call(lambda c: {domain.name() for domain in c.listAllDomains()})
         ours = domain_name(self._settings.host_id, "*")
-        await DISKS.run(lambda: disks.sweep(list(self._settings.disk_dir.glob(ours)), names))
+        await DISKS.run(lambda: disks.sweep(list(self._settings.disk_dir.glob(ours)), names, creating))
         await self._definitions.library()
         await self._networks.sweep()
 
@@ -245,7 +250,12 @@ class LibvirtHypervisor:
             # Only what this call has defined: a domain of that name may have another owner.
             await self._remove(domain, lambda connection: connection.lookupByUUIDString(identity))
             raise HypervisorError(f"domain {domain} could not be started: {error}") from error
-        await DISKS.run(disks.kept, directory)
+
+    async def keep(self, domain: str) -> None:
+        await DISKS.run(disks.kept, self._settings.disk_dir / domain)
+
+    async def is_new(self, domain: str) -> bool:
+        return await DISKS.run(disks.is_new, self._settings.disk_dir / domain)
 
     async def start(self, domain: str, intent: Intent) -> None:
         saved_mib = await self.saved_mib(domain)
@@ -342,13 +352,12 @@ class LibvirtHypervisor:
             await self._networks.forget(devices)
 
     async def write_intent(self, domain: str, intent: Intent) -> None:
-        element = intents.to_element(intent)
-
         def write(d: Any) -> None:
             there = intents.from_element(d.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, intents.NAMESPACE))
             if there is not None and there.owner != intent.owner:
                 raise DomainGone(f"domain {domain} belongs to {there.owner} now")
             both = libvirt.VIR_DOMAIN_AFFECT_CONFIG | libvirt.VIR_DOMAIN_AFFECT_LIVE
+            element = intents.to_element(intent, d.UUIDString())
             arguments = libvirt.VIR_DOMAIN_METADATA_ELEMENT, element, intents.PREFIX, intents.NAMESPACE
             try:
                 d.setMetadata(*arguments, both)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
+import uuid
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -22,7 +24,7 @@ from ebbtide.messages.adoptions import MEASURED_S, Adoptable
 from ebbtide.messages.commands import AdoptCommand, ReleaseCommand
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.explanations import DecisionKind
-from ebbtide.messages.operations import Operation, VMOutcome
+from ebbtide.messages.operations import Operation, OperationState, VMOutcome
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
 from hostagent.control.start_admission import PAUSED_BY_US
 from hostagent.errors import (
@@ -47,6 +49,9 @@ from hostagent.vm.host import RESIZING, Host, persist_all
 from hostagent.vm.managed_vm import ManagedVM
 
 NO_BALLOON: Final = "it has no balloon"
+#: For giving a domain back that was released and has come back, and how often that is tried, seconds.
+AGAIN_DEADLINE_S: Final = 60.0
+AGAIN_S: Final = 60.0
 
 log = structlog.get_logger()
 
@@ -331,6 +336,37 @@ class AdoptionCommands:
         sentence = f"{vm.domain} is as it was when it was adopted{off_line}, and is not looked after any more"
         host.note(vm.name, DecisionKind.REMOVE, sentence, {})
         return done(operation, sentence, *outcomes)
+
+    def release_again(self, vm: ManagedVM) -> None:
+        """Give a domain back that was released and has come back as it was before, by a snapshot or a backup.
+
+        Where there is no room for what was taken it is tried again, and looked after meanwhile.
+        """
+        request_id = f"back-{uuid.uuid4().hex[:12]}"
+        body = {"request_id": request_id, "deadline_s": AGAIN_DEADLINE_S, "name": vm.name}
+        request = Request(request_id, "release", body, time.time())
+
+        async def run(operation: Operation) -> Operation:
+            if vm.running:
+                await vm.wait_for_hello(HELLO_S)
+            while True:
+                why = self._host.modes.sentence
+                try:
+                    if self._host.modes.mode is not HostMode.PAUSED:
+                        ended = await self._release(operation, vm, AGAIN_DEADLINE_S, request)
+                        if ended.state is OperationState.DONE:
+                            return ended
+                        why = ended.sentence
+                except HostAgentError as error:
+                    if not self._host.holds(vm):
+                        raise
+                    why = str(error)
+                self._requests.operations.progress(request_id, why)
+                await asyncio.sleep(AGAIN_S)
+
+        self._requests.operations.begin(request_id, "release", body, run, vm=vm.name, started_at=request.started_at)
+        sentence = f"{vm.domain} was released, and has come back with what was taken from it: it is given back again"
+        self._host.note(vm.name, DecisionKind.ALARM, sentence, {"request_id": request_id})
 
     async def _begin_release(self, vm: ManagedVM, spec: VMSpec, target: ResourceVector | None, cause: Cause) -> None:
         """Store what is going to happen.

@@ -12,6 +12,7 @@ from hostagent.control.host_reboot import see_reboot
 from hostagent.control.overcommitment import Overcommitment
 from hostagent.control.reconciler import Reconciler
 from hostagent.control.steady import Steady
+from hostagent.control.unowned import told_apart
 from hostagent.errors import AdoptedUnknown, HypervisorError, JournalError
 from hostagent.libvirt.hypervisor import DomainState
 from hostagent.operations.adoption_commands import AdoptionCommands
@@ -68,11 +69,14 @@ class Agent:
             await asyncio.to_thread(self.host.journal.begin)
         except JournalError as error:
             log.warning("it is not written down that there is an agent here", why=str(error))
-        for found in domains:
+        for found in told_apart(domains):
             self._take_in(found)
         await see_reboot(self.host, domains)
-        await self.host.hypervisor.sweep()
+        creating = [found.name for found in domains if found.intent.phase is Phase.CREATING]
+        await self.host.hypervisor.sweep(creating)
         self._resuming.resume(self.host.vms.values())
+        for found in domains:
+            self._release_again(found)
         self._supervised = [
             asyncio.create_task(
                 guarded(Reconciler(self.host, self._take_back, self._has_failed).run), name="reconciler"
@@ -106,6 +110,12 @@ class Agent:
         vm.resizer.late.started(asyncio.get_running_loop().time())
         return vm
 
+    def _release_again(self, found: DomainState) -> None:
+        """Its owner has had it back, whatever a snapshot or a backup says."""
+        vm = self.host.vms.get(found.intent.spec.name)
+        if found.released and vm is not None and vm.domain == found.name:
+            self.adoptions.release_again(vm)
+
     def _has_failed(self, intent: Intent) -> bool:
         if (cause := intent.cause) is None:
             return False
@@ -117,9 +127,11 @@ class Agent:
         vm = self._take_in(found)
         log.warning("a domain of ours is there again and is looked after", domain=found.name, vm=vm.name)
         await self._resuming.take_back(vm)
-        told = found.intent.phase is Phase.ARRIVING or self.host.journal.last_cores(vm.name) > 0
+        coming = found.intent.phase is Phase.ARRIVING or vm.intent.phase is Phase.CREATING
+        told = coming or self.host.journal.last_cores(vm.name) > 0
         if found.state != "stopped" and not told:
             await self.host.tell_growth(vm, vm.allocation().current, "its domain is there again")
+        self._release_again(found)
         self.host.changed.set()
 
     async def close(self) -> None:

@@ -121,6 +121,7 @@ class CreationCommands:
                     # Admitted at its committed size before its vCPUs run, and by any later start past us.
                     await vm.enforce_at_start()
                     await self._host.hypervisor.prepare_start(vm.domain, vm.intent.committed.vector())
+                    await self._host.hypervisor.keep(vm.domain)
                     await self._host.hypervisor.resume(vm.domain)
                     return await self._started(operation, vm)
                 except Exception:

@@ -153,6 +153,7 @@ class LifecycleCommands:
                     how += f"; its domain is gone from here{kept}: {error}"
                 else:
                     await self._define(vm)
+                await host.note_carried_out(operation.request_id)
         finally:
             vm.resizer.terminating = ""
         reason = cause.body.get("reason", "stop")

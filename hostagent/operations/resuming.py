@@ -11,7 +11,9 @@ import structlog
 
 from ebbtide.deflation.modes import HostEvent
 from ebbtide.messages.commands import ReclaimCommand
+from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, VMOutcome
+from hostagent.control.unowned import put_back
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.operations.creation_commands import CreationCommands, not_deleted
 from hostagent.operations.operations import Operations, Run, concluded, done, failed
@@ -53,10 +55,10 @@ class Resuming:
         if (cause := vm.intent.cause) is None or not self._operations.has(cause.request_id):
             self.resume([vm])
             return
-        failed_before = self._host.journal.has_failed(cause.kind, cause.request_id)
+        undone = self._host.journal.has_failed(cause.kind, cause.request_id) or self._is_put_back(vm)
         async with vm.lock:
             vm.start()
-            if (intent := _as_answered(vm.intent, failed_before, vm.running)) == vm.intent:
+            if (intent := _as_answered(vm.intent, undone, vm.running)) == vm.intent:
                 return
             vm.record.intent = intent
             # What cannot be written now, the reconciler writes later.
@@ -91,11 +93,35 @@ class Resuming:
 
     def _resuming(self, members: list[ManagedVM]) -> Run:
         async def run(operation: Operation) -> Operation:
+            if self._is_put_back(members[0]):
+                return await self._leave(operation, members[0])
             if (resume := self._kinds.get(operation.kind)) is not None:
                 return await resume(operation, members[0])
             return await self._resume(operation, members)
 
         return run
+
+    def _is_put_back(self, vm: ManagedVM) -> bool:
+        journal, off = self._host.journal, not (vm.running or vm.paused)
+        # The stop of one that is off takes nothing from it, and finds what was saved.
+        if off and vm.intent.phase is Phase.STOPPING:
+            return False
+        return put_back(vm.intent, journal.deleted, journal.carried_out)
+
+    async def _leave(self, operation: Operation, vm: ManagedVM) -> Operation:
+        """Look after a VM that was put back as it was before it was stopped or removed, and do neither once more."""
+        host, what = self._host, "stopped" if operation.kind == "stop" else "removed"
+        async with vm.lock:
+            vm.record.intent = _kept(vm.intent)
+            # What cannot be written now, the reconciler writes later.
+            with contextlib.suppress(HypervisorError):
+                await vm.record.persist()
+        vm.request_check()
+        if vm.running and not host.journal.last_cores(vm.name):
+            await host.tell_growth(vm, vm.allocation().current, "it was put back")
+        sentence = f"{vm.name} was {what} by this request before, and was put back since as it was then: it is kept"
+        host.note(vm.name, DecisionKind.ALARM, sentence, {"request_id": operation.request_id})
+        return done(operation, sentence)
 
     async def _resume(self, operation: Operation, members: list[ManagedVM]) -> Operation:
         phases = {vm.intent.phase for vm in members}
@@ -146,7 +172,8 @@ class Resuming:
         if self._host.has_failed(operation):
             await self._host.clear_away(vm)
             raise HypervisorError(f"{vm.name} could not be started, as was answered before this agent started")
-        ran, wait_s = False, ASK_AGAIN_S
+        # Where it is not known to be new it has worked, or was put back as it was while it was made: no empty disk.
+        ran, wait_s = not await self._host.hypervisor.is_new(vm.domain), ASK_AGAIN_S
         while (state := await state_of(self._host, vm)) in ("running", "paused") and self._host.holds(vm):
             ran = ran or state == "running"
             try:
@@ -164,7 +191,11 @@ class Resuming:
             raise HypervisorError(f"{vm.name} was removed meanwhile")
         if ran:
             async with vm.lock:
-                await vm.record.store(phase=Phase.STOPPED)
+                vm.record.intent = vm.intent.changed(phase=Phase.STOPPED)
+                # What cannot be written now, the reconciler writes later.
+                with contextlib.suppress(HypervisorError):
+                    await vm.record.persist()
+            vm.request_check()
             return done(operation, f"{vm.name} was started, and is off by now")
         await self._host.clear_away(vm)
         refusal = HypervisorError(f"{vm.name} had not been started when the agent ended; nothing is left of it")
@@ -172,10 +203,21 @@ class Resuming:
         raise refusal
 
 
+def _kept(intent: Intent) -> Intent:
+    """The intent of a VM that was put back as it was before its stop or deletion came to its end."""
+    assert intent.cause is not None
+    if intent.cause.kind == "delete":
+        # A repetition of the request is known by the journal.
+        return (not_deleted(intent) if intent.phase is Phase.DELETING else intent).changed(cause=None)
+    # Its guest's memory may be of when that was told that it goes.
+    told = intent.cause.request_id if intent.cause.body.get("reason", "stop") != "stop" else intent.told
+    return intent.changed(phase=Phase.SETTLED, target=intent.committed, told=told)
+
+
 def _as_answered(intent: Intent, failed: bool, runs: bool) -> Intent:
     """The intent of a VM whose operation has ended: what that left unfinished is not carried out any more.
 
-    :param failed: whether it was answered as failed before it had begun.
+    :param failed: whether it was answered as failed before it had begun, or the VM was put back after its end.
     :param runs: whether the VM does, so that its start may have been done and not be written down yet.
     """
     kind, committed = intent.cause.kind if intent.cause is not None else "", intent.committed
@@ -185,6 +227,8 @@ def _as_answered(intent: Intent, failed: bool, runs: bool) -> Intent:
         return intent.changed(spec=spec, was=None, phase=phase, target=committed)
     if intent.phase is Phase.DELETING and failed:
         return not_deleted(intent)
+    if intent.phase is Phase.CREATING:
+        return intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPED)
     if intent.phase is Phase.STARTING:
         # The reconciler holds it to its size, or turns it off.
         return intent.changed(phase=Phase.ADMITTING if runs else Phase.STOPPING)

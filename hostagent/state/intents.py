@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, quoteattr
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -22,6 +22,8 @@ from ebbtide.messages.vms import VMSpec
 NAMESPACE: Final = "urn:ebbtide:intent:1"
 PREFIX: Final = "ebb"
 ELEMENT: Final = "intent"
+#: Attribute of the element.
+_UUID: Final = "uuid"
 #: Cores of which what is sold is told: `ebbtide.messages.vms.Sold`.
 _ROUNDED: Final = 1e-4
 
@@ -171,9 +173,22 @@ class Intent(Body):
         return self.model_copy(update=fields)
 
 
-def to_element(intent: Intent) -> str:
-    """The metadata element, without its namespace prefix: libvirt adds that."""
-    return f"<{ELEMENT}>{escape(intent.model_dump_json())}</{ELEMENT}>"
+def to_element(intent: Intent, uuid: str) -> str:
+    """The metadata element, without its namespace prefix: libvirt adds that.
+
+    :param uuid: of the domain that it is written into, by which it is told from its copies. Not in the intent: earlier
+        agents read none with fields that they do not know.
+    """
+    return f"<{ELEMENT} {_UUID}={quoteattr(uuid)}>{escape(intent.model_dump_json())}</{ELEMENT}>"
+
+
+def is_original(xml: str, uuid: str) -> bool | None:
+    """Whether the element was written into the domain of this UUID; None: it does not say, or cannot be read."""
+    try:
+        written = ElementTree.fromstring(xml).get(_UUID)
+    except ElementTree.ParseError:
+        return None
+    return None if written is None else written == uuid
 
 
 def to_qualified_element(intent: Intent) -> str:

@@ -59,6 +59,8 @@ class StoredSteady:
 
 #: Deletions that are remembered, failed operations, and preemptions that were called off.
 MOST_ENDED: Final = 200
+#: Stops and deletions whose end is remembered: a definition that is put back names one of its time.
+MOST_CARRIED_OUT: Final = 1000
 #: Machines without cores whose last change is remembered.
 MOST_GONE: Final = 300
 #: Core changes that are kept where no manager ever acknowledges them; up to twice as many, so that the file is seldom
@@ -99,6 +101,8 @@ class Journal:
         self.withdrawn: list[str] = []
         #: The boot of the host in which an agent was here last; empty: by an agent that did not note it.
         self.boot_id = ""
+        #: Request ids of the latest stops and deletions that have come to their end: not carried out again.
+        self.carried_out: list[str] = []
         if self._state_path.exists():
             try:
                 self._read(json.loads(self._state_path.read_text()))
@@ -139,6 +143,7 @@ class Journal:
         self.deleted = list(state.get("deleted", []))
         self.failed = list(state.get("failed", []))
         self.withdrawn = list(state.get("withdrawn", []))
+        self.carried_out = list(state.get("carried_out", []))
         if "mode" in state:
             mode, reason, since = state["mode"]
             self.mode = StoredMode(HostMode(mode), reason, since)
@@ -267,6 +272,16 @@ class Journal:
         with self._lock:
             self._change_state("a withdrawal", withdrawn=[*self.withdrawn[1 - MOST_ENDED :], request_id])
 
+    def add_carried_out(self, request_id: str) -> None:
+        """Remember that a stop or deletion has come to its end: a domain that is put back is not ended by it again.
+
+        :raises JournalError: it could not be written.
+        """
+        with self._lock:
+            if request_id not in self.carried_out:
+                kept = self.carried_out[1 - MOST_CARRIED_OUT :]
+                self._change_state("the end of an operation", carried_out=[*kept, request_id])
+
     def has_failed(self, kind: str, request_id: str) -> bool:
         """Whether an operation was answered as failed, or was called off: it is not carried out any more."""
         # An earlier version kept all that had failed but deletions among those.
@@ -366,6 +381,7 @@ class Journal:
             "deleted": self.deleted,
             "failed": self.failed,
             "withdrawn": self.withdrawn,
+            "carried_out": self.carried_out,
             "mode": (self.mode.mode, self.mode.reason, self.mode.since),
             "budget": (self.budget.number, self.budget.granted.as_dict(), self.budget.room.as_dict()),
             "steady": (self.steady.enabled, self.steady.reserve_mib, self.steady.refill_s, self.steady.arrivals),

@@ -348,6 +348,8 @@ class Host:
         else:
             await self.hypervisor.destroy(vm.domain)
         await self.drop(vm)
+        if (cause := vm.intent.cause) is not None and cause.kind == "delete":
+            await self.note_carried_out(cause.request_id)
 
     async def drop(self, vm: ManagedVM) -> None:
         """Have nothing more to do with a VM, whatever becomes of its domain."""
@@ -390,6 +392,14 @@ class Host:
             self.unwritten.add(request_id)
             return False
         return True
+
+    async def note_carried_out(self, request_id: str) -> None:
+        """Remember, if that can be written, that a stop or deletion has come to its end."""
+        try:
+            await asyncio.to_thread(self.journal.add_carried_out, request_id)
+        except JournalError as error:
+            what = "an end could not be written down: what is put back of this time may be ended by it again"
+            log.warning(what, request_id=request_id, why=str(error))
 
     async def failure_is_written(self, request_id: str) -> bool:
         """Whether an operation may be answered as failed: a later agent does not go on with it."""

@@ -63,7 +63,7 @@ def define(connection: Any, name: str, owner: str | None = None, adopted: bool =
         )
         domain.setMetadata(
             libvirt.VIR_DOMAIN_METADATA_ELEMENT,
-            intents.to_element(intent),
+            intents.to_element(intent, domain.UUIDString()),
             intents.PREFIX,
             intents.NAMESPACE,
             libvirt.VIR_DOMAIN_AFFECT_CONFIG,

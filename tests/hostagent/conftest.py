@@ -61,6 +61,12 @@ def host(agent: Agent) -> Host:
     return agent.host
 
 
+@pytest.fixture
+def unnoted(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent is killed before it can write down that a stop or deletion has come to its end."""
+    monkeypatch.setattr(agent.host.journal, "add_carried_out", lambda _: None)
+
+
 def make_agent(world: World, state_dir: Path) -> Agent:
     part = Slice("host-a", "http://127.0.0.1:1", CAPACITY, "qemu", OVERHEAD_MIB)
     host = Host(part, FakeHypervisor(world.socket), Journal(state_dir), lambda: 1e6)

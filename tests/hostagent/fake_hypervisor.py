@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,9 @@ class FakeHypervisor:
     async def domains(self) -> list[DomainState]:
         found = await self._call("domains")
         read = [
-            DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"])) for d in found if d["intent"]
+            DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"]), released=d["released"])
+            for d in found
+            if d["intent"]
         ]
         return [domain for domain in read if domain.intent.owner == self._host_id]
 
@@ -87,8 +89,14 @@ class FakeHypervisor:
             for d in await self._call("survey")
         }
 
-    async def sweep(self) -> None:
+    async def sweep(self, creating: Collection[str] = ()) -> None:
         pass
+
+    async def keep(self, domain: str) -> None:
+        await self._call("keep", domain=domain)
+
+    async def is_new(self, domain: str) -> bool:
+        return bool(await self._call("is_new", domain=domain))
 
     async def check(self, spec: VMSpec) -> None:
         if spec.template != "lab":
@@ -130,6 +138,7 @@ class FakeHypervisor:
         return Candidate(vcpus, boot_mib, memory_mib, Before(**before), why_not)
 
     async def take_over(self, domain: str, intent: Intent) -> None:
+        await self._call("take_over", domain=domain)
         await self._call("write_intent", domain=domain, intent=intent.model_dump_json())
 
     async def give_back(self, domain: str, before: Before) -> None:

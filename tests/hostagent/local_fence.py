@@ -61,6 +61,13 @@ class FencedJournal(Journal):
         super().add_deleted(request_id)
         self._fence.after()
 
+    def add_carried_out(self, request_id: str) -> None:
+        self._fence.before()
+        if self._faults.disk_full:
+            raise JournalError("the end of an operation could not be written: No space left on device")
+        super().add_carried_out(request_id)
+        self._fence.after()
+
     def add_failed(self, request_id: str) -> None:
         self._fence.before()
         if self._faults.disk_full:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -79,8 +79,19 @@ class LocalHypervisor:
             found[name] = DomainSummary(domain.uuid, domain.state, domain.vcpus, seconds, domain.held_mib)
         return found
 
-    async def sweep(self) -> None:
+    async def sweep(self, creating: Collection[str] = ()) -> None:
         await self._ask("sweep")
+
+    async def keep(self, domain: str) -> None:
+        self._fence.before()
+        if (found := self._world.domains.get(domain)) is not None:
+            found.kept = True
+        self._fence.after()
+
+    async def is_new(self, domain: str) -> bool:
+        self._fence.before()
+        found = self._world.domains.get(domain)
+        return found is None or not found.kept
 
     async def check(self, spec: VMSpec) -> None:
         await asyncio.sleep(self._world.latency())

@@ -66,6 +66,8 @@ class Domain:
     vcpu_seconds: list[float] = field(default_factory=list)
     moved_at: float = 0.0
     grown_at: float = -1e9
+    #: Whether its disk is kept: its guest has run, or may have.
+    kept: bool = False
     #: Somebody else changed what it may have, and the agent has not had the time to put it right.
     disturbed: bool = False
     #: As far as its agent knows, it could not be started.

@@ -86,6 +86,8 @@ class Domain:
     why_not: str = ""
     #: Off, its memory saved to disk, MiB.
     saved_mib: float | None = None
+    #: Whether its disk is kept: its guest has run, or may have.
+    kept: bool = False
 
     @property
     def bound_mib(self) -> float:
@@ -130,6 +132,8 @@ class World:
     #: Domains that move to another host: set when that is called off. And those that have left.
     moving: dict[str, asyncio.Event] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
+    #: UUIDs of those that were given back to their owners.
+    released: set[str] = field(default_factory=set)
     #: How long a move takes: until this is set, or it is called off.
     move_ends: asyncio.Event = field(default_factory=asyncio.Event)
     #: Called with each call that changes something, before it is carried out.
@@ -189,7 +193,19 @@ class World:
             return {"error": "Requested operation is not valid: domain is not running"}
 
     async def _do_domains(self) -> list[Reply]:
-        return [{"name": n, "state": d.state, "intent": d.intent} for n, d in self.domains.items()]
+        return [
+            {"name": n, "state": d.state, "intent": d.intent, "released": d.uuid in self.released}
+            for n, d in self.domains.items()
+        ]
+
+    async def _do_keep(self, domain: str) -> None:
+        self.domains[domain].kept = True
+
+    async def _do_is_new(self, domain: str) -> bool:
+        return domain not in self.domains or not self.domains[domain].kept
+
+    async def _do_take_over(self, domain: str) -> None:
+        self.released.discard(self.domains[domain].uuid)
 
     async def _do_create(
         self, domain: str, intent: str, vcpus: int, boot_mib: float, plugged_mib: float, shares: int = 1024
@@ -294,6 +310,7 @@ class World:
     ) -> None:
         d = self.domains[domain]
         d.shares, d.quota, d.cap, d.stats_period_s, d.intent = shares or d.shares, quota, cap, period_s, ""
+        self.released.add(d.uuid)
 
     async def _do_destroy(self, domain: str) -> None:
         self.left.discard(domain)

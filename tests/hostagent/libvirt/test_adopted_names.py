@@ -20,6 +20,8 @@ from hostagent.state import intents
 from hostagent.state.intents import Before, Intent
 from tests.hostagent.libvirt.test_moves import INTENT
 
+UUID = "0c9d1a34-6c1b-4f0e-9a55-0d8d9f6b2c11"
+
 
 def test_names_are_on_the_disk_before_they_take_the_place_of_the_old_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,8 +130,8 @@ async def test_a_domain_that_is_adopted_again_while_it_is_given_back_is_among_ou
 
 async def test_an_agent_says_once_that_domains_here_belong_to_a_host_of_another_id() -> None:
     def domain(name: str, owner: str) -> Any:
-        text = intents.to_element(INTENT.model_copy(update={"owner": owner}))
-        return SimpleNamespace(name=lambda: name, metadata=lambda *_: text)
+        text = intents.to_element(INTENT.model_copy(update={"owner": owner}), UUID)
+        return SimpleNamespace(name=lambda: name, metadata=lambda *_: text, UUIDString=lambda: UUID)
 
     there = [domain("ebb-host-b-web", "host-b"), domain("db", "host-b"), domain("ebb-host-a-web", "host-a")]
 

@@ -1,4 +1,5 @@
-"""Domains of ours whose owner defines them anew, undefines them while they run, or renames them.
+"""Domains of ours whose owner defines them anew, undefines them while they run, renames or copies them, or reverts them
+to a snapshot.
 
 Against libvirt's test driver.
 """
@@ -185,3 +186,77 @@ async def test_domains_of_others_are_not_looked_at_again_and_again_for_one_that_
     for _ in range(3):
         assert await hypervisor.domains() == []
     assert len(looks) == 2
+
+
+def copied(driver: Any, domain: Any, name: str) -> None:
+    """Another domain with all that one has but for its name and UUID, as virt-clone makes it."""
+    xml = domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+    xml = xml.replace(f"<uuid>{domain.UUIDString()}<", f"<uuid>{uuid.uuid5(uuid.NAMESPACE_DNS, name)}<")
+    driver.defineXML(xml.replace(f"<name>{domain.name()}<", f"<name>{name}<"))
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_clone_of_an_adopted_domain_is_not_adopted(
+    hypervisor: LibvirtHypervisor, driver: Any, tmp_path: Path, named: bool
+) -> None:
+    domain = define(driver, "web", "host-a")
+    if not named:
+        # The file is lost: what was written into which domain is known all the same.
+        (tmp_path / "adopted.json").write_text("[]")
+        (found,) = await hypervisor.domains()
+        await hypervisor.write_intent("web", found.intent)
+        (tmp_path / "adopted.json").write_text("[]")
+    copied(driver, domain, "a-clone")
+    names = tmp_path / "adopted.json"
+    successor = LibvirtHypervisor(
+        LibvirtSettings("host-a", "test:///default", "qemu", tmp_path, tmp_path, adopted=names)
+    )
+    assert [found.name for found in await successor.domains()] == ["web"]
+    assert json.loads(names.read_text()) == ["web"]
+    await successor.close()
+
+
+@pytest.mark.parametrize("name", ["web", "ebb-host-a.web"])
+async def test_a_domain_that_its_intent_was_written_into_is_told_from_its_copy(
+    hypervisor: LibvirtHypervisor, driver: Any, name: str
+) -> None:
+    domain = define(driver, name, "host-a")
+    (found,) = await hypervisor.domains()
+    assert found.original is None, "an earlier agent wrote it"
+    await hypervisor.write_intent(name, found.intent)
+    copied(driver, domain, "ebb-host-a.copy")
+    assert {one.name: one.original for one in await hypervisor.domains()} == {name: True, "ebb-host-a.copy": False}
+
+
+async def test_a_released_domain_with_our_metadata_again_is_found_as_such_until_it_is_adopted_anew(
+    hypervisor: LibvirtHypervisor, driver: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("limit_cpu", "restore_periods"):
+        monkeypatch.setattr(adopted, name, lambda *_: None)  # this driver has neither
+    names = tmp_path / "adopted.json"
+    define(driver, "web", "host-a")
+    (found,) = await hypervisor.domains()
+    assert not found.released
+    await hypervisor.adoption.give_back("web", Before())
+    assert (await hypervisor.domains(), json.loads(names.read_text())) == ([], [])
+    define(driver, "web", "host-a")
+    (found,) = await hypervisor.domains()
+    assert (found.name, found.released) == ("web", True)
+    assert (list(await hypervisor.survey()), json.loads(names.read_text())) == (["web"], ["web"])
+    await hypervisor.adoption.give_back("web", Before())
+    await hypervisor.adoption.take_over("web", found.intent)
+    assert [one.released for one in await hypervisor.domains()] == [False]
+
+
+async def test_a_released_domain_that_is_refused_when_it_is_adopted_anew_stays_released(
+    hypervisor: LibvirtHypervisor, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("limit_cpu", "restore_periods"):
+        monkeypatch.setattr(adopted, name, lambda *_: None)
+    domain = define(driver, "web", "host-a")
+    (found,) = await hypervisor.domains()
+    await hypervisor.adoption.give_back("web", Before())
+    define(driver, "web", "host-b")
+    with pytest.raises(HypervisorError, match="another agent's metadata"):
+        await hypervisor.adoption.take_over("web", found.intent)
+    assert hypervisor.adoption.released.names() == {domain.UUIDString()}

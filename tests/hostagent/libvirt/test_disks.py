@@ -42,7 +42,9 @@ def hypervisor(domains: StandIn, tmp_path: Path) -> LibvirtHypervisor:
 
 async def test_the_disk_of_a_vm_is_kept_where_another_libvirt_is_asked(tmp_path: Path) -> None:
     domains = StandIn(tmp_path)
-    await hypervisor(domains, tmp_path).create(VM, INTENT)
+    agent = hypervisor(domains, tmp_path)
+    await agent.create(VM, INTENT)
+    await agent.keep(VM)
     await hypervisor(StandIn(tmp_path), tmp_path).sweep()
     assert (tmp_path / "disks" / VM / "disk.qcow2").exists()
     with pytest.raises(HypervisorError, match="File exists"):
@@ -77,6 +79,19 @@ async def test_what_a_kill_leaves_of_a_creation_or_a_removal_is_swept(
     assert (tmp_path / "disks" / VM / "disk.qcow2").exists()
     await hypervisor(domains, tmp_path).sweep()
     assert not (tmp_path / "disks" / VM).exists()
+
+
+async def test_a_new_disk_is_kept_from_the_moment_at_which_its_guest_is_to_run(tmp_path: Path) -> None:
+    domains = StandIn(tmp_path)
+    agent = hypervisor(domains, tmp_path)
+    await agent.create(VM, INTENT)
+    await hypervisor(domains, tmp_path).sweep([VM])
+    assert await agent.is_new(VM), "an agent that is started meanwhile goes on with it"
+    await agent.keep(VM)
+    assert not await agent.is_new(VM)
+    domains._domains.clear()
+    await hypervisor(domains, tmp_path).sweep([])
+    assert (tmp_path / "disks" / VM / "disk.qcow2").exists()
 
 
 async def test_a_domain_with_checkpoints_snapshots_saved_memory_and_firmware_of_its_own_can_be_deleted(

@@ -199,7 +199,7 @@ def intent(**fields: Any) -> Intent:
 
 def test_an_intent_comes_back_from_its_metadata_as_it_was() -> None:
     stored = intent(generation=7, phase=Phase.DEFLATING)
-    assert from_element(to_element(stored)) == stored
+    assert from_element(to_element(stored, "u")) == stored
     assert from_element(to_qualified_element(stored)) == stored
 
 
@@ -209,7 +209,7 @@ def test_metadata_that_does_not_hold_together_is_no_intent(text: str) -> None:
 
 
 async def test_metadata_that_cannot_be_read_are_told_once_and_again_after_they_could(tmp_path: Path) -> None:
-    later, known = "<intent>{}</intent>", to_element(intent())
+    later, known = "<intent>{}</intent>", to_element(intent(), "u")
     domain = MagicMock()
     domain.name.return_value = "ebb-host-a.low-1"
     hypervisor = LibvirtHypervisor(LibvirtSettings("host-a", "test:///default", "qemu", tmp_path, tmp_path))
@@ -228,7 +228,7 @@ async def test_an_intent_survives_in_a_domain_of_libvirt(connection: LibvirtConn
 
     def write_and_read(c: Any) -> str:
         domain = c.lookupByName("test")
-        domain.setMetadata(2, to_element(stored), "ebb", "urn:ebbtide:intent:1", 0)
+        domain.setMetadata(2, to_element(stored, domain.UUIDString()), "ebb", "urn:ebbtide:intent:1", 0)
         return str(domain.metadata(2, "urn:ebbtide:intent:1"))
 
     assert from_element(await connection.call(write_and_read)) == stored

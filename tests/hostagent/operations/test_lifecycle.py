@@ -239,7 +239,7 @@ async def test_a_vm_that_is_preempted_for_good_is_told_first(
 
 
 async def test_a_killed_agent_goes_on_with_the_very_same_notice(
-    command: Command, agent: Agent, world: World, tmp_path: Path
+    command: Command, agent: Agent, world: World, tmp_path: Path, unnoted: None
 ) -> None:
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     await command("POST", "/v1/vms/low-1/stop", {"request_id": "p", "limit_s": 1.5, "reason": "minimum"})
@@ -462,7 +462,7 @@ async def test_a_stopped_vm_that_somebody_starts_while_no_agent_runs_is_admitted
 @pytest.mark.parametrize("phase", [Phase.STOPPING, Phase.STARTING])
 @pytest.mark.parametrize("state", ["running", "paused", "stopped"])
 async def test_what_a_killed_agent_had_begun_is_ended_by_the_next(
-    command: Command, agent: Agent, world: World, tmp_path: Path, phase: Phase, state: str
+    command: Command, agent: Agent, world: World, tmp_path: Path, unnoted: None, phase: Phase, state: str
 ) -> None:
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     await stop(command)

@@ -225,13 +225,22 @@ async def test_a_domain_that_somebody_else_took_over_is_left_alone(host: Host, w
     assert not [method for method, _ in world.calls[calls:] if method not in ("survey", "domains")]
 
 
+def given_up(host: Host, domain: Domain, name: str) -> str:
+    """The intent of a VM like another one, whose creation was answered as failed."""
+    intent = Intent.model_validate_json(domain.intent)
+    assert intent.cause is not None
+    host.journal.add_failed(name)
+    cause = intent.cause.model_copy(update={"request_id": name})
+    spec = intent.spec.model_copy(update={"name": name})
+    return intent.changed(phase=Phase.CREATING, cause=cause, spec=spec).model_dump_json()
+
+
 async def test_a_domain_that_came_into_being_after_its_creation_was_given_up_is_removed(
     command: Command, host: Host, world: World
 ) -> None:
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     (domain,) = world.domains.values()
-    intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING)
-    await world.create("ebb-host-a.late", intent.model_dump_json())
+    await world.create("ebb-host-a.late", given_up(host, domain, "late"))
     await until(lambda: list(world.domains) == ["ebb-host-a.low-1"])
     assert list(host.vms) == ["low-1"]
 
@@ -296,15 +305,14 @@ async def test_what_is_left_of_a_creation_and_cannot_be_removed_is_tried_ever_mo
 ) -> None:
     await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
     (domain,) = world.domains.values()
-    intent = Intent.model_validate_json(domain.intent).changed(phase=Phase.CREATING)
 
     async def refuse(method: str, name: str) -> None:
         if (method, name) == ("destroy", "ebb-host-a.late"):
             raise DomainOff
 
     world.before = refuse
-    for name in ("ebb-host-a.late", "ebb-host-a.later"):
-        await world.create(name, intent.model_dump_json())
+    for name in ("late", "later"):
+        await world.create(f"ebb-host-a.{name}", given_up(host, domain, name))
     await until(lambda: set(world.domains) == {"ebb-host-a.low-1", "ebb-host-a.late"})
     await looks(world)
     assert world.calls.count(("destroy", "ebb-host-a.late")) == 1

@@ -14,7 +14,7 @@ import pytest
 from hostagent.errors import JournalError
 from hostagent.state import journal as journals
 from hostagent.state.files import replace
-from hostagent.state.journal import MOST_ENDED, Journal
+from hostagent.state.journal import MOST_CARRIED_OUT, MOST_ENDED, Journal
 
 
 def add(journal: Journal, cause: str, after: float = 1.0) -> None:
@@ -301,3 +301,13 @@ def test_a_state_that_cannot_be_read_is_named_with_the_way_on(tmp_path: Path, te
     with pytest.raises(JournalError, match=r"state\.json cannot be read .*: move it away, "):
         Journal(tmp_path)
     assert (tmp_path / "state.json").read_text() == text
+
+
+def test_the_latest_ends_of_stops_and_deletions_are_remembered_once_each(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for number in range(MOST_CARRIED_OUT + 2):
+        journal.carried_out.append(f"r-{number}")
+    journal.add_carried_out("last")
+    journal.add_carried_out("last")
+    again = Journal(tmp_path).carried_out
+    assert (len(again), again[0], again[-2:]) == (MOST_CARRIED_OUT, "r-3", [f"r-{MOST_CARRIED_OUT + 1}", "last"])
