@@ -28,7 +28,7 @@ from cluster_manager.execution.rebalancer import Rebalancing
 from cluster_manager.history.ageing import Ageing
 from cluster_manager.history.reading import Histories
 from cluster_manager.history.recorder import Recorder
-from cluster_manager.inventory.agents import Agents, telling_what_was_sent
+from cluster_manager.inventory.agents import Agents, connector_to_hosts, telling_what_was_sent
 from cluster_manager.inventory.certificate_end import CertificateEnd
 from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.event_feed import EventFeed
@@ -200,7 +200,7 @@ class Manager:
             await self.hosts.load()
         # No cookies: what one host sets would go along to others of its domain.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self.settings.agent_tls or True),
+            connector=connector_to_hosts(self.settings.agent_tls or True),
             cookie_jar=aiohttp.DummyCookieJar(),
             trace_configs=[telling_what_was_sent()],
         )

@@ -55,7 +55,7 @@ class DryRuns:
         seen: list[tuple[HostView, float]] = []
 
         def choose(state: Plan, instruction: ChooseHosts) -> HostsChosen:
-            chosen, seen[:] = self._chooser.choices(state, instruction)
+            chosen, seen[:] = self._chooser.ranking.choices(state, instruction)
             return chosen
 
         def choices(chosen: HostsChosen) -> tuple[HostChoice, ...]:

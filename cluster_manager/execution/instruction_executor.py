@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,14 +15,13 @@ import structlog
 from cluster_manager.defaults import MoveFirst
 from cluster_manager.errors import AgentError, AgentFailed, AgentRefused, AgentUnreachable, RequestError
 from cluster_manager.execution.clearing import brought_meanwhile
+from cluster_manager.execution.host_ranking import HostRanking
 from cluster_manager.execution.in_place_of_hosts import runs_on, was_gone
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
-from cluster_manager.execution.running_plans import arrival_of, clears_up, how_ended, looks, wanted
+from cluster_manager.execution.running_plans import arrival_of, clears_up, how_ended, looks
 from cluster_manager.inventory.agents import Agents
-from cluster_manager.inventory.availability import Ranking
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.host_wait import MovePlan
-from cluster_manager.plans.live_migrations import cannot_take
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import (
     Arrival,
@@ -41,7 +40,6 @@ from cluster_manager.plans.plans import (
     HostBack,
     HostFailed,
     HostRead,
-    HostsChosen,
     MoveAway,
     Moved,
     OperationEnded,
@@ -59,19 +57,14 @@ from cluster_manager.plans.plans import (
     preempted_by,
 )
 from cluster_manager.plans.report_queries import (
-    asked_of_hosts,
-    closed,
-    has_template,
     not_yet,
     room_for,
     room_to_share,
     still_silent,
 )
+from cluster_manager.plans.waits import hold_s, lined_up
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.store import Store
-from ebbtide.deflation.placement.fitness import HostView
-from ebbtide.deflation.placement.policy_names import PlacementPolicy
-from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.messages.commands import (
     Budget,
     Command,
@@ -84,15 +77,13 @@ from ebbtide.messages.commands import (
 from ebbtide.messages.common import LARGEST, PartialVector, Vector
 from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.problem_codes import ReasonCode
-from ebbtide.messages.vms import VMSpec, VMState
+from ebbtide.messages.vms import VMState
 
 log = structlog.get_logger()
 
-#: Hosts that a plan keeps in line; it acts on three at most.
-LINE = 16
 #: For giving room back, seconds.
 REINFLATION_DEADLINE_S = 60.0
-#: How long to wait for a report at the most before it is looked whether its host is silent, in seconds.
+#: How long to wait at the most before it is looked whether a host is silent, or a plan has ended, in seconds.
 LOOK_S = 1.0
 #: How often it is looked whether a preemption is still needed, in seconds.
 WATCH_S = 1.0
@@ -131,7 +122,7 @@ class InstructionExecutor:
         self._hosts = hosts
         self._store = store
         self._limits = limits
-        self._generator = generator
+        self.ranking = HostRanking(agents, hosts, generator)
         self._epoch = epoch
         #: Counts the commands; a host never has two under way, so a lower number at an agent is one that comes late.
         self._orders = itertools.count(1)
@@ -170,13 +161,16 @@ class InstructionExecutor:
         match instruction:
             case ChooseHosts():
                 await self._hosts.settle()
-                chosen = self._choose(state, instruction, elapsed_s())
+                chosen = self.ranking.choose(state, instruction, elapsed_s())
                 if not chosen.hosts:
                     return chosen
+                first, *rest = chosen.hosts
                 # Before any wait: no other placement may count on this room.
                 arrival = arrival_of(state, time.time() - elapsed_s())
-                self._hosts.availability.reserve(state.id, chosen.hosts[0], arrival)
-                return replace(chosen, first=await self._read(state, chosen.hosts[0], elapsed_s))
+                self._hosts.availability.reserve(state.id, first, arrival)
+                if isinstance(state, PlacementPlan):
+                    state = lined_up(state, chosen).having(hosts_left=tuple(rest))
+                return replace(chosen, first=await self._read(state, first, elapsed_s))
             case ReadHost(host=host):
                 return await self._read(state, host, elapsed_s)
             case AwaitHost(host=host, until_s=until_s):
@@ -202,10 +196,13 @@ class InstructionExecutor:
                 return await self._move_away(state, move, elapsed_s)
             case AwaitPlan(request_id=request_id):
                 self.call_off(request_id)
-                while (placement := await self._store.plan(request_id)) is not None and not placement.state.finished:
-                    await self._hosts.heard(LOOK_S)
-                self.called_off.discard(request_id)
-                return how_ended(elapsed_s(), placement)
+                while True:
+                    placement = await self._store.plan(request_id)
+                    if placement is None or placement.state.finished:
+                        self.called_off.discard(request_id)
+                        return how_ended(elapsed_s(), placement)
+                    # No report tells of its end, and hundreds of hosts report all the time.
+                    await asyncio.sleep(LOOK_S)
             case PreemptTogether(victims=victims):
                 sides = _Sides()
 
@@ -249,9 +246,10 @@ class InstructionExecutor:
 
     async def _read(self, state: Plan, host: str, elapsed_s: Callable[[], float]) -> HostRead | HostFailed:
         """Take the host for the plan and ask its agent; a plan that looks for a place goes on when its time is up."""
-        limit_s = max(state.deadline_s, 1.0) if isinstance(state, RoomPlan) and looks(state) else None
-        why = "" if await self._hold(state, host, limit_s) else f"{host} is busy with another plan"
-        if why or (clears_up(state) and (why := await brought_meanwhile(self._store, state, host))):
+        if not await self._hold(state, host, self._may_wait_s(state, elapsed_s())):
+            why = f"{host} is busy with another plan"
+            return HostFailed(elapsed_s(), why, uncertain=False, code=ReasonCode.FAILED, busy=True)
+        if clears_up(state) and (why := await brought_meanwhile(self._store, state, host)):
             return HostFailed(elapsed_s(), why, uncertain=False, code=ReasonCode.FAILED)
         try:
             report = await self._agents.host(host)
@@ -263,11 +261,21 @@ class InstructionExecutor:
         found = HostRead(elapsed_s(), proven, recorded, at=time.time(), queue=queue)
         if not isinstance(state, PlacementPlan) or not (state.purpose == "preempt" or not_yet(report)):
             return found
-        sold, rooms = await self._store.sold(host), self._rooms(state, host)
-        elsewhere, copies = self._elsewhere(state, host), self.move_first == "copied"
+        sold = await self._store.sold(host)
+        rooms = self.ranking.rooms(host) if state.purpose == "preempt" and self.move_first != "never" else None
+        elsewhere, copies = self.ranking.elsewhere(state, host), self.move_first == "copied"
         # One of which cannot be read how it is to go is not to go.
         recorded &= sold.keys()
         return replace(found, recorded=recorded, sold=sold, elsewhere=elsewhere, rooms=rooms, copies=copies)
+
+    def _may_wait_s(self, state: Plan, elapsed_s: float) -> float | None:
+        """For how long a plan waits for the host that it is to read; None: for as long as it takes."""
+        if not isinstance(state, RoomPlan) or not looks(state):
+            return None
+        if not isinstance(state, PlacementPlan):
+            return max(state.deadline_s, 1.0)
+        others_free = not all(self._hosts.locks.is_busy(host) for host in state.hosts_left)
+        return hold_s(state, elapsed_s, others_free)
 
     async def _hold(self, state: Plan, host: str, limit_s: float | None) -> bool:
         """Take the host for the plan; whether it was free in time, and the plan was not called off meanwhile."""
@@ -284,32 +292,6 @@ class InstructionExecutor:
     def _queue(self, state: Plan, host: str) -> tuple[Arrival, ...]:
         """Who waits for the host that a plan has."""
         return self._hosts.availability.queue(host, but=state.id)
-
-    def _elsewhere(self, state: PlacementPlan, host: str) -> str | None:
-        """Another host that could hold a plan's VM by deflation, perhaps soon, and was not found to give too little."""
-        if state.purpose != "preempt" or state.looked_again:
-            return None
-        offered, tried = self._with_template(state.spec), {host, *state.short_on}
-        demand = asked_of_hosts(state.spec, "place")
-        rankings: tuple[Ranking, ...] = ("place", "wait")
-        for ranking in rankings:
-            others = self._hosts.availability.rank(
-                demand, 1, ranking, state.policy, self._generator, lambda name: name not in tried and offered(name)
-            )
-            if others:
-                return others[0]
-        return None
-
-    def _rooms(self, state: PlacementPlan, host: str) -> Rooms | None:
-        """What other hosts have that take VMs which run, for a plan that may preempt."""
-        if state.purpose != "preempt" or self.move_first == "never":
-            return None
-
-        def takes(other: str) -> bool:
-            known = self._hosts.get(other)
-            return other != host and known is not None and not cannot_take(self._agents.proven(known.report))
-
-        return self._hosts.availability.rooms(takes)
 
     async def _move_away(self, state: Plan, move: MoveAway, elapsed_s: Callable[[], float]) -> Moved:
         """Have a VM move, and wait for that, unless the placement is called off meanwhile."""
@@ -332,71 +314,6 @@ class InstructionExecutor:
             return Moved(elapsed_s(), False, f"{move.vm} is still moving to {move.to}: {ended.sentence}")
         return Moved(elapsed_s(), ended.state is OperationState.DONE, ended.sentence)
 
-    # --- choosing ----------------------------------------------------------------------------------------------------
-
-    def choices(self, state: Plan, instruction: ChooseHosts) -> tuple[HostsChosen, list[tuple[HostView, float]]]:
-        """The hosts that a placement would try now, and each as it is seen, with its fitness."""
-        assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"
-        chosen, demand = self._choose(state, instruction, 0.0), wanted(state, instruction.purpose)
-        seen = self._hosts.availability
-        return chosen, [seen.view(host, instruction.purpose, demand) for host in chosen.hosts]
-
-    def has_room(self, spec: VMSpec, but: Collection[str]) -> bool:
-        """Whether one host besides those of ``but`` could hold all of a VM by deflation."""
-        offered, demand = self._with_template(spec), asked_of_hosts(spec, "place")
-        first = PlacementPolicy.FIRST_FIT
-        return bool(
-            self._hosts.availability.rank(
-                demand, 1, "place", first, self._generator, lambda name: name not in but and offered(name)
-            )
-        )
-
-    def _choose(self, state: Plan, instruction: ChooseHosts, elapsed_s: float) -> HostsChosen:
-        assert isinstance(state, PlacementPlan | MovePlan), "only these choose hosts"
-        began = time.perf_counter()
-        demand, purpose = wanted(state, instruction.purpose), instruction.purpose
-        open_hosts = self._hosts.availability
-        # A VM moves to none but another host.
-        spec, home, offered = state.spec, state.home, self._with_template(state.spec, but=state.home)
-        chosen: list[str] = []
-        if purpose == "preempt":
-            # Where the minimums leave enough and a layer failed, before where a minimum itself is in the way.
-            allow = open_hosts.minimums_allow(spec.nominal.vector())
-            chosen = open_hosts.rank(
-                demand, LINE, purpose, state.policy, self._generator, lambda host: allow(host) and offered(host)
-            )
-        others = open_hosts.rank(demand, LINE, purpose, state.policy, self._generator, offered)
-        if purpose == "place" and isinstance(state, PlacementPlan):
-            # Only then where guests would have to be waited for.
-            others += open_hosts.rank(demand, LINE, "wait", state.policy, self._generator, offered)
-        chosen = list(dict.fromkeys((*chosen, *others)))[:LINE]
-        ms = round((time.perf_counter() - began) * 1000, 3)
-        log.info("hosts ranked", plan=state.id, open=len(open_hosts), chosen=len(chosen), ms=ms)
-        if chosen:
-            return HostsChosen(elapsed_s, tuple(chosen))
-        if not len(open_hosts):
-            reports = [host.report for host in self._hosts.all() if not self._hosts.is_silent(host.report.id)][:LINE]
-            reasons = ", ".join(closed(report) or f"{report.id} is {report.mode}" for report in reports)
-            why = f"no host takes new VMs ({reasons})" if reasons else "no host is ready"
-            return HostsChosen(elapsed_s, (), why, ready=False)
-        ready = self._hosts.ready()
-        if ready and not any(has_template(host.report, spec) for host in ready):
-            where = ", ".join(f"{host.report.id} has no template {spec.template}" for host in ready[:LINE])
-            return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})", ready=False)
-        what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
-        offers = [f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE + 1) if host != home][:LINE]
-        lacking = f"no ready host has {demand} {what} beside the VM's overhead ({', '.join(offers)})" if offers else ""
-        return HostsChosen(elapsed_s, (), lacking)
-
-    def _with_template(self, spec: VMSpec, but: str | None = None) -> Callable[[str], bool]:
-        """Whether a host, but for one, has what a VM is made of."""
-
-        def accepts(host_id: str) -> bool:
-            host = self._hosts.get(host_id)
-            return host is not None and host_id != but and has_template(host.report, spec)
-
-        return accepts
-
     # --- commands ----------------------------------------------------------------------------------------------------
 
     async def _command(
@@ -409,7 +326,15 @@ class InstructionExecutor:
     ) -> Event:
         request_id = f"{state.id}.{instruction.step}"
         host, sides = instruction.host, sides or _Sides()
-        await self._hosts.locks.hold(state.id, host)
+        came_s, deadline_s, limit_s = elapsed_s(), 0.0, None
+        if isinstance(instruction, SetTarget):
+            deadline_s = instruction.deadline_s
+            # It waits for its host in its own time; one that was begun by an earlier run comes to its end.
+            limit_s = None if resumed else max(max(deadline_s, 1.0) - came_s, 0.0)
+        if not await self._hosts.locks.hold(state.id, host, limit_s):
+            why = f"{host} was busy with another plan until the deadline"
+            return HostFailed(elapsed_s(), why, uncertain=False, code=ReasonCode.FAILED, busy=True)
+        waited_s = elapsed_s() - came_s
         # A second reclaim takes twice, a second start may find the first: only the plan can tell after a new reading.
         harmless, taken_on = not isinstance(instruction, Reclaim | Create), False
         # Whether the host may have taken it on: that it refuses to say more of it does not undo that.
@@ -427,13 +352,19 @@ class InstructionExecutor:
                         instruction = await self._filled(instruction)
                     except AgentError as error:
                         return HostFailed(elapsed_s(), str(error), resumed or taken_on, code=error.reason)
+                    left_s = deadline_s - elapsed_s()
+                    if left_s <= 0 and (resumed or taken_on):
+                        late = f"{host} was to be asked once more, and the deadline has passed"
+                        return HostFailed(elapsed_s(), late, uncertain=True, code=ReasonCode.FAILED)
+                    instruction = instruction.model_copy(update={"deadline_s": round(max(left_s, 0.0), 3)})
                 async with sides.turn:
                     send, limit_s = self._sending(state, instruction, request_id)
                     operation = operation or await send()
                 taken_on = perhaps = True
                 operation = await self._follow(state, instruction, operation, limit_s, sides)
                 if operation is not None:
-                    return await self._ended(state, instruction, OperationEnded(elapsed_s(), operation))
+                    event = OperationEnded(elapsed_s(), operation, waited_s=waited_s)
+                    return await self._ended(state, instruction, event)
                 if not harmless:
                     return Forgotten(elapsed_s(), lapse=True)
         except AgentRefused as error:

@@ -402,7 +402,7 @@ class Operations:
 
     def _fits_elsewhere(self, home: str, spec: VMSpec) -> bool:
         """Whether a host on which nobody waits has room for all of a VM."""
-        return self._executor is not None and self._executor.has_room(spec, {home, *self.waiting.hosts})
+        return self._executor is not None and self._executor.ranking.has_room(spec, {home, *self.waiting.hosts})
 
     async def _bring_back(self, name: str, host: str, elsewhere: bool = False) -> None:
         """Start a preempted VM again, unless its owner has done something with it meanwhile."""

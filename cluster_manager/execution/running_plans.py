@@ -136,11 +136,11 @@ def arrival_of(state: Plan, started_at: float) -> Arrival | None:
     size = state.reserved
     if size is None or not isinstance(state, RoomPlan) or state.vm is None:
         return None
-    if not isinstance(state, PlacementPlan):
-        return Arrival(state.vm, size, size, started_at + state.deadline_s)
-    fixed = state.spec.priority is Priority.FIXED
-    keeps = size if fixed else state.spec.allocation(ZERO).minimum.smaller(size)
-    return Arrival(state.vm, size, keeps, started_at + state.clock_from_s + state.deadline_s)
+    from_s = state.clock_from_s if isinstance(state, PlacementPlan | LiveMigrationPlan) else 0.0
+    until_s = started_at + from_s + state.deadline_s
+    if not isinstance(state, PlacementPlan) or state.spec.priority is Priority.FIXED:
+        return Arrival(state.vm, size, size, until_s)
+    return Arrival(state.vm, size, state.spec.allocation(ZERO).minimum.smaller(size), until_s)
 
 
 def wanted(state: PlacementPlan | MovePlan, purpose: Purpose) -> ResourceVector:

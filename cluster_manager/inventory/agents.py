@@ -7,6 +7,7 @@ away for too long.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,8 @@ METRICS_S: Final = 5.0
 #: told first, or its memory saved; it is stopped all the same. And for which size a VM that departs has room.
 CAN_DO_WITHOUT: Final = frozenset({"reason", "suspend", "notice_s", "size"})
 _LONGEST_PAUSE_S: Final = 2.0
+#: Connections with one host: its agent takes 256 from an address, and has one for each VM that is preempted together.
+MOST_TO_ONE: Final = 100
 #: How often it is asked how far an operation is whose progress is shown, seconds.
 TOLD_S: Final = 1.0
 
@@ -84,6 +87,12 @@ class Sent:
     """Whether a call has begun to leave this machine."""
 
     begun: bool = False
+
+
+def connector_to_hosts(tls: ssl.SSLContext | bool) -> aiohttp.TCPConnector:
+    """For the session of `Agents`: a call waits for no other host's answer, which may be held back for long."""
+    # aiohttp's own limit is 100 in all, and who waits for a connection waits within the time of the call.
+    return aiohttp.TCPConnector(ssl=tls, limit=0, limit_per_host=MOST_TO_ONE)
 
 
 def telling_what_was_sent() -> aiohttp.TraceConfig:
@@ -365,7 +374,7 @@ class Agents:
         except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:
             raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}", sent=sent.begun) from error
         except TimeoutError as error:
-            raise AgentUnreachable(f"{host} did not answer within {timeout.total:g} s") from error
+            raise AgentUnreachable(f"{host} did not answer within {timeout.total:g} s", sent=sent.begun) from error
         except (aiohttp.ClientError, ValueError) as error:
             raise AgentUnreachable(f"{host} cannot be reached{_reason(error)}") from error
         if status >= 500 and status != 503:

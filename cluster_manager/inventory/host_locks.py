@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 
 class HostLocks:
@@ -11,6 +12,8 @@ class HostLocks:
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
         self._held: dict[str, str] = {}
+        #: By host: how many plans wait for it.
+        self._waiting: Counter[str] = Counter()
 
     def of(self, host: str) -> asyncio.Lock:
         """The lock itself, for what is no plan."""
@@ -24,11 +27,16 @@ class HostLocks:
         if self._held.get(plan) == host:
             return True
         self.release(plan)
+        self._waiting[host] += 1
         try:
             async with asyncio.timeout(limit_s):
                 await self.of(host).acquire()
         except TimeoutError:
             return False
+        finally:
+            self._waiting[host] -= 1
+            if not self._waiting[host]:
+                del self._waiting[host]
         self._held[plan] = host
         return True
 
@@ -43,3 +51,12 @@ class HostLocks:
 
     def is_busy(self, host: str) -> bool:
         return host in self._locks and self._locks[host].locked()
+
+    def in_line(self, host: str) -> int:
+        """How many have a host or wait for it."""
+        return self._waiting[host] + self.is_busy(host)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether any host is waited for."""
+        return bool(self._waiting)

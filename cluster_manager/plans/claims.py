@@ -1,4 +1,4 @@
-"""Rows of VMs and hosts in the store: phases, what is stored with a plan's first action and its others, and room."""
+"""Rows of the store: phases, what is stored with a plan's first action and its others, room, lines of the log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from cluster_manager.plans.preemption import PreemptionReason
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.vms import VMSpec
 
 
@@ -125,6 +126,16 @@ class ReinflationPending:
 
     host: str
     owed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line of the event log."""
+
+    kind: EventKind
+    vm: str | None
+    host: str | None
+    sentence: str
 
 
 Claim = AddVM | ClaimVM | ClaimRemoval | SetGeneration

@@ -78,6 +78,8 @@ class LiveMigrationPlan(MovePlan):
     bandwidth_mib_s: float = 0.0
     #: Whether VMs of its new host may shrink for it.
     shrinks: bool = True
+    #: Since when the deadline runs, as ``elapsed_s``.
+    clock_from_s: float = 0.0
     #: What its host says of it: it is the same on both.
     size: Vector = Vector()
     boot_memory_mib: float = 0.0
@@ -200,6 +202,8 @@ def _on_source(state: LiveMigrationPlan, event: Event) -> Step:
                 # Its new host's VMs would shrink for it.
                 return _stays(state, f"{report.id} says that it has {found.current.vector()}, but {most} were sold")
             state = state.having(
+                # Its host sends one VM after the other. What an arrival waits for has its time from the start.
+                clock_from_s=0.0 if state.why else event.elapsed_s,
                 size=found.current,
                 boot_memory_mib=found.boot_memory_mib,
                 generation=found.generation,
@@ -274,7 +278,7 @@ def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) 
     if not state.shrinks and not (missing := missing_on(report, demand)).is_zero():
         said = f"{report.id}: short of {missing}, and nobody shrinks to rebalance"
         return _leave(state, said, code=ReasonCode.NO_ROOM)
-    room = make_room(state, report, demand, state.deadline_s - elapsed_s)
+    room = make_room(state, report, demand, state.clock_from_s + state.deadline_s - elapsed_s)
     if isinstance(room, Step):
         return room
     if room:

@@ -71,7 +71,18 @@ from cluster_manager.plans.report_queries import (
     size_to_join,
 )
 from cluster_manager.plans.victims import Victim, go_for_an_error, going, outcome, victims_for
-from cluster_manager.plans.waits import WaitingPlan, move_away, moved_away, time_left, time_to_reclaim, wait_for_guests
+from cluster_manager.plans.waits import (
+    LATE,
+    WaitingPlan,
+    kept_off,
+    lined_up,
+    move_away,
+    moved_away,
+    refusal_code,
+    time_left,
+    time_to_reclaim,
+    wait_for_guests,
+)
 from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement import placement_step
@@ -96,11 +107,7 @@ class PlacementPlan(WaitingPlan):
     """State of the plan that places a VM."""
 
     kind: Literal["create"] = "create"
-    #: Whether no host could be tried at all, when they were ranked last.
-    none_ready: bool = False
     policy: PlacementPolicy = PlacementPolicy.BEST_FIT
-    #: Hosts that were acted on for the present purpose.
-    tried: int = 0
     #: On the present host, when preempting: why by the last reading before, and the size each VM should have reached.
     reason: PreemptionReason | None = None
     targets: dict[str, Vector] = Field(default_factory=dict)
@@ -108,9 +115,8 @@ class PlacementPlan(WaitingPlan):
     withdrawn: tuple[str, ...] = ()
     #: On the present host, when starting deflated: the size to start at.
     start_size: Vector | None = None
-    #: Hosts whose VMs gave too little, and whether it has looked for room again before it preempts.
+    #: Hosts whose VMs gave too little.
     short_on: tuple[str, ...] = ()
-    looked_again: bool = False
     #: Whether its owner does not want it any more: nothing new is begun.
     called_off: bool = False
     #: Of the VM's record; hosts get none.
@@ -170,6 +176,8 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
             return _on_reading(state, event)
         case ReadHost(), HostFailed() if state.starts:
             return _lose(state, event.sentence)
+        case ReadHost(), HostFailed(busy=True):
+            return _next_host(kept_off(state, event), event.elapsed_s)
         case ((ReadHost() | Reclaim()), HostFailed()):
             return _leave(state, event.sentence, event.elapsed_s, reachable=not event.uncertain)
         case Reclaim(), (OperationEnded() | Forgotten()):
@@ -212,13 +220,7 @@ def advance_placement(state: PlacementPlan, event: Event) -> Step:
 
 
 def _on_hosts(state: PlacementPlan, event: HostsChosen) -> Step:
-    from_s = state.clock_from_s if state.looked_again else event.elapsed_s
-    state = state.having(
-        **{"hosts_left": event.hosts, "tried": 0, "clock_from_s": from_s, "none_ready": not event.ready}
-    )
-    if not event.hosts and event.sentence:
-        state = state.having(**{"failures": (*state.failures, event.sentence)})
-    step = _next_host(state, event.elapsed_s)
+    step = _next_host(lined_up(state, event), event.elapsed_s)
     if event.first is None or not isinstance(step.state.instruction, ReadHost):
         return step
     return step.state.next_step(event.first).also(*step.effects)
@@ -245,7 +247,7 @@ def _next_host(state: PlacementPlan, elapsed_s: float) -> Step:
         host, *rest = state.hosts_left
         return instruct(state, ReadHost(host=host), **_arrival(host), hosts_left=tuple(rest))
     if late and state.hosts_left:
-        state = state.having(**{"failures": (*state.failures, "the deadline has passed")})
+        state = state.having(**{"failures": (*state.failures, LATE)})
     spec = state.spec
     purpose = placement_step.next_purpose(_PURPOSES[state.purpose], CODES[spec.priority], spec.start == "deflated")
     if purpose == placement_step.PREEMPTING:
@@ -259,8 +261,7 @@ def _next_host(state: PlacementPlan, elapsed_s: float) -> Step:
     if state.purpose == "deflated":
         rule = f", and {spec.least_start()} are the least that it can start with{rule}"
     sentence = f"refused {spec.name} ({spec.nominal.vector()}): {why}{rule}"
-    reason = ReasonCode.NO_HOST_READY if state.none_ready else ReasonCode.NO_ROOM
-    return finish(state, OperationState.FAILED, sentence, reason=reason).also(
+    return finish(state, OperationState.FAILED, sentence, reason=refusal_code(state)).also(
         SetVM(spec.name, VMPhase.FAILED, None, sentence), Note("refused", spec.name, None, sentence)
     )
 

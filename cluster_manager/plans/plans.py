@@ -18,6 +18,7 @@ from cluster_manager.plans.claims import OFF as OFF
 from cluster_manager.plans.claims import Arrival as Arrival
 from cluster_manager.plans.claims import Claim as Claim
 from cluster_manager.plans.claims import ClaimVM as ClaimVM
+from cluster_manager.plans.claims import Note as Note
 from cluster_manager.plans.claims import ReinflationPending as ReinflationPending
 from cluster_manager.plans.claims import SetPreempted as SetPreempted
 from cluster_manager.plans.claims import SetSpec as SetSpec
@@ -31,7 +32,6 @@ from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.rebalancing import Rooms
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import PartialVector, Vector
-from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
@@ -408,10 +408,12 @@ class OperationEnded(Event):
 
     ``failed``: VMs that the manager's record does not have on this host, and for which calls failed, with the first
     error of each: nothing else that is said of them counts, but for an error nobody is preempted.
+    ``waited_s``: for how long the plan waited for the host before the command was sent.
     """
 
     operation: Operation
     failed: tuple[tuple[str, str], ...] = ()
+    waited_s: float = 0.0
 
     @property
     def sentence(self) -> str:
@@ -434,13 +436,14 @@ class EndedTogether(Event):
 class HostFailed(Event):
     """The host could not be used. ``uncertain``: perhaps it did what it was told. ``reached``: it may have heard.
 
-    ``code``: why, for what ends by it.
+    ``code``: why, for what ends by it. ``busy``: it was not asked, since another plan had it for too long.
     """
 
     sentence: str
     uncertain: bool
     reached: bool = True
     code: ReasonCode = ReasonCode.HOST_UNAVAILABLE
+    busy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,16 +464,6 @@ class Forgotten(Event):
 
 
 # --- effects: what is stored together with the next state ------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A line of the event log."""
-
-    kind: EventKind
-    vm: str | None
-    host: str | None
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True)

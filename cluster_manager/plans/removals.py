@@ -31,6 +31,9 @@ from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.requests import TargetRequest
 
+#: What a target has waited for its host for so long is told, seconds.
+TOLD_WAIT_S: Final = 1.0
+
 
 class RemovalPlan(Plan):
     """State of the plan that deletes a VM and lets the others grow."""
@@ -127,7 +130,7 @@ def advance_cancel(state: CancelPlan, event: Event) -> Step:
 _NOT_CALLED_OFF: Final = {
     "delete": "what is deleted does not come back",
     "cancel": "it calls off another one itself",
-    "target": "its host is at work on it; a target of its own takes its place",
+    "target": "it ends by its deadline; a target of its own takes its place",
     "resize": "its host is at work on it; another resize takes its place",
     "live-migrate": "at its deadline the VM stays where it is, unless it has left by then: then it ends when its hosts "
     "have said where it is, or one of them is forgotten",
@@ -217,9 +220,12 @@ def advance_target(state: TargetPlan, event: Event) -> Step:
     """See `Plan.next_step`."""
     match state.instruction, event:
         case SetTarget(), OperationEnded(operation=operation):
-            note = Note("resized", state.vm, state.host, operation.sentence)
+            said = operation.sentence
+            if event.waited_s >= TOLD_WAIT_S:
+                said += f"; {event.waited_s:.0f} s of its deadline were over before {state.host} was free"
+            note = Note("resized", state.vm, state.host, said)
             state = state.having(outcomes=operation.vms, shortfall=operation.shortfall)
-            return finish(state, operation.state, operation.sentence).also(note)
+            return finish(state, operation.state, said).also(note)
         case SetTarget(), HostFailed():
             unknown = f"; whether {state.vm} was resized is not known, and its size is as reported"
             sentence = event.sentence + (unknown if event.uncertain else "")

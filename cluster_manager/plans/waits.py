@@ -1,17 +1,20 @@
-"""What a placement waits for, without holding any host: guests that cannot be deflated yet, a VM that moves away.
+"""What a placement waits for, without holding any host: one that other plans have, guests that cannot be deflated yet,
+a VM that moves away.
 
-Both come before anyone is preempted.
+All of that comes before anyone is preempted.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cluster_manager.plans.live_migrations import cannot_leave
 from cluster_manager.plans.plans import (
     AwaitGuests,
+    HostFailed,
     HostRead,
+    HostsChosen,
     MoveAway,
     Moved,
     Note,
@@ -27,6 +30,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.placement import waiting
 from ebbtide.deflation.placement.rebalancing import HostRows, move_instead
 from ebbtide.deflation.resources import ResourceVector
+from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.vms import VMSpec, VMStatus
 
 #: VMs that a placement has moved away from one host, or has tried to.
@@ -34,6 +38,12 @@ MOST_MOVES: Final = 3
 #: What is copied of a VM in a second at the least, on a link of 1 Gbit/s; and the shortest time for a move, seconds.
 MOVE_MIB_S: Final = 100.0
 SHORTEST_MOVE_S: Final = 5.0
+#: One host that others have is waited for so long, in parts of the deadline, where there are as many more to try.
+HOST_SHARES: Final = 4
+#: And no longer than this, seconds, where nobody has another one of them.
+PATIENCE_S: Final = 2.0
+#: Why the hosts behind are not tried.
+LATE: Final = "the deadline has passed"
 
 
 class WaitingPlan(RoomPlan):
@@ -44,8 +54,15 @@ class WaitingPlan(RoomPlan):
     purpose: Purpose = "place"
     #: Since when the deadline runs, as ``elapsed_s``.
     clock_from_s: float = 0.0
-    #: Hosts still to try, best first.
+    #: Hosts still to try, best first; and those that were acted on for the present purpose.
     hosts_left: tuple[str, ...] = ()
+    tried: int = 0
+    #: Whether no host could be tried at all, when they were ranked last.
+    none_ready: bool = False
+    #: Whether it has looked for room again before it preempts.
+    looked_again: bool = False
+    #: Why hosts failed that it did not have in time, since others had them: these say nothing of room.
+    kept_off: tuple[str, ...] = ()
     #: On the present host: who was stopped.
     victims: tuple[str, ...] = ()
     #: On the present host: the guests that were waited for, and since when, as ``elapsed_s``.
@@ -56,6 +73,60 @@ class WaitingPlan(RoomPlan):
     #: On the present host: the VMs that were to move away, and those that did, with where they are.
     sent_away: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
+
+
+W = TypeVar("W", bound=WaitingPlan)
+
+
+def lined_up(state: W, event: HostsChosen) -> W:
+    """The plan with the hosts to try, or why there are none. The deadline runs from here, unless it looks once more."""
+    from_s = state.clock_from_s if state.looked_again else event.elapsed_s
+    why = () if event.hosts or not event.sentence else (event.sentence,)
+    return state.having(
+        hosts_left=event.hosts,
+        tried=0,
+        clock_from_s=from_s,
+        none_ready=not event.ready,
+        failures=(*state.failures, *why),
+    )
+
+
+def hold_s(state: WaitingPlan, elapsed_s: float, others_free: bool) -> float:
+    """For how long a host is waited for that another plan has, in seconds: it may have it for minutes.
+
+    :param others_free: whether nobody has one of those that are still to be tried.
+    """
+    most_s = max(state.deadline_s, 1.0)
+    left_s = max(state.clock_from_s + most_s - elapsed_s, 0.0)
+    back = state.host is not None and bool(state.waited_for or state.sent_away)
+    if back or not state.hosts_left:
+        return left_s
+    share_s = most_s / min(len(state.hosts_left) + 1, HOST_SHARES)
+    if others_free and state.purpose != "preempt":
+        # Where one has to go it is not for the sake of a moment.
+        share_s = min(share_s, PATIENCE_S)
+    return min(share_s, left_s)
+
+
+def kept_off(state: W, event: HostFailed) -> W:
+    """The plan without a host that others have; as long as there is time it comes back to it after the others."""
+    assert state.host is not None, "at a host"
+    left = (*state.hosts_left, state.host) if time_left(state, event.elapsed_s) > 0 else state.hosts_left
+    new = () if event.sentence in state.kept_off else (event.sentence,)
+    return state.having(
+        host=None,
+        hosts_left=left,
+        kept_off=(*state.kept_off, *new),
+        failures=(*state.failures, *new),
+        progress=(*state.progress, *new),
+    )
+
+
+def refusal_code(state: WaitingPlan) -> ReasonCode:
+    """The code of a plan that no host has taken; where all that is known is that others had them, that is not room."""
+    if state.kept_off and set(state.failures) <= {*state.kept_off, LATE}:
+        return ReasonCode.FAILED
+    return ReasonCode.NO_HOST_READY if state.none_ready else ReasonCode.NO_ROOM
 
 
 def time_left(state: WaitingPlan, elapsed_s: float) -> float:

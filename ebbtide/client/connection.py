@@ -7,7 +7,7 @@ import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -55,6 +55,9 @@ BUSY_S = 30.0
 BUSY_PAUSE_S = 5.0
 #: How long one of several may take for an answer, seconds: a manager that hangs still takes connections.
 ANSWER_S: Final = 10.0
+#: Requests that the manager may hold back are sent no more than so many at a time: of the 100 connections that aiohttp
+#: opens the others are for what is answered at once.
+MOST_HELD: Final = 64
 #: Segments of the manager's routes with the names in them; "." and ".." would be resolved to another path.
 _PATH: Final = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._:-]+)+")
 
@@ -147,6 +150,9 @@ class Connection:
         self._token = token
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
+        #: Streams last, so that each has a connection that is no other request's.
+        self._streams: aiohttp.ClientSession | None = None
+        self._held = asyncio.Semaphore(MOST_HELD)
 
     @property
     def url(self) -> str:
@@ -158,19 +164,24 @@ class Connection:
         self._managers = Managers(url)
 
     async def __aenter__(self) -> Self:
+        headers, tls = {"Authorization": f"Bearer {self._token}"}, self._tls or True
         self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._token}"},
+            headers=headers,
             timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
-            connector=aiohttp.TCPConnector(ssl=self._tls or True),
+            connector=aiohttp.TCPConnector(ssl=tls),
             trace_configs=[_only_once()],
         )
+        self._streams = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(ssl=tls, limit=0))
+        # Of this loop: it may be entered once more in another one.
+        self._held = asyncio.Semaphore(MOST_HELD)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, self._streams):
+            if session is not None:
+                await session.close()
 
     async def _list(
         self, path: str, key: str, model: type[Model], query: Mapping[str, object], limit: int | None = None
@@ -215,9 +226,10 @@ class Connection:
     ) -> Model:
         """One request and its answer.
 
-        :param held_s: how long the manager may hold its answer back.
+        :param held_s: how long the manager may hold its answer back. These have their turn one after the other.
         """
-        answer = await self._request(method, path, query=query, body=body, headers=headers, held_s=held_s)
+        async with self._held if held_s else nullcontext():
+            answer = await self._request(method, path, query=query, body=body, headers=headers, held_s=held_s)
         try:
             # A manager of a later version may say more.
             return model.model_validate(answer, extra="ignore", context=as_sent)
@@ -227,11 +239,11 @@ class Connection:
     def _stream(
         self, path: str, query: dict[str, str], headers: dict[str, str], silent_s: float = SILENT_STREAM_S
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        if self._session is None:
+        if self._streams is None:
             raise RuntimeError("ManagerClient is used outside of its context")
         check_path(path)
         limits = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=silent_s)
-        return self._session.get(self.url + path, params=query, headers=headers, timeout=limits)
+        return self._streams.get(self.url + path, params=query, headers=headers, timeout=limits)
 
     async def _request(
         self,

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Literal
 import aiohttp
 from pydantic import ValidationError
 
-from ebbtide.client.connection import Changed, query_of, refusal_of
+from ebbtide.client.connection import MOST_HELD, Changed, query_of, refusal_of
 from ebbtide.client.errors import ClientError, ManagerBusy, ManagerUnreachable, passes
 from ebbtide.client.history import HistoryCalls
 from ebbtide.client.lifecycle import LifecycleCalls, if_match, new_request_id
@@ -38,8 +38,13 @@ from ebbtide.messages.operations import Operation, OperationState
 from ebbtide.messages.requests import CancelRequest, ModeRequest, TargetRequest, VMRequest
 from ebbtide.messages.vms import ClusterVM, VMSpec
 
-#: How long one long poll waits; short, so that progress is seen while an operation runs.
+#: How long one long poll waits, where progress is to be told at first, and at the longest, seconds.
 POLL_S = 1.0
+LONGEST_POLL_S = 10.0
+#: All that wait together ask no more often than so many times a second, after a rest so often at once: half of what a
+#: token may.
+POLLS_PER_S = 25.0
+POLLS_AT_ONCE = 100
 #: Between two attempts to go on with a stream, and how many may fail in a row.
 STREAM_PAUSE_S = 1.0
 STREAM_ATTEMPTS = 30
@@ -53,6 +58,18 @@ LINE_LIMIT = 1024 * 1024
 Progress = Callable[[str], None]
 
 
+def poll_s(waits: int, told_s: float | None) -> float:
+    """For how long a poll waits that follows an operation, in seconds.
+
+    :param waits: how many operations this client follows now.
+    :param told_s: for how long it has followed this one, whose progress is told a tenth of that late; None: it is not.
+    """
+    if told_s is not None:
+        return min(max(POLL_S, told_s / 10), LONGEST_POLL_S)
+    # Where they have to take turns, each comes the sooner.
+    return max(LONGEST_POLL_S * min(MOST_HELD / waits, 1.0), POLL_S)
+
+
 class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
     """One conversation with a manager. Use as an asynchronous context manager.
 
@@ -64,6 +81,10 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
     Every method raises ManagerUnreachable when no manager answers, ManagerRefused for a 4xx or 5xx, and another
     ClientError for a name that is none. A field that cannot be is a pydantic.ValidationError. Neither is sent.
     """
+
+    #: Operations that are followed now, and when the next poll of all of them has its turn, by the loop's clock.
+    _waits = 0
+    _poll_at = float("-inf")
 
     async def health(self) -> ManagerHealth:
         """Whether the manager runs. Needs no token."""
@@ -398,30 +419,46 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
         """Follow an operation to its end; each new sentence of its progress goes to ``progress``, but for its outcome.
 
         ``host``: whose operation it is, where it is not the manager's own.
+        The manager says at once that it has ended; many that are followed at the same time have their turns for that.
         Raises TimeoutError after ``limit_s`` seconds (None: never), and ManagerUnreachable, ManagerStandsBy or
         ManagerBusy once no manager that leads has answered for half a minute, ManagerRefused with the code
         ``host-unavailable`` where that is so of the host; the operation itself goes on.
         """
         told, clock = 0, asyncio.get_running_loop().time
-        answered_at = clock()
-        async with asyncio.timeout(limit_s):
-            while True:
-                over = operation.state is not OperationState.RUNNING
-                for sentence in operation.progress[told:]:
-                    # The sentence of an operation that has ended is its outcome, which the caller has.
-                    if progress is not None and not (over and sentence == operation.sentence):
-                        progress(sentence)
-                told = max(told, len(operation.progress))
-                if over:
-                    return operation
-                try:
-                    operation = await self.operation(operation.request_id, POLL_S, host)
-                    answered_at = clock()
-                except ClientError as error:
-                    # It is started again, or another one takes over; or the host is.
-                    if not passes(error) or clock() - answered_at > AWAY_S:
-                        raise
-                    await asyncio.sleep(STREAM_PAUSE_S)
+        began_at, away_from = clock(), None
+        self._waits += 1
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    over = operation.state is not OperationState.RUNNING
+                    for sentence in operation.progress[told:]:
+                        # The sentence of an operation that has ended is its outcome, which the caller has.
+                        if progress is not None and not (over and sentence == operation.sentence):
+                            progress(sentence)
+                    told = max(told, len(operation.progress))
+                    if over:
+                        return operation
+                    await self._turn()
+                    asked_at = clock()
+                    wait_s = poll_s(self._waits, asked_at - began_at if progress is not None else None)
+                    try:
+                        operation, away_from = await self.operation(operation.request_id, wait_s, host), None
+                    except ClientError as error:
+                        # It is started again, or another one takes over; or the host is. Before, the poll may have
+                        # been held back, or have stood in line.
+                        away_from = min(asked_at + LONGEST_POLL_S, clock()) if away_from is None else away_from
+                        if not passes(error) or clock() - away_from > AWAY_S:
+                            raise
+                        await asyncio.sleep(STREAM_PAUSE_S)
+        finally:
+            self._waits -= 1
+
+    async def _turn(self) -> None:
+        """Wait until one more poll is not too much: what else is asked with this token is not to be refused for it."""
+        now = asyncio.get_running_loop().time()
+        self._poll_at = max(self._poll_at, now - POLLS_AT_ONCE / POLLS_PER_S) + 1 / POLLS_PER_S
+        if self._poll_at > now:
+            await asyncio.sleep(self._poll_at - now)
 
 
 async def events_in(chunks: AsyncIterable[bytes]) -> AsyncIterator[Event]:

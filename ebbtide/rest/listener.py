@@ -26,8 +26,8 @@ from ebbtide.rest.rates import Buckets, ConnectionLimits, Rate, counted
 log = structlog.get_logger()
 
 _BACKLOG: Final = 1024
-#: File descriptors besides those of connections: the store, the log, calls of our own.
-_OTHER_FILES: Final = 512
+#: File descriptors besides those of connections: the store, the log, calls of our own, as a manager's to its hosts.
+_OTHER_FILES: Final = 2048
 #: Refused connections are told in the log, but they cannot fill a disk.
 _TOLD: Final = Rate(1.0, 10.0)
 #: A pause where none can be accepted, since the waiting connection is offered again at once.

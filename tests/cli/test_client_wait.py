@@ -74,6 +74,17 @@ def test_a_manager_that_stays_away_is_said_to_be(error: ClientError) -> None:
         follow(AWAY_S + 5.0, error)
 
 
+def test_a_manager_that_held_its_answer_back_before_it_went_was_not_away_meanwhile() -> None:
+    class Held(Away):
+        async def operation(self, request_id: str, wait_s: float = 0.0, host: str | None = None) -> Operation:
+            await asyncio.sleep(max(9.0 - asyncio.get_running_loop().time(), 0.0))
+            return await super().operation(request_id, wait_s, host)
+
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        ended = runner.run(Held(9.0 + AWAY_S - 2.0, AWAY).wait(told(OperationState.RUNNING), limit_s=None))
+    assert ended.state is OperationState.DONE
+
+
 class Asks(Asking):
     """A command whose manager, or host, does not come back."""
 

@@ -231,6 +231,6 @@ async def test_what_cannot_be_called_off_is_refused_with_its_reason(tmp_path: Pa
         assert (await cluster.call("PUT", "/v1/vms/low-1/target", json=target))[0] == 202
         status, problem = await cancel(cluster, "smaller")
         assert status == 409
-        assert "its host is at work on it; a target of its own takes its place" in problem["detail"]
+        assert "it ends by its deadline; a target of its own takes its place" in problem["detail"]
         agent.end_pending()
         await cluster.ended("smaller")

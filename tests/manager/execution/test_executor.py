@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cluster_manager.errors import AgentError, AgentRefused, AgentUnreachable
+from cluster_manager.execution.host_ranking import HostRanking
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.live_migrations import start_live_migration
@@ -19,19 +20,23 @@ from cluster_manager.plans.plans import (
     ChooseHosts,
     HostBack,
     HostFailed,
+    OperationEnded,
+    PlanEnded,
     Preempt,
     PreemptTogether,
     ReadHost,
     Reclaim,
+    finish,
 )
 from cluster_manager.plans.preemption import PreemptionReason
-from cluster_manager.plans.removals import start_target
+from cluster_manager.plans.removals import start_cancel, start_target
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.database import Database
+from cluster_manager.store.rows import StoredPlan
 from cluster_manager.store.store import Store
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
-from ebbtide.messages.commands import Command
+from ebbtide.messages.commands import Command, TargetCommand
 from ebbtide.messages.common import LARGEST, PartialVector, Vector
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.migrations import MigrationAddress
@@ -71,7 +76,7 @@ async def test_a_vm_that_runs_goes_where_all_of_it_fits_not_only_what_it_could_s
     begun = start_live_migration("plan", request, SPEC, "home", policy=PlacementPolicy.FIRST_FIT)
     state = begun.next_step(read("home", HERE)).state
     assert isinstance(state.instruction, ChooseHosts)
-    chosen, seen = executor.choices(state, state.instruction)
+    chosen, seen = executor.ranking.choices(state, state.instruction)
     assert (chosen.hosts, len(seen)) == (("e",), 1)
 
 
@@ -83,11 +88,7 @@ async def test_a_host_that_reports_an_address_it_has_not_proved_has_no_room_for_
     await hosts.take(report_of("b").model_copy(update={"migration": here}))
     await hosts.take(report_of("c").model_copy(update={"migration": there, "url": "http://127.0.0.9:1"}))
     agents: Any = _Agents()
-    executor = InstructionExecutor(agents, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
-    executor.move_first = "shared"
-    rooms = executor._rooms(placement(spec_of("high-1")).having(purpose="preempt"), "a")
-    assert rooms is not None
-    assert list(rooms.hosts) == ["b"]
+    assert list(HostRanking(agents, hosts, np.random.default_rng(0)).rooms("a").hosts) == ["b"]
 
 
 async def test_after_a_start_a_host_that_is_waited_for_has_the_time_to_report_before_it_is_given_up(
@@ -151,6 +152,60 @@ async def test_a_vm_that_got_its_last_number_meanwhile_is_refused_another_size_a
     assert event == none_left
 
 
+async def test_what_a_target_waits_for_its_host_is_of_its_own_time(hosts: Hosts, store: Store) -> None:
+    agents, now_s = _Resizes(report_of("a", status_of(spec_of("low", "deflatable"), "a"))), 0.0
+    unused: Any = agents
+    executor = InstructionExecutor(unused, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
+    wanted = TargetRequest(request_id="request", target=PartialVector(cpu_cores=1.0), deadline_s=60.0)
+    assert await hosts.locks.hold("another plan", "a")
+    waits = asyncio.create_task(executor.perform(start_target("plan", "low", "a", wanted, 2), False, lambda: now_s))
+    await asyncio.sleep(0)
+    now_s = 20.0
+    hosts.locks.release("another plan")
+    event = await waits
+    assert isinstance(event, OperationEnded)
+    assert (event.waited_s, [body.deadline_s for body in agents.sent]) == (20.0, [40.0])
+
+
+async def test_a_target_that_was_begun_by_an_earlier_run_is_not_sent_again_after_its_deadline(
+    hosts: Hosts, store: Store
+) -> None:
+    agents = _Resizes(report_of("a", status_of(spec_of("low", "deflatable"), "a")))
+    unused: Any = agents
+    executor = InstructionExecutor(unused, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
+    wanted = TargetRequest(request_id="request", target=PartialVector(cpu_cores=1.0), deadline_s=60.0)
+    state = start_target("plan", "low", "a", wanted, 2)
+    late = await executor.perform(state, True, lambda: 61.0)
+    assert isinstance(late, HostFailed)
+    assert (late.uncertain, agents.sent) == (True, [])
+    assert isinstance(await executor.perform(state, True, lambda: 50.0), OperationEnded)
+    assert [body.deadline_s for body in agents.sent] == [10.0]
+
+
+async def test_who_waits_for_a_placement_to_end_does_not_read_it_at_every_report(
+    hosts: Hosts, executor: InstructionExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = placement(spec_of("high-1"))
+    over = finish(running, OperationState.FAILED, "called off").state
+    reads: list[str] = []
+
+    async def read_it(request_id: str) -> StoredPlan:
+        reads.append(request_id)
+        return StoredPlan(over if ends.is_set() else running, "", 0.0, 0.0)
+
+    ends = asyncio.Event()
+    monkeypatch.setattr(executor._store, "plan", read_it)
+    state = start_cancel("plan.2", "cancel", "high-1", "request")
+    waits = asyncio.create_task(executor.perform(state, False, lambda: 0.0))
+    for number in range(50):
+        await hosts.take(report_of(f"host-{number}"))
+        await asyncio.sleep(0)
+    assert set(reads) == {"request"}
+    assert len(reads) <= 5
+    ends.set()
+    assert isinstance(await waits, PlanEnded)
+
+
 async def test_when_one_of_several_commands_side_by_side_raises_the_others_are_not_gone_on_with(
     hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +241,27 @@ class _Read:
         if isinstance(self.found, AgentError):
             raise self.found
         return self.found
+
+
+class _Resizes:
+    """Of one host, which does all that it is told at once."""
+
+    def __init__(self, found: HostReport) -> None:
+        self._found = found
+        self.sent: list[TargetCommand] = []
+
+    async def host(self, host: str, retry: bool = True) -> HostReport:
+        return self._found
+
+    async def operation(self, host: str, request_id: str) -> Operation | None:
+        return None
+
+    async def command(self, host: str, method: str, path: str, body: TargetCommand) -> Operation:
+        self.sent.append(body)
+        return operation("target")
+
+    async def follow(self, host: str, begun: Operation, limit_s: float, tell: object) -> Operation | None:
+        return begun
 
 
 class _Agents:

@@ -29,7 +29,7 @@ WALK: Final = [
     ("execution/operations.py", "create"),
     ("plans/placements.py", "start_placement"),
     ("store/store.py", "add_plan"),
-    *(DRIVE, PERFORM, NEXT, SAVE),
+    *(DRIVE, PERFORM, ("execution/host_ranking.py", "choose"), NEXT, SAVE),
     *(PERFORM, NEXT, SAVE),
 ]
 #: The means: what carries a request, a command or a write, what counts or traces, and questions about the hosts.
@@ -42,7 +42,7 @@ WRITES: Final = (("store/store.py", "add_plan"), SAVE)
 COMPUTING: Final = {
     *("finished", "internal", "read_next", "host_of", "having", "instruct", "finish", "also"),
     *("fresh_at_host", "without_paused", "forgiving", "may_reclaim", "notices_of", "preempted_by"),
-    *("claim", "reserved", "changed", "home", "<lambda>", "accepts"),
+    *("lined_up", "hold_s", "claim", "reserved", "changed", "home", "<lambda>", "accepts", "near"),
 }
 ALL_COMPUTING: Final = ("plans/report_queries.py", "execution/running_plans.py")
 

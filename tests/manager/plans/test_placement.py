@@ -346,15 +346,3 @@ async def test_room_that_is_being_read_for_one_placement_is_not_chosen_for_anoth
         assert (second.state, second.host) == (OperationState.DONE, "host-b"), second
         answer.set()
         assert (await cluster.ended("first")).host == "host-a"
-
-
-async def test_a_placement_waits_for_a_busy_first_host_no_longer_than_its_deadline(tmp_path: Path) -> None:
-    async with cluster_of(tmp_path, host("host-a"), host("host-b")) as cluster:
-        assert cluster.manager is not None
-        locks = cluster.manager.hosts.locks
-        assert await locks.hold("another plan", "host-a")
-        operation = await cluster.create(vm("low-1"), policy="first-fit", deadline_s=1.0)
-        assert (operation.state, operation.host) == (OperationState.FAILED, None), operation
-        assert "host-a is busy with another plan" in operation.progress
-        locks.release("another plan")
-        assert (await cluster.create(vm("low-2"), policy="first-fit")).host == "host-a"
