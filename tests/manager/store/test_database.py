@@ -228,6 +228,41 @@ def test_a_manager_on_sqlite_loads_no_driver_of_postgresql() -> None:
 
 
 @pytest.mark.service
+async def test_a_store_that_another_schema_would_hide_is_not_begun_anew(postgresql: Server) -> None:
+    database = postgresql.migrated()
+    store = Store(database, time.time)
+    assert await store.open() == 1
+    await store.close()
+    rows_of(database, f"CREATE SCHEMA AUTHORIZATION {USER}")
+    store = Store(database, time.time)
+    with pytest.raises(StoreError, match=f"there is a store in schema public, but a new one would be .* schema {USER}"):
+        await store.open()
+    await store.close()
+    assert rows_of(database, f"SELECT * FROM pg_tables WHERE schemaname = '{USER}'") == []
+    # One that has a store of its own, and one that does not look there.
+    for path in ("public", "other"):
+        rows_of(database, f"CREATE SCHEMA IF NOT EXISTS {path}")
+        store = Store(PostgreSQL(f"{database.url}&options=-csearch_path%3D{path}"), time.time)
+        assert await store.open() == (2 if path == "public" else 1)
+        await store.close()
+    store = Store(PostgreSQL(f"{database.url}&options=-csearch_path%3Dother,public"), time.time)
+    assert await store.open() == 2
+    await store.close()
+    postgresql.drop(database)
+
+
+@pytest.mark.service
+async def test_a_process_that_has_led_begins_no_new_store_in_an_empty_database(postgresql: Server) -> None:
+    database = postgresql.new()
+    store = Store(database, time.time)
+    with pytest.raises(StoreError, match="is empty, but it has held a store of epoch 8: restore it from a backup"):
+        await store.open(above=8)
+    await store.close()
+    assert rows_of(database, "SELECT * FROM pg_tables WHERE schemaname = 'public'") == []
+    postgresql.drop(database)
+
+
+@pytest.mark.service
 @pytest.mark.parametrize(
     ("default", "found"),
     [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"), ("remote_apply", "remote_apply")],
