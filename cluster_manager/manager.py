@@ -8,6 +8,7 @@ import gc
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Final, cast
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -32,6 +33,7 @@ from cluster_manager.inventory.agents import Agents, connector_to_hosts, telling
 from cluster_manager.inventory.certificate_end import CertificateEnd
 from cluster_manager.inventory.enrolment import Enrolments
 from cluster_manager.inventory.event_feed import EventFeed
+from cluster_manager.inventory.followed import Followed
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.inventory.housekeeping import Housekeeping
 from cluster_manager.inventory.intake import REPEATED_PAUSE_S
@@ -43,7 +45,9 @@ from cluster_manager.plans.lifecycle import sold_as
 from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.settings import Settings
 from cluster_manager.store.backup import remove_left
+from cluster_manager.store.database import PostgreSQL
 from cluster_manager.store.periodic import Periodic
+from cluster_manager.store.postgresql import turn_to_next
 from cluster_manager.store.rows import StoredChange, StoredVM
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.acquiring import AcquirerService
@@ -91,12 +95,15 @@ class Manager:
         self._freezes_memory = freezes_memory
         self._clock = clock
         times = settings.leadership
-        self.leadership = Leadership(lock_of(settings.database, times.limit_s, times.release_s), self, times)
+        self._lock = lock_of(settings.database, times.limit_s, times.release_s)
+        self.leadership = Leadership(self._lock, self, times)
         #: How often a manager has begun to lead on this store; every command carries it.
         self.epoch = 0
         self._session: aiohttp.ClientSession | None = None
+        self._followed = Followed(self._end_followed, settings.silent_after_s)
         #: Whether the parts have been in a term.
         self._used = False
+        self._looks: Periodic | None = None
         #: Hosts whose first report is being taken.
         self._registering: set[str] = set()
         #: One backup at a time.
@@ -113,7 +120,7 @@ class Manager:
     def _put_together(self) -> None:
         """The parts of one term; nothing of an earlier one stays, since others may have led meanwhile."""
         settings, clock = self.settings, self._clock
-        self.store = Store(settings.database, clock, self.leadership.fail)
+        self.store = Store(settings.database, clock, self.leadership.fail, lambda: self._lock.server)
         self.hosts = Hosts(self.store, settings.silent_after_s, clock, revoked=self.revoked)
         self.store.on_vms = lambda names: self.hosts.changes.note("VM", names)
         self.enrolments = Enrolments(
@@ -193,29 +200,26 @@ class Manager:
         if self._used:
             self._put_together()
         self._used = True
-        self.epoch = await self.store.open(self.settings.url)
-        if not self.backing_up.locked():
-            await asyncio.to_thread(remove_left, self.settings.database)
-        with _loading(self._freezes_memory):
-            await self.hosts.load()
         # No cookies: what one host sets would go along to others of its domain.
         self._session = aiohttp.ClientSession(
             connector=connector_to_hosts(self.settings.agent_tls or True),
             cookie_jar=aiohttp.DummyCookieJar(),
             trace_configs=[telling_what_was_sent()],
         )
+        if self._followed.elsewhere and (stored := await self.store.stored_epoch()) is not None:
+            await self.hosts.load()
+            await self._followed.check(self.hosts, partial(self._agents(0).host, retry=False), stored)
+        self.epoch = await self.store.open(self.settings.url, max(self._followed.above, self.epoch))
+        self.hosts.epoch = self.epoch
+        self._followed.begin()
+        if not self.backing_up.locked():
+            await asyncio.to_thread(remove_left, self.settings.database)
+        with _loading(self._freezes_memory):
+            await self.hosts.load()
         await self._knowledge.recall()
         await self.rebalancing.recall()
         await self.enrolments.recall()
-        agents = Agents(
-            self._session,
-            self._url_of,
-            self.settings.hosts_key,
-            self.settings.agents,
-            self.leadership.check,
-            self.epoch,
-            self.revoked,
-        )
+        agents = self._agents(self.epoch)
         self.agent_proxy = AgentProxy(agents, self.hosts, self.store, self.epoch)
         generator = np.random.default_rng(self.settings.seed)
         limits = self.settings.agents
@@ -246,8 +250,31 @@ class Manager:
         self.rebalancing.start()
         self._knowledge.start()
         self._seen.start()
+        look = partial(self._followed.look, self.hosts, partial(agents.host, retry=False), self.epoch)
+        every_s = self.settings.silent_after_s / 2
+        self._looks = Periodic(
+            "looks whom the hosts follow", look, every_s, "whom the hosts follow is not known", every_s
+        )
+        self._looks.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
         return self.epoch
+
+    def _agents(self, epoch: int) -> Agents:
+        assert self._session is not None
+        return Agents(
+            self._session,
+            self._url_of,
+            self.settings.hosts_key,
+            self.settings.agents,
+            self.leadership.check,
+            epoch,
+            self.revoked,
+        )
+
+    def _end_followed(self, why: str) -> None:
+        if isinstance(self.settings.database, PostgreSQL):
+            turn_to_next(self.settings.database)
+        self.leadership.fail(why)
 
     async def end_term(self) -> None:
         """Stop the plans where they are, close the store; the next term, of whatever manager, goes on from there."""
@@ -263,6 +290,8 @@ class Manager:
             first = (self.operations, self.tasks, self.acquirer, self.feed, self.rebalancing, self.alerts)
             for part in (*saved, self._certificate_end, *first):
                 parts.push_async_callback(part.stop)
+            if self._looks is not None:
+                parts.push_async_callback(self._looks.stop)
         log.info("term ended", epoch=self.epoch)
 
     @contextlib.asynccontextmanager

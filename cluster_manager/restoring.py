@@ -24,11 +24,12 @@ from cluster_manager.errors import StoreError
 from cluster_manager.leadership.locks import Taken, lock_of
 from cluster_manager.privileges import SERVICE_DIRECTORY, acting_as, service_user
 from cluster_manager.store import schema
-from cluster_manager.store.backup import DUMP, SQLITE, TABLES, client, prefix_of, run
+from cluster_manager.store.backup import DUMP, SQLITE, TABLES, prefix_of, run
 from cluster_manager.store.database import Database, PostgreSQL
+from cluster_manager.store.dump_scripts import carry_out, script_of
 from cluster_manager.store.engines import check_file
 from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled
-from cluster_manager.store.postgresql import options_of, sentence_of
+from cluster_manager.store.postgresql import SYNCHRONOUS, options_of, sentence_of
 from cluster_manager.store.settling import Settled, settle
 
 #: How long the server leaves the lock to us, seconds: nothing proves it while pg_restore runs.
@@ -282,9 +283,14 @@ def _restore_dump(database: PostgreSQL, file: Path, now: float, called_off: Even
     import psycopg
 
     options = options_of(database, "ebb-manager restore")
-    engine = create_engine(
-        "postgresql+psycopg://", creator=lambda: psycopg.connect(**options, password=database.password)
-    )
+
+    def connected() -> psycopg.Connection[Any]:
+        connection = psycopg.connect(**options, password=database.present_password())
+        connection.execute(SYNCHRONOUS)
+        connection.commit()
+        return connection
+
+    engine = create_engine("postgresql+psycopg://", creator=connected)
     try:
         if set(TABLES).intersection(inspect(engine).get_table_names()):
             raise StoreError(
@@ -296,16 +302,16 @@ def _restore_dump(database: PostgreSQL, file: Path, now: float, called_off: Even
         wanted = b"".join(
             line for line in run(["pg_restore", "--list", str(file)]).splitlines(True) if not _VERSION_ROWS.search(line)
         )
-        safe = ("--no-owner", "--no-privileges", "--exit-on-error", "--single-transaction", "--use-list=/dev/stdin")
         if called_off.is_set():
             raise _CalledOff
         try:
-            client(database, "pg_restore", *safe, str(file), stdin=wanted)
-        except StoreError as error:
-            if called_off.is_set():  # Ctrl-C ended it, too, and its one transaction
+            with connected() as connection, script_of(file, wanted) as script:
+                carry_out(connection, script)
+        except (StoreError, psycopg.Error) as error:
+            if called_off.is_set():  # Ctrl-C ended pg_restore, too, and with it the one transaction
                 raise _CalledOff from error
             raise
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, psycopg.Error) as error:
         engine.dispose()
         raise StoreError(f"cannot use the {database}: {sentence_of(error)}") from error
     try:

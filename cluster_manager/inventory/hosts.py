@@ -23,7 +23,7 @@ from cluster_manager.inventory.changes import Changes
 from cluster_manager.inventory.host_locks import HostLocks
 from cluster_manager.inventory.intake import Intake
 from cluster_manager.inventory.later_words import read_of_agent
-from cluster_manager.inventory.report_news import News, has_room_to_share, news_in
+from cluster_manager.inventory.report_news import News, has_room_to_share, news_in, same_essence
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
 from cluster_manager.store.rows import StoredHost, why_unread
@@ -38,9 +38,6 @@ from ebbtide.rest.rates import Buckets, Rate
 
 log = structlog.get_logger()
 
-#: What is not worth a write: free memory and throttling move all the time, and core changes have their own table.
-_MOVING: Final = frozenset({"free", "sequence", "core_changes", "vms"})
-_MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure", "pressure_budget_s", "not_yet"})
 #: Events that the reports of one host may bring.
 _EVENTS: Final = Rate(per_s=0.2, burst=50.0)
 #: Those beyond them that are told in the log.
@@ -123,6 +120,8 @@ class Hosts:
         self._clock = clock
         self._monotonic = monotonic
         self._revoked = revoked
+        #: Of this manager; None: not known yet.
+        self.epoch: int | None = None
         self.locks = HostLocks()
         self.intake = Intake()
         self._hosts: dict[str, Host] = {}
@@ -187,7 +186,7 @@ class Hosts:
         """:param told: what is no news any more."""
         host = self._hosts.get(report.id)
         known = host.report if host is not None else None
-        changed = known is None or not _same_essence(known, report)
+        changed = known is None or not same_essence(known, report)
         news = await self._news_in(report, told)
         # A host may drop names that it has made up: they are no news to those who list VMs.
         dropped = _names(known) - _names(report) if changed else set()
@@ -307,7 +306,7 @@ class Hosts:
         """A host has reported just now."""
         host = self._hosts[host_id]
         known, host.seen = host.seen, self._monotonic()
-        if takes_new_vms(host.report.mode) and not closed(host.report):
+        if takes_new_vms(host.report.mode) and not closed(host.report) and not self._led_by(host.report):
             # A repeated report changes nothing, unless silence had closed the host.
             if known is None or host_id not in self._ages:
                 self._availability.open(host.report)
@@ -487,6 +486,15 @@ class Hosts:
         """Those that have reported lately and can be commanded, by id."""
         return [self._hosts[host_id] for host_id in sorted(self._hosts) if self.is_ready(host_id)]
 
+    def reporting(self) -> dict[str, Host]:
+        """Those that have reported lately, by id."""
+        oldest, revoked = self._monotonic() - self._silent_after_s, self._revoked()
+        return {
+            host_id: host
+            for host_id, host in self._hosts.items()
+            if host.seen is not None and host.seen >= oldest and host_id not in revoked
+        }
+
     def is_ready(self, host_id: str) -> bool:
         """Whether a host reports and its hypervisor answers: commands can be sent there."""
         return not self.why_not_ready(host_id)
@@ -507,16 +515,24 @@ class Hosts:
             return "is revoked"
         if self.is_silent(host_id):
             return "is silent"
-        why = self._hosts[host_id].report.unavailable
-        return f"cannot reach its hypervisor ({why})" if why else ""
+        report = self._hosts[host_id].report
+        if led := self._led_by(report):
+            return led
+        return f"cannot reach its hypervisor ({report.unavailable})" if report.unavailable else ""
+
+    def _led_by(self, report: HostReport) -> str:
+        """That a host would refuse every command, to go on with after its name; empty if not."""
+        if self.epoch is None or report.epoch <= self.epoch:
+            return ""
+        return f"follows a manager of epoch {report.epoch}, and this one has {self.epoch}"
 
     def state(self, host_id: str) -> tuple[HostState, str]:
         """What a host is to its clients, and why."""
         if self.is_silent(host_id):
             return "silent", "it is revoked" if host_id in self._revoked() else ""
         report = self._hosts[host_id].report
-        if report.unavailable:
-            return "unavailable", report.unavailable
+        if why := self._led_by(report) or report.unavailable:
+            return "unavailable", why
         beyond = report.overcommitted.vector()
         return ("ready", "") if beyond.is_zero() else ("overcommitted", f"by {beyond}")
 
@@ -581,16 +597,3 @@ def _overtaken(report: HostReport, known: HostReport) -> bool:
 def _asking(report: HostReport) -> frozenset[str]:
     """Names of the VMs that want more than their host has."""
     return frozenset(vm.name for vm in report.vms if any(amount > TOLERANCE for amount in vm.asks.__dict__.values()))
-
-
-def _same_essence(one: HostReport, other: HostReport) -> bool:
-    """Whether two reports of a host differ in nothing that is worth a write."""
-    if len(one.vms) != len(other.vms) or not _alike(one, other, _MOVING):
-        return False
-    return all(_alike(a, b, _MOVING_IN_VM) for a, b in zip(one.vms, other.vms, strict=True))
-
-
-def _alike(one: HostReport | VMStatus, other: HostReport | VMStatus, but: frozenset[str]) -> bool:
-    """Whether two bodies of one kind agree in all other fields."""
-    theirs = other.__dict__
-    return all(value == theirs[name] for name, value in one.__dict__.items() if name not in but)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from cluster_manager.alerts.endings import answers_again, within_capacity
 from ebbtide.messages.common import is_known
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
-from ebbtide.messages.vms import VMState
+from ebbtide.messages.vms import VMState, VMStatus
+
+#: What is not worth a write: free memory and throttling move all the time, core changes have their own table, and which
+#: manager a host follows counts only for the one that hears it.
+_MOVING: Final = frozenset({"free", "sequence", "core_changes", "vms", "epoch"})
+_MOVING_IN_VM: Final = frozenset({"throttled_share", "pressure", "pressure_budget_s", "not_yet"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +79,16 @@ def _of_vms(report: HostReport, known: HostReport | None) -> list[News]:
         else:
             news.append(News("stopped", vm.name, f"{vm.name} is off {where}; `ebb vm start {vm.name}` starts it"))
     return news
+
+
+def same_essence(one: HostReport, other: HostReport) -> bool:
+    """Whether two reports of a host differ in nothing that is worth a write."""
+    if len(one.vms) != len(other.vms) or not _alike(one, other, _MOVING):
+        return False
+    return all(_alike(a, b, _MOVING_IN_VM) for a, b in zip(one.vms, other.vms, strict=True))
+
+
+def _alike(one: HostReport | VMStatus, other: HostReport | VMStatus, but: frozenset[str]) -> bool:
+    """Whether two bodies of one kind agree in all other fields."""
+    theirs = other.__dict__
+    return all(value == theirs[name] for name, value in one.__dict__.items() if name not in but)

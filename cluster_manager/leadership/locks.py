@@ -7,27 +7,46 @@ import contextlib
 import fcntl
 import math
 import os
+import secrets
 import stat
 import struct
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cluster_manager.errors import StoreError
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.engines import lock_path
-from cluster_manager.store.postgresql import connect, sentence_of
+from cluster_manager.store.postgresql import SERVER, connect, sentence_of
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
 #: The lock's number: one for each schema, so that several stores can share a database.
 _KEY: Final = "SELECT hashtextextended('ebbtide manager of schema ' || current_schema(), 0)"
+#: A session that asks for the lock is marked: a pooler in transaction mode lets two managers use one, which would give
+#: the lock to both.
+_TRY: Final = """
+    SELECT CASE
+        WHEN coalesce(current_setting('ebbtide.session', true), '') NOT IN ('', %(mark)s) THEN 'shared'
+        WHEN set_config('ebbtide.session', %(mark)s, false) IS NULL THEN 'shared'
+        WHEN pg_try_advisory_lock(%(key)s) THEN 'held'
+        ELSE 'taken'
+    END
+"""
+_UNLOCK: Final = """
+    SELECT pg_advisory_unlock(%(key)s), set_config('ebbtide.session', '', false)
+    WHERE current_setting('ebbtide.session', true) = %(mark)s
+"""
 _HELD: Final = """
     SELECT count(*) > 0 FROM pg_locks
-    WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted AND objsubid = 1
+    WHERE current_setting('ebbtide.session', true) = %(mark)s
+    AND locktype = 'advisory' AND pid = pg_backend_pid() AND granted AND objsubid = 1
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND (classid::bigint << 32) | objid::bigint = %s
+    AND (classid::bigint << 32) | objid::bigint = %(key)s
 """
+#: How long a standby asks over one connection, seconds: its server may be another one by now than the name leads to.
+ANEW_S: Final = 60.0
 #: struct flock: a write lock on one byte, behind all that SQLite locks; of the open file, not of the process.
 _BYTE: Final = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 2**62, 1, 0)
 _LEADER: Final = "SELECT url FROM terms ORDER BY epoch DESC LIMIT 1"
@@ -49,6 +68,8 @@ class LeaderLock(Protocol):
 
     #: How long a proof counts, seconds.
     limit_s: float
+    #: At which server it is held; None: it is not held, or at none.
+    server: str | None
     #: Whether a manager that does not get the lock at its start waits for it.
     waits: bool
 
@@ -77,6 +98,7 @@ class FileLock:
 
     limit_s = math.inf
     waits = False
+    server: str | None = None
 
     def __init__(self, database: Path) -> None:
         self._database = database
@@ -164,16 +186,23 @@ class AdvisoryLock:
         self._release_s = release_s
         self._connection: AsyncConnection[Any] | None = None
         self._key: int | None = None
+        self._mark = ""
+        self.server: str | None = None
+        #: Since when this connection is there, by the monotonic clock.
+        self._since = 0.0
         self._held = False
 
     async def hold(self) -> None:
         import psycopg
 
         try:
+            if not self._held and time.monotonic() - self._since > ANEW_S:
+                await self.release()
             if self._connection is None:
                 self._connection = await connect(self._database, "ebb-manager leadership", self._release_s)
+                self._mark, self._since = secrets.token_hex(16), time.monotonic()
             if self._held:
-                if not await self._value(_HELD, self._key):
+                if not await self._value(_HELD):
                     raise StoreError(
                         f"the lock in the {self._database} is gone (a pooler in transaction mode cannot keep it)"
                     )
@@ -183,17 +212,24 @@ class AdvisoryLock:
                 raise StoreError(
                     f"cannot use the {self._database}: no schema of its search_path exists: CREATE SCHEMA first"
                 )
-            if await self._value("SELECT pg_try_advisory_lock(%s)", self._key):
-                self._held = True
-            else:
-                raise Taken("another manager holds the lock", await self._leader())
+            match await self._value(_TRY):
+                case "held":
+                    self._held = True
+                    self.server = await self._value(SERVER)
+                case "shared":
+                    raise StoreError(
+                        f"another manager uses this session of the {self._database}: a pooler in transaction mode "
+                        "cannot keep the lock"
+                    )
+                case _:
+                    raise Taken("another manager holds the lock", await self._leader())
         except psycopg.Error as error:
             raise StoreError(f"the {self._database} does not answer: {sentence_of(error)}") from error
 
     async def release(self) -> None:
         """By the end of the session, which gives up whatever it holds."""
         connection, self._connection = self._connection, None
-        held, self._held = self._held, False
+        held, self._held, self.server = self._held, False, None
         if connection is None:
             return
         import psycopg
@@ -202,7 +238,7 @@ class AdvisoryLock:
             if held and not connection.broken:
                 # Its end is noticed by the server a moment later than this.
                 async with asyncio.timeout(1.0):
-                    await connection.execute("SELECT pg_advisory_unlock(%s)", (self._key,))
+                    await connection.execute(_UNLOCK, self._known)
         except (psycopg.Error, TimeoutError):
             pass
         finally:
@@ -215,7 +251,11 @@ class AdvisoryLock:
         leader: str | None = await self._value(_LEADER)
         return leader
 
-    async def _value(self, query: Any, *parameters: Any) -> Any:
+    @property
+    def _known(self) -> dict[str, Any]:
+        return {"key": self._key, "mark": self._mark}
+
+    async def _value(self, query: Any) -> Any:
         assert self._connection is not None
-        row = await (await self._connection.execute(query, parameters or None)).fetchone()
+        row = await (await self._connection.execute(query, self._known)).fetchone()
         return row[0] if row is not None else None

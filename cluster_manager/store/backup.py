@@ -79,37 +79,43 @@ def remove_left(database: Database) -> None:
         log.warning("what a backup has left cannot be removed", why=error.strerror, file=error.filename)
 
 
-def client(
-    database: PostgreSQL, program: str, *arguments: str, stdin: bytes = b"", stdout: Any = subprocess.PIPE
-) -> bytes:
-    """Run a client program of PostgreSQL on a database; what it prints.
+def client(database: PostgreSQL, program: str, *arguments: str, stdout: Any) -> None:
+    """Run a client program of PostgreSQL on a database.
 
     :raises StoreError: it is missing, or has failed.
     """
     # The list of processes shows the command line to every user: the password goes by the environment.
-    secret = {"PGPASSWORD": database.password} if database.password is not None else {}
+    password = database.present_password()
+    secret = {"PGPASSWORD": password} if password is not None else {}
     options = options_of(database, f"ebb-manager {program}")
     # The lock, or the store, has shown that psycopg can be used.
     from psycopg.conninfo import make_conninfo
 
-    return run([program, "--no-password", f"--dbname={make_conninfo(**options)}", *arguments], secret, stdin, stdout)
+    run([program, "--no-password", f"--dbname={make_conninfo(**options)}", *arguments], secret, stdout)
 
 
-def run(
-    argv: Sequence[str], secret: dict[str, str] | None = None, stdin: bytes = b"", stdout: Any = subprocess.PIPE
-) -> bytes:
+def run(argv: Sequence[str], secret: dict[str, str] | None = None, stdout: Any = subprocess.PIPE) -> bytes:
     """What a program prints. Raises StoreError: it is missing, has failed, or does not end."""
     try:
         env = {**os.environ, **(secret or {})}
-        done = subprocess.run(argv, input=stdin, stdout=stdout, stderr=subprocess.PIPE, env=env, timeout=PROGRAM_S)
+        done = subprocess.run(argv, input=b"", stdout=stdout, stderr=subprocess.PIPE, env=env, timeout=PROGRAM_S)
     except OSError as error:
-        raise StoreError(f"cannot run {argv[0]} (Debian package postgresql-client): {error.strerror}") from error
+        raise not_run(argv, error) from error
     except subprocess.TimeoutExpired as error:
         raise StoreError(f"{argv[0]} did not end within {PROGRAM_S:g} s") from error
     if done.returncode != 0:
-        said = " ".join(done.stderr.decode(errors="replace").split())
-        raise StoreError(f"{argv[0]} failed: {said[:500] or f'status {done.returncode}'}")
+        raise said_of(argv, done.stderr, done.returncode)
     return done.stdout or b""
+
+
+def not_run(argv: Sequence[str], error: OSError) -> StoreError:
+    return StoreError(f"cannot run {argv[0]} (Debian package postgresql-client): {error.strerror}")
+
+
+def said_of(argv: Sequence[str], stderr: bytes, status: int) -> StoreError:
+    """What a program that has failed says."""
+    said = " ".join(stderr.decode(errors="replace").split())
+    return StoreError(f"{argv[0]} failed: {said[:500] or f'status {status}'}")
 
 
 def _copy(database: Path, target: Path) -> None:

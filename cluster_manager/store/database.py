@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import structlog
+
 from cluster_manager.errors import SettingsError
 from ebbtide.rest.errors import AccessError
 from ebbtide.rest.tokens import check_private
+
+log = structlog.get_logger()
 
 SCHEMES = ("postgresql", "postgres")
 #: Parameters of a URL: of the user, and of the key of a client certificate.
@@ -21,10 +25,22 @@ class PostgreSQL:
 
     :param url: a connection URI of libpq, with several hosts and parameters where wanted, without a password.
     :param password: a secret; None leaves it to libpq (its passfile, a client certificate, a peer on the socket).
+    :param password_file: where that stands.
     """
 
     url: str
     password: str | None = field(default=None, repr=False)
+    password_file: Path | None = field(default=None, repr=False)
+
+    def present_password(self) -> str | None:
+        """What counts at this moment: it may have been changed, in the file too. Blocks."""
+        if self.password_file is None:
+            return self.password
+        try:
+            return _password(self.password_file)
+        except SettingsError as error:
+            log.warning("the password of the database is the one of before", why=str(error))
+            return self.password
 
     def __str__(self) -> str:
         """For people: no password, and none of the parameters either, since they can hold one."""
@@ -60,7 +76,7 @@ def database_of(text: str, password_file: Path | None = None) -> Database:
             "--database must not hold a password: put it into a file for --database-password-file, or into a passfile; "
             "that of a key (sslpassword) into a service file of libpq"
         )
-    return PostgreSQL(text, _password(password_file) if password_file is not None else None)
+    return PostgreSQL(text, _password(password_file) if password_file is not None else None, password_file)
 
 
 def _password(path: Path) -> str:

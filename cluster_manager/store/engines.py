@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from cluster_manager.errors import StoreError
 from cluster_manager.store.database import Database, PostgreSQL
-from cluster_manager.store.postgresql import connect
+from cluster_manager.store.postgresql import SERVER, connect
 from ebbtide.extras import installing
 
 #: So many queries are at work at a time: the pool keeps a connection for each, and for a write, which never waits.
@@ -24,15 +25,28 @@ BUSY_S: Final = 10.0
 _MARK_AT, _MARK = 20, b"\nthe database has held a store\n"
 
 
-def engine_of(database: Database) -> AsyncEngine:
+def engine_of(database: Database, server: Callable[[], str | None], failed: Callable[[str], None]) -> AsyncEngine:
     """A pool of connections; none is opened yet.
 
+    :param server: at which the lock is held; None: at none that is known.
+    :param failed: is told in a sentence that another one was reached.
     :raises StoreError: the driver is missing.
     """
     if isinstance(database, PostgreSQL):
 
         async def connected() -> Any:
-            return await connect(database, "ebb-manager store")
+            connection = await connect(database, "ebb-manager store")
+            try:
+                # While a name or a pooler is turned to another server, both may be there, each with a store.
+                (found,) = await (await connection.execute(SERVER)).fetchone() or ("",)
+                if (held := server()) is not None and found != held:
+                    said = f"the {database} is at another server than the one at which the lock is held"
+                    failed(said)
+                    raise StoreError(said)
+            except BaseException:
+                await connection.close()
+                raise
+            return connection
 
         try:
             return create_async_engine(

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from cluster_manager.store import schema
 from cluster_manager.store.engines import upsert
-from cluster_manager.store.transactions import Transactions
+from cluster_manager.store.transactions import REFUSED, Transactions
 
 
 class KnowledgeRows(Transactions):
@@ -26,6 +26,15 @@ class KnowledgeRows(Transactions):
         columns = (schema.terms.c.begun_at, schema.hosts.c.seen_at, schema.events.c.at)
         last = [select(func.max(column)).where(column < begun).scalar_subquery() for column in columns]
         return max((at for at in (await self._read(select(*last)))[0] if at is not None), default=None)
+
+    async def stored_epoch(self) -> int | None:
+        """The epoch, before this store is opened; None: there is no store of this version."""
+        counters = schema.counters
+        try:
+            rows = await self._read(select(counters.c.value).where(counters.c.name == "epoch"))
+        except REFUSED:
+            return None
+        return int(rows[0].value) if rows else None
 
     async def leaders(self) -> frozenset[str]:
         """Where the managers are reached that have led."""

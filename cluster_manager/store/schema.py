@@ -358,11 +358,26 @@ MIGRATIONS: Final[tuple[Sequence[str], ...]] = (
 )
 
 
+#: A store in another schema of the search_path where the first one has none, and that first one.
+_HIDDEN: Final = """
+    SELECT table_schema, current_schema() FROM information_schema.tables
+    WHERE table_name = 'migrations' AND table_schema = ANY (current_schemas(false))
+    AND to_regclass(quote_ident(table_schema) || '.counters') IS NOT NULL
+    AND to_regclass(quote_ident(current_schema()) || '.migrations') IS NULL
+    LIMIT 1
+"""
+
+
 def version_of(connection: Connection) -> int:
     """The store's version; 0 for a new one.
 
-    :raises StoreError: the store was made by a newer version of the manager.
+    :raises StoreError: the store was made by a newer version of the manager, or there is one that this would hide.
     """
+    if connection.dialect.name == "postgresql" and (hidden := connection.execute(text(_HIDDEN)).first()) is not None:
+        raise StoreError(
+            f"there is a store in schema {hidden[0]}, but a new one would be made in schema {hidden[1]}, with which "
+            f"the search_path begins: begin it with {hidden[0]} (ALTER ROLE ... SET search_path), or have it without it"
+        )
     connection.execute(text("CREATE TABLE IF NOT EXISTS migrations (number INTEGER PRIMARY KEY)"))
     version = int(connection.execute(text("SELECT coalesce(max(number), 0) FROM migrations")).scalar_one())
     if version > len(MIGRATIONS):

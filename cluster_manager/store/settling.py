@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 
 from cluster_manager.plans.plans import VMPhase, finish
 from cluster_manager.store import schema
 from cluster_manager.store.enrolled import NAME, NOBODY, Enrolled, read_enrolled, restored
 from cluster_manager.store.rows import phase_of, stored_plan
 from cluster_manager.store.store import plan_columns
+from cluster_manager.store.transactions import SERVER_HISTORY
 from ebbtide.deflation.fencing import MOST_STEP
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.operations import OperationState
@@ -106,6 +107,8 @@ def settle(connection: Connection, now: float, other_epoch: int = 0, stood: Enro
             ended.append((row.name, row.host, f"{row.name}: {said}"))
         if changes:
             connection.execute(update(vms).where(vms.c.id == row.id).values(**changes))
+    # It goes on above whatever its server has lost.
+    connection.execute(delete(schema.knowledge).where(schema.knowledge.c.name == SERVER_HISTORY))
     # Plans that ended here may have left VMs smaller than they need be.
     connection.execute(update(hosts).values(owes_reinflation=1))
     epoch = int(connection.execute(select(counters.c.value).where(counters.c.name == "epoch")).scalar_one())

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Select, insert, select, update
+import structlog
+from sqlalchemy import ColumnElement, Select, delete, insert, select, text, update
 from sqlalchemy.exc import DataError, IntegrityError, NotSupportedError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,6 +21,9 @@ from cluster_manager.store import schema
 from cluster_manager.store.database import Database, PostgreSQL
 from cluster_manager.store.engines import MOST_READS, check_file, engine_of, is_full, mark_file, reading
 from cluster_manager.store.postgresql import sentence_of
+from ebbtide.deflation.fencing import MOST_STEP
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -27,6 +31,15 @@ T = TypeVar("T")
 WRITE_S: Final = 15.0
 #: The database answers, and a statement was wrong: a defect, which a new term would only meet again.
 REFUSED: Final = (IntegrityError, DataError, ProgrammingError, NotSupportedError)
+#: By how much the epoch rises where commits may be lost: managers begin to lead less often than this within what a
+#: replica lags behind. Agents that follow nobody yet still follow after a thousand of these.
+LOST_EPOCHS: Final = MOST_STEP // 1000
+#: Of the document that says in which history of a server the store was written. A replica that is promoted and a server
+#: that is put back to a moment begin another timeline; a server that was made anew has another identifier.
+SERVER_HISTORY: Final = "server history"
+_HISTORY: Final = """
+    SELECT system_identifier || ' ' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) FROM pg_control_system()
+"""
 #: So many rows are read before the loop's other work, the proof that we lead among it, gets its turn.
 BATCH: Final = 200
 
@@ -36,15 +49,20 @@ class Transactions:
 
     :param clock: seconds since the epoch.
     :param failed: is told in a sentence that a write failed.
+    :param server: at which server the lock is held; None: at none that is known.
     """
 
     def __init__(
-        self, database: Database, clock: Callable[[], float], failed: Callable[[str], None] = lambda sentence: None
+        self,
+        database: Database,
+        clock: Callable[[], float],
+        failed: Callable[[str], None] = lambda sentence: None,
+        server: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._failed = failed
-        self._engine = engine_of(database)
+        self._engine = engine_of(database, server, failed)
         self._reading = reading(self._engine)
         #: One writer at a time: plans are numbered in order, and none waits for SQLite's lock in a thread.
         self._lock = asyncio.Lock()
@@ -53,21 +71,43 @@ class Transactions:
         self._epoch = 0
         self._closed = False
 
-    async def open(self, url: str | None = None) -> int:
+    async def open(self, url: str | None = None, above: int = 0) -> int:
         """Raise the epoch by one, and migrate. From then on every write under a lower epoch fails: before the first
         step, which may be long, where there is a store.
 
+        It rises by more where the store has gone back: agents follow a higher epoch, or terms that were lost with their
+        rows have used the next ones.
+
         :param url: where clients reach this manager.
+        :param above: an epoch that was in use: this process led with it, or agents follow it; 0: not known.
         :returns: the new epoch.
-        :raises StoreError: the database cannot be used, or was made by a newer version.
+        :raises StoreError: the database cannot be used, or was made by a newer version; or it is empty, and was not.
         """
 
         async def fence(connection: AsyncConnection) -> int | None:
+            if not await connection.run_sync(schema.version_of) and above:
+                raise StoreError(
+                    f"the {_shown(self._database)} is empty, but it has held a store of epoch {above}: restore it from "
+                    "a backup; or start this manager again to begin with an empty one"
+                )
             return await _raised(connection) if await connection.run_sync(schema.is_older) else None
 
         async def begin(connection: AsyncConnection) -> int:
-            epoch = fenced or await _raised(connection)
-            await connection.execute(insert(schema.terms).values(epoch=epoch, url=url, begun_at=self._clock()))
+            epoch, now = fenced or await _raised(connection), self._clock()
+            if moved := await _moved(connection, now):
+                epoch = await _raised(connection, LOST_EPOCHS)
+            if epoch <= above:
+                epoch = await _raised(connection, above + 1 - epoch)
+                moved = moved or "its hosts follow a later manager than this store knows of"
+            await connection.execute(insert(schema.terms).values(epoch=epoch, url=url, begun_at=now))
+            if moved:
+                said = (
+                    f"{moved}: the store was put back or failed over, and what was stored last may be lost. Compare "
+                    f"`ebb host list` with `ebb vm list`; it goes on with epoch {epoch}"
+                )
+                log.warning(said)
+                row = {"at": now, "plan": None, "vm": None, "host": None, "kind": "restored", "sentence": said}
+                await connection.execute(insert(schema.events).values(**row))
             return epoch
 
         if not isinstance(self._database, PostgreSQL):
@@ -196,11 +236,37 @@ class Transactions:
         return StoreError(f"cannot use the {_shown(self._database)}: {said}")
 
 
-async def _raised(connection: AsyncConnection) -> int:
-    """The epoch, after it has been raised by one."""
+async def _raised(connection: AsyncConnection, by: int = 1) -> int:
+    """The epoch, after it has been raised."""
     counters = schema.counters
-    more = update(counters).where(counters.c.name == "epoch").values(value=counters.c.value + 1)
+    more = update(counters).where(counters.c.name == "epoch").values(value=counters.c.value + by)
     return int((await connection.execute(more.returning(counters.c.value))).scalar_one())
+
+
+async def _moved(connection: AsyncConnection, now: float) -> str:
+    """Note the history of the database server: in another one what a term before has committed may not be there.
+
+    :param now: seconds since the epoch.
+    :returns: that it is another one than before; empty where it is the same, or not known.
+    """
+    if connection.dialect.name != "postgresql":
+        return ""
+    table = schema.knowledge
+    try:
+        async with connection.begin_nested():
+            found = str((await connection.execute(text(_HISTORY))).scalar_one())
+            of_name = table.c.name == SERVER_HISTORY
+            before = (await connection.execute(select(table.c.body).where(of_name))).scalar_one_or_none()
+            if found != before:
+                await connection.execute(delete(table).where(of_name))
+                await connection.execute(insert(table).values(name=SERVER_HISTORY, saved_at=now, body=found))
+    except (ProgrammingError, NotSupportedError) as error:
+        # Of a server that is not the original one, or that has taken the right to ask from our role.
+        log.info("the history of the database server cannot be told", why=sentence_of(error.orig or error))
+        return ""
+    if before in (None, found):
+        return ""
+    return f"the database server has another history (identifier and timeline {found}, before {before})"
 
 
 def _shown(database: Database) -> str:

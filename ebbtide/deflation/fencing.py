@@ -6,12 +6,16 @@ has given it up and sent others; carried out then, it would start a VM twice or 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 #: By how much an epoch may rise at once. It counts the starts of managers: a host that was away for ten days of a start
 #: each second still follows.
 MOST_STEP: Final = 1_000_000
+#: How far above its own a manager believes hosts that follow a higher epoch. Agents that follow nobody yet still follow
+#: a manager that has raised its epoch by so much twenty times.
+MOST_RAISE: Final = MOST_STEP // 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +43,15 @@ class Fence:
         if epoch == self.epoch:
             return Fence(epoch, max(order, self.order))
         return self if epoch < self.epoch else Fence(epoch, order)
+
+
+def outvoted(epoch: int, followed: Sequence[int]) -> int | None:
+    """The epoch above a manager's own that more than half of the hosts follow, or a higher one; None: there is none.
+
+    :param followed: of each host that answers, what it says. The figure is one that a host in its right mind stands
+        behind as long as fewer than half of them lie.
+    """
+    if not followed:
+        return None
+    agreed = sorted(followed, reverse=True)[len(followed) // 2]
+    return agreed if epoch < agreed <= epoch + MOST_RAISE else None

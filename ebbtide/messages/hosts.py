@@ -128,6 +128,7 @@ class HostReport(Body):
     moves_by_command_only: Sentence = Field(
         "", max_length=1000, description="why no VM leaves it live unless somebody asks for that; empty if it may"
     )
+    epoch: int = Field(0, ge=0, le=LARGEST, description="of the manager that it follows; 0: of none, or not said")
 
 
 class ReportReply(Body):
@@ -144,7 +145,8 @@ class HostStatus(Body):
     url: str = Field(description="where its agent listens")
     state: Open[Literal["ready", "overcommitted", "unavailable", "silent"]] = Field(
         description="only a ready host gets new VMs; overcommitted: its VMs hold more than it has; unavailable: its "
-        "hypervisor does not answer; a silent one does not report, and is never assumed empty"
+        "hypervisor does not answer, or it follows a manager of a higher epoch; a silent one does not report, and is "
+        "never assumed empty"
     )
     state_reason: str = Field("", description="why it is in that state")
     seen_at: float = Field(description="when it reported last, seconds since the epoch")

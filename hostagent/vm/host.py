@@ -202,6 +202,7 @@ class Host:
             ),
             migration=self.hypervisor.moves.address,
             moves_by_command_only=self.hypervisor.moves.by_command_only,
+            epoch=self.journal.epoch,
         )
         if self._last_report is None or report != self._last_report:
             # Counted where something changed only: the same body again tells the manager that there is no news.

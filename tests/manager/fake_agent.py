@@ -196,6 +196,7 @@ class FakeAgent(FakeLifecycle):
             budget_number=self.budgets[-1].number if self.budgets else 0,
             templates=self.templates,
             migration=ADDRESS if self.peers else None,
+            epoch=self.epoch,
         )
 
     def cores(self, name: str) -> float:

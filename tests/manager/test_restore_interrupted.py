@@ -20,8 +20,9 @@ from cluster_manager import restoring
 from cluster_manager.errors import StoreError
 from cluster_manager.leadership.locks import FileLock, Taken
 from cluster_manager.restoring import restore
-from cluster_manager.store.backup import back_up, client
+from cluster_manager.store.backup import back_up
 from cluster_manager.store.database import PostgreSQL
+from cluster_manager.store.dump_scripts import carry_out
 from cluster_manager.store.settling import EPOCHS
 from cluster_manager.store.store import Store
 from ebbtide.lab.state import write_private
@@ -119,10 +120,10 @@ async def test_a_dump_that_is_being_restored_is_waited_for_and_counts_if_it_was_
         assert called_off.wait(30)
         if fails:
             raise StoreError("pg_restore failed: Ctrl-C reached it")
-        return client(*words, **more)
+        return carry_out(*words, **more)
 
     monkeypatch.setattr(restoring, "Event", lambda: called_off)
-    monkeypatch.setattr(restoring, "client", slow)
+    monkeypatch.setattr(restoring, "carry_out", slow)
     task = asyncio.create_task(restore(restored, file), name="restore")
     assert await asyncio.to_thread(begun.wait, 30)
     task.cancel()
@@ -137,7 +138,7 @@ async def test_a_dump_that_is_being_restored_is_waited_for_and_counts_if_it_was_
 
 #: A pg_restore that waits before its work, and says when it has done it, whoever is there to hear that.
 WAITING = """#!/bin/sh
-case "$*" in *--single-transaction*) ;; *) exec {real} "$@" ;; esac
+case "$*" in *--use-list*) ;; *) exec {real} "$@" ;; esac
 echo > {home}/begun
 read -r _ < {home}/go
 {real} "$@"
@@ -204,6 +205,9 @@ def test_no_manager_begins_on_a_dump_whose_restore_was_killed_before_its_end(
         if number is signal.SIGTERM:
             assert "interrupted too late: the store was restored" in said
             assert asyncio.run(opened(restored)) > EPOCHS
+        elif number is signal.SIGKILL:
+            # Nothing of it is there.
+            assert asyncio.run(opened(restored)) == 1
         else:
             with pytest.raises(StoreError, match="not restored to its end: drop it, and restore the backup again"):
                 asyncio.run(opened(restored))

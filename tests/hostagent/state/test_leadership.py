@@ -66,6 +66,14 @@ async def test_the_repetition_of_a_command_that_was_overtaken_gets_its_answer(cl
     assert (over.status, (await over.json())["field"]) == (409, "epoch")
 
 
+async def test_a_report_says_which_manager_the_host_follows(client: Client, host: Host) -> None:
+    before = host.report()
+    assert before.epoch == 0
+    assert (await client.put("/v1/epoch", json={"epoch": 7})).status == 200
+    now = host.report()
+    assert (now.epoch, now.sequence) == (7, before.sequence + 1)
+
+
 CREATE = ("POST", "/v1/vms", {"request_id": "r", "epoch": 1, "order": 3, "vm": low_vm("web")})
 START = ("POST", "/v1/vms/low-1/start", {"request_id": "r", "epoch": 1, "order": 3})
 

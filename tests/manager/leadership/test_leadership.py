@@ -16,6 +16,7 @@ from cluster_manager.errors import LostLeadership, StoreError
 from cluster_manager.leadership.leadership import Leadership
 from cluster_manager.leadership.locks import AdvisoryLock, FileLock, Taken
 from cluster_manager.store.database import PostgreSQL
+from cluster_manager.store.postgresql import connect
 from tests.manager.databases import Server, rows_of
 from tests.waiting import until
 
@@ -27,6 +28,7 @@ class ScriptedLock:
 
     limit_s = 3.0
     waits = True
+    server: str | None = None
 
     def __init__(self) -> None:
         self.answer: Exception | None = None
@@ -281,4 +283,27 @@ async def test_a_search_path_without_a_schema_is_said_and_is_no_lock_of_another_
     for _ in range(2):
         await lock.hold()
     await lock.release()
+    postgresql.drop(database)
+
+
+@pytest.mark.service
+async def test_a_session_that_a_pooler_gives_to_two_managers_gives_the_lock_to_one(postgresql: Server) -> None:
+    database = postgresql.new()
+    first, second = AdvisoryLock(database, 3.0, 5.0), AdvisoryLock(database, 3.0, 5.0)
+    await first.hold()
+    second._connection, second._mark, second._since = first._connection, "another", time.monotonic()
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"uses this session .* a pooler in transaction mode cannot keep the lock"):
+            await second.hold()
+        await first.hold()
+    # Its turn on another session, which knows nothing of it.
+    own, first._connection = first._connection, await connect(database, "of the pool", 5.0)
+    with pytest.raises(StoreError, match="is gone"):
+        await first.hold()
+    await first.release()
+    assert own is not None
+    await own.close()
+    second._connection = None
+    await second.hold()
+    await second.release()
     postgresql.drop(database)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import event, text
@@ -20,11 +22,13 @@ from cluster_manager.errors import SettingsError, StoreError
 from cluster_manager.leadership.locks import AdvisoryLock
 from cluster_manager.store.database import PostgreSQL, database_of
 from cluster_manager.store.engines import MOST_READS
-from cluster_manager.store.postgresql import ONE_HOST_S
+from cluster_manager.store.postgresql import ONE_HOST_S, connect
+from cluster_manager.store.schema import MIGRATIONS
 from cluster_manager.store.store import Store
 from ebbtide.lab.state import write_private
 from tests.adapters import postgres
 from tests.manager.databases import USER, Server, rows_of
+from tests.waiting import until
 
 SECRET = "correct horse"
 
@@ -74,7 +78,7 @@ def test_a_password_file_that_every_user_of_the_machine_can_read_is_refused(tmp_
             database_of("postgresql:///ebb", file)
     # The manager's own user reads it by its group.
     file.chmod(0o640)
-    assert database_of("postgresql:///ebb", file) == PostgreSQL("postgresql:///ebb", SECRET)
+    assert database_of("postgresql:///ebb", file) == PostgreSQL("postgresql:///ebb", SECRET, file)
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +225,133 @@ async def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
 def test_a_manager_on_sqlite_loads_no_driver_of_postgresql() -> None:
     code = "import sys, cluster_manager.main; print('psycopg' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.service
+async def test_a_store_that_another_schema_would_hide_is_not_begun_anew(postgresql: Server) -> None:
+    database = postgresql.migrated()
+    store = Store(database, time.time)
+    assert await store.open() == 1
+    await store.close()
+    rows_of(database, f"CREATE SCHEMA AUTHORIZATION {USER}")
+    store = Store(database, time.time)
+    with pytest.raises(StoreError, match=f"there is a store in schema public, but a new one would be .* schema {USER}"):
+        await store.open()
+    await store.close()
+    assert rows_of(database, f"SELECT * FROM pg_tables WHERE schemaname = '{USER}'") == []
+    # One that has a store of its own, and one that does not look there.
+    for path in ("public", "other"):
+        rows_of(database, f"CREATE SCHEMA IF NOT EXISTS {path}")
+        store = Store(PostgreSQL(f"{database.url}&options=-csearch_path%3D{path}"), time.time)
+        assert await store.open() == (2 if path == "public" else 1)
+        await store.close()
+    store = Store(PostgreSQL(f"{database.url}&options=-csearch_path%3Dother,public"), time.time)
+    assert await store.open() == 2
+    await store.close()
+    postgresql.drop(database)
+
+
+@pytest.mark.service
+async def test_a_process_that_has_led_begins_no_new_store_in_an_empty_database(postgresql: Server) -> None:
+    database = postgresql.new()
+    store = Store(database, time.time)
+    with pytest.raises(StoreError, match="is empty, but it has held a store of epoch 8: restore it from a backup"):
+        await store.open(above=8)
+    await store.close()
+    assert rows_of(database, "SELECT * FROM pg_tables WHERE schemaname = 'public'") == []
+    postgresql.drop(database)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("default", "found"),
+    [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"), ("remote_apply", "remote_apply")],
+)
+async def test_a_commit_waits_for_its_disks_whatever_the_roles_default(
+    postgresql: Server, default: str, found: str
+) -> None:
+    database = PostgreSQL(f"{postgresql.url('postgres')}&options=-csynchronous_commit%3D{default}")
+    connection = await connect(database, "test")
+    assert (await (await connection.execute("SHOW synchronous_commit")).fetchone()) == (found,)
+    await connection.close()
+
+
+@pytest.mark.service
+async def test_a_migration_waits_for_a_lock_as_long_as_it_needs_whatever_the_roles_limit(postgresql: Server) -> None:
+    database = postgresql.migrated()
+    rows_of(database, "ALTER TABLE vms DROP COLUMN preemption_unsure")
+    rows_of(database, f"DELETE FROM migrations WHERE number = {len(MIGRATIONS)}")
+    limited = PostgreSQL(f"{database.url}&options=-clock_timeout%3D50ms")
+    reader = await connect(database, "pg_dump")
+    async with reader.transaction():
+        await reader.execute("LOCK TABLE vms IN ACCESS SHARE MODE")
+        store = Store(limited, time.time)
+        opening = asyncio.create_task(store.open(), name="open")
+        waits = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND age(now(), query_start) > '1s'"
+        )
+        await until(lambda: opening.done() or rows_of(database, waits) != [(0,)])
+        assert not opening.done()
+    assert await opening == 1
+    await store.close()
+    await reader.close()
+    postgresql.drop(database)
+
+
+@pytest.mark.service
+async def test_a_password_that_was_changed_counts_from_the_next_connection_on(
+    guarded: PostgreSQL, tmp_path: Path
+) -> None:
+    write_private(file := tmp_path / "password", f"{SECRET}\n")
+    database = database_of(guarded.url, file)
+    assert isinstance(database, PostgreSQL)
+    lock = AdvisoryLock(database, 3.0, 5.0)
+    await lock.hold()
+    try:
+        rows_of(PostgreSQL(_with_password(guarded)), "ALTER ROLE ebb PASSWORD 'battery staple'")
+        write_private(file, "battery staple\n")
+        await lock.hold()
+        await lock.release()
+        await lock.hold()
+        await lock.release()
+        # Where the file is gone, what was read last is tried.
+        file.unlink()
+        with pytest.raises(StoreError, match="password authentication failed"):
+            await lock.hold()
+    finally:
+        changed = PostgreSQL(_with_password(replace(guarded, password="battery staple")))
+        with contextlib.suppress(Exception):
+            rows_of(changed, f"ALTER ROLE ebb PASSWORD '{SECRET}'")
+        await lock.release()
+
+
+def _with_password(database: PostgreSQL) -> str:
+    return database.url.replace("ebb@", f"ebb:{quote(database.password or '')}@")
+
+
+@pytest.mark.service
+async def test_an_address_of_a_name_that_is_silent_does_not_keep_the_lead_from_the_next_one(
+    guarded: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(guarded.url.rpartition(":")[2].partition("/")[0])
+    loop, limit_s = asyncio.get_running_loop(), LeadershipTimes().limit_s
+    known = loop.getaddrinfo
+
+    async def found(host: str, *words: Any, **more: Any) -> Any:
+        if host != "pg.example.com":
+            return await known(host, *words, **more)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    monkeypatch.setattr(loop, "getaddrinfo", found)
+    with contextlib.ExitStack() as stack:
+        # It takes connections, and answers nothing.
+        silent = stack.enter_context(socket.create_server(("127.0.0.2", port)))
+        lock = AdvisoryLock(replace(guarded, url=guarded.url.replace("127.0.0.1", "pg.example.com")), limit_s, 5.0)
+        async with asyncio.timeout(20):
+            await lock.hold()
+        assert 0 < asked_of([silent], stack) * ONE_HOST_S < limit_s
+        await lock.release()
+        # The one that has answered is asked first from now on.
+        await lock.hold()
+        assert asked_of([silent], stack) == 0
+        await lock.release()

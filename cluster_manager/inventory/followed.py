@@ -1,0 +1,116 @@
+"""Watch over whom the hosts follow: a manager may lead on a store that is not the one which they know.
+
+The lock and the epoch of a store keep apart the managers on that store. Where a database was put back, or there are two
+of it, a manager leads alone on one that is behind: hosts refuse all that it says, since they follow a higher epoch. It
+is their word against its store's, so that of one host counts for that host only (`Hosts.state`). The term ends where
+more than half of those that answer say so. Where they go on to report here, nobody else leads, and the next epoch is
+above theirs; else they follow another manager, and this one waits.
+
+A single host is more than half where no other one answers. Its word ends one term in the life of this process, and the
+epoch rises by a bounded step: a compromised host can neither keep managers from leading nor use the epochs up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from cluster_manager.errors import AgentError, StoreError
+from cluster_manager.inventory.hosts import Hosts
+from ebbtide.deflation.fencing import outvoted
+from ebbtide.messages.hosts import HostReport
+
+#: So many of the silent hosts are asked at a time.
+ASKED: Final = 8
+
+#: Asks a host's agent for its report. Raises AgentError.
+Ask = Callable[[str], Awaitable[HostReport]]
+
+
+class Followed:
+    """What hosts have said of the epochs that they follow, for as long as this process runs.
+
+    :param end: is told why the term is over.
+    :param silent_after_s: when a host counts as silent, seconds.
+    :param monotonic: seconds that never go back.
+    """
+
+    def __init__(
+        self, end: Callable[[str], None], silent_after_s: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._end = end
+        self._silent_after_s = silent_after_s
+        self._monotonic = monotonic
+        #: The next epoch is above this one.
+        self.above = 0
+        #: Whether the last term ended since the hosts follow another manager.
+        self.elsewhere = False
+        #: Whether the word of a single host has ended a term.
+        self._single = False
+        #: Since when the hosts that report say that they follow a higher epoch.
+        self._since: float | None = None
+        self._begun_at = 0.0
+        #: The last one of the silent hosts that was asked.
+        self._asked = ""
+
+    def begin(self) -> None:
+        """A term begins."""
+        self.elsewhere, self._since, self._begun_at = False, None, self._monotonic()
+
+    async def look(self, hosts: Hosts, ask: Ask, epoch: int) -> None:
+        """End the term if it has to.
+
+        :param epoch: of this manager.
+        """
+        now = self._monotonic()
+        reported = [host.report.epoch for host in hosts.reporting().values()]
+        if (agreed := self._outvoted(epoch, reported)) is not None:
+            self._since = now if self._since is None else self._since
+            # One that has another manager reports here once, on its way there.
+            if now - self._since > 2 * self._silent_after_s:
+                self._single |= len(reported) == 1
+                self.above = agreed
+                self._end(f"its hosts follow epoch {agreed}, and its store has {epoch}: the store was put back")
+            return
+        self._since = None
+        if 2 * len(reported) >= len(hosts) or now - self._begun_at <= self._silent_after_s:
+            return
+        said = reported + await self._answers(hosts, ask)
+        if (agreed := self._outvoted(epoch, said)) is not None:
+            self._single |= len(said) == 1
+            self.elsewhere = True
+            self._end(_elsewhere(agreed, epoch))
+
+    async def check(self, hosts: Hosts, ask: Ask, epoch: int) -> None:
+        """Before a term after one that ended since the hosts follow another manager: it would raise the epoch.
+
+        :param epoch: that of the store.
+        :raises StoreError: they do so still.
+        """
+        if (agreed := self._outvoted(epoch + 1, await self._answers(hosts, ask))) is not None:
+            raise StoreError(_elsewhere(agreed, epoch))
+
+    def _outvoted(self, epoch: int, said: list[int]) -> int | None:
+        return None if len(said) == 1 and self._single else outvoted(epoch, said)
+
+    async def _answers(self, hosts: Hosts, ask: Ask) -> list[int]:
+        """What a few of the silent hosts say, others each time."""
+        silent = sorted(hosts.ids() - hosts.reporting().keys())
+        later = [host_id for host_id in silent if host_id > self._asked]
+        asked = (later + silent)[: min(ASKED, len(silent))]
+        self._asked = asked[-1] if asked else ""
+
+        async def one(host_id: str) -> int | None:
+            try:
+                return (await ask(host_id)).epoch
+            except AgentError:
+                return None
+
+        answers = await asyncio.gather(*map(one, asked))
+        return [epoch for epoch in answers if epoch is not None]
+
+
+def _elsewhere(agreed: int, epoch: int) -> str:
+    return f"its hosts follow another manager, of epoch {agreed}, on another store than this one of epoch {epoch}"
