@@ -67,6 +67,8 @@ class HookServer:
 
     def start(self) -> HookServer:
         """Begin to serve; returns itself."""
+        # From now on: a child that was forked before, as a worker or a daemon, may be the one that serves.
+        released_in_children(self._server)
         self._thread.start()
         return self
 
@@ -94,7 +96,6 @@ class JsonServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        released_in_children(self)
         # Not HTTPServer's: it asks the name service for the host's name, which may take seconds.
         try:
             socketserver.TCPServer.server_bind(self)
@@ -153,7 +154,6 @@ class UnixJsonServer(JsonServer):
         return "unix:" + self._path
 
     def server_bind(self) -> None:
-        released_in_children(self)
         make_way(self._path)
         self.socket.bind(self._path)
         self._bound = True

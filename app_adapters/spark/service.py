@@ -18,6 +18,7 @@ from urllib.parse import unquote
 from app_adapters import __version__
 from app_adapters.errors import ApplicationError, BadBody
 from app_adapters.hook import Reply, TokenFile
+from app_adapters.processes.forks import released_in_children
 from app_adapters.server import STOP_LOOK_S, JsonServer
 from app_adapters.spark.curves import LINEAR, Curves
 from app_adapters.spark.policy import SELF, VM_LEVEL, Decision, Deflation, Job, decide
@@ -69,6 +70,7 @@ class SparkService:
 
     def start(self) -> SparkService:
         """Begin to serve; returns itself."""
+        released_in_children(self._server)
         self._thread.start()
         return self
 

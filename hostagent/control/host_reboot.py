@@ -58,7 +58,8 @@ async def _started_anew(host: Host, vm: ManagedVM, goes_on: bool) -> None:
     """:raises JournalError: it could not be told."""
     size, cause = vm.allocation().current, f"its host was started again ({host.boot.id[:8]})"
     if not host.journal.has_told(vm.name, cause, size.cpu_cores):
-        await host.record_change(vm.name, size, ZERO, cause)
+        if host.journal.last_cores(vm.name):  # else its end was told as the host went down
+            await host.record_change(vm.name, size, ZERO, cause)
         await host.record_change(vm.name, ZERO, size, cause)
     sentence = "it was started again with its host, and "
     if goes_on:

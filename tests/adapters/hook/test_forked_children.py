@@ -54,6 +54,13 @@ if form == "shared":
         except NoAnswer:
             pass
     forks(hook.url)
+elif form.startswith("daemon"):
+    from app_adapters.server import HookServer
+    hook = HookServer(InelasticAdapter(), token_file=token, **place)
+    if not os.fork():
+        print(hook.start().url, flush=True)
+        sys.stdin.read()
+    os._exit(0)
 elif form.startswith("thread"):
     from app_adapters.server import HookServer
     hook = HookServer(InelasticAdapter(), token_file=token, **place).start()
@@ -153,6 +160,16 @@ async def test_under_asgi_an_address_is_free_where_only_a_child_of_who_had_it_li
     status, answer = await asked(hook, server=("127.0.0.1", 47002))
     assert status == 200, answer
     await hook.stop()
+
+
+@pytest.mark.parametrize("place", ["path", "port"])
+def test_a_child_that_was_forked_before_the_hook_was_started_may_be_the_one_that_serves(path: str, place: str) -> None:
+    process, url = serving("daemon on a port" if place == "port" else "daemon", path)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        process.wait(20)
+        assert HookClient(url).ask("GET", HEALTH)[0] == 200
 
 
 def test_a_child_that_stops_its_copy_of_the_hook_leaves_the_parents_alone(path: str) -> None:

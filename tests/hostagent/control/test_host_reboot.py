@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.deflation.resources import ZERO
 from hostagent.control.host_reboot import see_reboot, was_off
 from hostagent.errors import JournalError
 from hostagent.libvirt.hypervisor import DomainState
@@ -103,6 +104,15 @@ async def test_what_could_not_be_told_of_a_reboot_is_told_by_the_next_agent_and_
         await see_reboot(host, await host.hypervisor.domains())
         assert told(host) == [(0, 3), (3, 0), (0, 3)]
         host.journal.set_boot("first")  # as if that had not been written
+
+
+async def test_an_end_that_was_told_as_the_host_went_down_is_not_told_again(made: Agent) -> None:
+    """That it is off could not be written to its domain any more."""
+    host = made.host
+    host.boot = HostBoot("second", time.time())
+    await host.record_change("low-1", host.vms["low-1"].allocation().current, ZERO, "stopped from outside")
+    await see_reboot(host, await host.hypervisor.domains())
+    assert told(host) == [(0, 3), (3, 0), (0, 3)]
 
 
 @pytest.mark.parametrize(
