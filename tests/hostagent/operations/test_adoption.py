@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -468,6 +469,25 @@ async def test_what_a_domain_uses_says_what_it_should_keep_and_leaves_it_as_it_w
     assert found.sentence == "old-web cannot be adopted: its memory is locked"
     response = await client.get("/v1/adoptions?domain=nobody")
     assert (response.status, (await response.json())["field"]) == (404, "domain")
+
+
+@pytest.mark.parametrize("by_s", [60.0, -60.0])
+async def test_a_clock_that_is_set_while_a_domain_is_measured_changes_no_figure(
+    agent: Agent, world: World, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    agent.adoptions.window_s = 1.0
+    await world.create("old-web", "")
+    domain, wall = world.domains["old-web"], time.time
+    domain.state, domain.stats_period_s, domain.used_mib, domain.cache_mib = "running", 1, 150.0, 0.0
+    domain.idle = True
+    measuring = asyncio.create_task(agent.adoptions.adoptable("old-web"))
+    await until(lambda: world.calls.count(("read", "old-web")) >= 2)
+    monkeypatch.setattr(time, "time", lambda: wall() + by_s)
+    domain.vcpu_seconds[0] += 1.0
+    used = (await measuring).used
+    assert used.memory_mib == 150.0
+    assert used.cpu_cores is not None
+    assert 0.1 < used.cpu_cores <= 1.0
 
 
 async def test_a_domain_that_is_adopted_while_it_is_measured_keeps_its_statistics(
