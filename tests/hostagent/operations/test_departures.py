@@ -130,7 +130,8 @@ async def test_a_clock_that_is_set_moves_no_deadline_of_a_move(
     command: Command, host: Host, monkeypatch: pytest.MonkeyPatch, by_s: float
 ) -> None:
     monkeypatch.setattr(migration_commands, "ASK_AGAIN_S", 0.01)
-    looks, stopped, wall = 0, [], time.time
+    stopped: list[str] = []
+    looks, wall = 0, time.time
 
     async def send(moves: NoMoves, domain: str, move: Departure, told: Callable[[str], None]) -> str:
         monkeypatch.setattr(time, "time", lambda: wall() + by_s)
