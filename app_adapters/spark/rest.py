@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.utils
 import json
 import time
 import urllib.error
@@ -72,6 +73,7 @@ class SparkRest:
     drivers: Sequence[str] = ("http://127.0.0.1:4040",)
     timeout_s: float = TIMEOUT_S
     _applications: dict[str, str] = field(default_factory=dict)  # driver by application, as last found
+    _said_at: dict[str, float] = field(default_factory=dict)  # by address: when it answered last, by its own clock
 
     def cluster(self) -> Cluster:
         """Workers and running applications. Raises: ApplicationError."""
@@ -87,12 +89,13 @@ class SparkRest:
         )
         return Cluster(workers, applications)
 
-    def jobs(self, cluster: Cluster, now_s: float | None = None) -> list[Job]:
+    def jobs(self, cluster: Cluster) -> list[Job]:
         """Progress and recomputation of every running application; one without cores has nothing to lose.
+
+        By the clock of its driver, which is that of its stages.
 
         Raises: ApplicationError where the driver of one cannot be asked.
         """
-        now_s = time.time() if now_s is None else now_s
         found = []
         for application in cluster.applications:
             if application.cores == 0:
@@ -100,6 +103,7 @@ class SparkRest:
             path = f"/api/v1/applications/{urllib.parse.quote(application.id, safe='')}"
             driver = self._driver(application)
             stages = self.stages(application)
+            now_s = self._said_at.get(driver, time.time())
             settings = _settings(self._get(driver, f"{path}/environment"))
             moves = all(settings.get(name, "").lower() == "true" for name in MOVES)
             found.append(
@@ -138,11 +142,15 @@ class SparkRest:
 
     def _get(self, base: str, path: str) -> Any:
         try:
-            return json.loads(self._read(base + path).decode("utf-8"))
+            body, said_at = self._read(base + path)
+            if said_at is not None:
+                self._said_at[base] = said_at
+            return json.loads(body.decode("utf-8"))
         except (ValueError, RecursionError):
             raise ApplicationError(f"{base}{path} answered without JSON") from None
 
-    def _read(self, address: str) -> bytes:
+    def _read(self, address: str) -> tuple[bytes, float | None]:
+        """What it answers, and when by its own clock, where it says so."""
         end = time.monotonic() + self.timeout_s
         parts: list[bytes] = []
         size = 0
@@ -151,7 +159,7 @@ class SparkRest:
                 while True:
                     part = response.read1(65536)
                     if not part:
-                        return b"".join(parts)
+                        return b"".join(parts), _date(response.headers.get("Date", ""))
                     parts.append(part)
                     size += len(part)
                     if size > ANSWER_BYTES:
@@ -162,6 +170,13 @@ class SparkRest:
             raise ApplicationError(f"{address} answered with {error.code}") from None
         except (OSError, ValueError) as error:
             raise ApplicationError(f"{address} cannot be reached: {error}") from None
+
+
+def _date(said: str) -> float | None:
+    try:
+        return email.utils.parsedate_to_datetime(said).timestamp()
+    except (TypeError, ValueError, IndexError, OverflowError):  # whichever this Python has for what is no date
+        return None
 
 
 def _settings(body: Any) -> dict[str, str]:

@@ -37,6 +37,7 @@ class Alerts:
 
     :param check: raises `LostLeadership` where this manager leads no more.
     :param clock: seconds since the epoch.
+    :param monotonic: seconds of a clock that nobody sets.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Alerts:
         store: Store,
         check: Callable[[], None],
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._webhooks = webhooks
         self._store = store
         self._check = check
         self._clock = clock
+        self._monotonic = monotonic
         #: By name; empty until the log was first looked at.
         self.outboxes: dict[str, Outbox] = {}
         self._saved: dict[str, int] = {}
@@ -76,7 +79,7 @@ class Alerts:
                 try:
                     await self._look()
                     for name, outbox in self.outboxes.items():
-                        if name not in self._sending and (event := outbox.due(self._clock())) is not None:
+                        if name not in self._sending and (event := outbox.due(self._monotonic())) is not None:
                             self._sending[name] = asyncio.create_task(
                                 self._send(session, outbox.webhook, event), name=f"alert to {name}"
                             )
@@ -92,8 +95,9 @@ class Alerts:
             await self._recall()
         while rows := await self._store.rows(queries.events_after(self._read_to, BATCH)):
             events = [_event(row) for row in rows]
-            now = self._clock()
-            self.outboxes = {name: outbox.offered(events, now) for name, outbox in self.outboxes.items()}
+            now = self._monotonic()
+            beyond_s = self._clock() - now
+            self.outboxes = {name: outbox.offered(events, now, beyond_s) for name, outbox in self.outboxes.items()}
             self._read_to = events[-1].id
             if len(rows) < BATCH:
                 break
@@ -124,7 +128,7 @@ class Alerts:
         outbox = self.outboxes[webhook.name]
         if outcome is not Outcome.DELIVERED and not outbox.failures:
             log.warning("an alert was not delivered", webhook=webhook.name, id=event.id, outcome=outcome.value, why=why)
-        self.outboxes[webhook.name] = outbox.answered(event, outcome, self._clock(), retry_after_s)
+        self.outboxes[webhook.name] = outbox.answered(event, outcome, self._monotonic(), retry_after_s)
 
     async def _try(self, session: aiohttp.ClientSession, webhook: Webhook, event: Event) -> tuple[Outcome, str, float]:
         """The outcome, why it is no better, and the pause that the receiver asks for. Raises `LostLeadership`."""

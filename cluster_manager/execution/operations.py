@@ -25,6 +25,7 @@ from cluster_manager.execution.running_plans import (
     check_free,
     check_readable,
     defect,
+    ended_after,
     is_at,
     is_repeated,
     looks,
@@ -297,7 +298,7 @@ class Operations:
     def notices(self) -> dict[str, Notice]:
         """The VMs that are being preempted now, and since when."""
         return {
-            vm: Notice(running.updated_at, notice_s)
+            vm: Notice(running.updated_at, notice_s, running.since_step_s())
             for running in self._running.values()
             for vm, notice_s in notices_of(running.state.instruction).items()
         }
@@ -467,14 +468,15 @@ class Operations:
 
     def _run(self, running: StoredPlan, resumed: bool) -> None:
         plan_id = running.state.id
+        running.since_step_s = stopwatch(running.updated_at, self._clock)
         self._running[plan_id] = running
         self._reserve(running)
-        driving = of_plan(running, resumed, self._drive)
-        task = asyncio.create_task(driving, name=f"plan {plan_id} of {running.state.vm}")
+        task = asyncio.create_task(of_plan(running, resumed, self._drive), name=f"plan {plan_id} of {running.state.vm}")
         self._tasks[plan_id] = task
 
     async def _drive(self, running: StoredPlan, resumed: bool) -> None:
-        plan_id, elapsed_s = running.state.id, stopwatch(running.started_at, self._clock)
+        plan_id = running.state.id
+        elapsed_s = running.elapsed_s = stopwatch(running.started_at, self._clock)
         try:
             while not running.state.finished:
                 if not isinstance(running.state, ReinflationPlan):  # nobody waits for one
@@ -488,14 +490,14 @@ class Operations:
                     step = defect(running.state, error)
                 resumed = False
                 try:
-                    await self._save(running, step)
+                    await self._save(running, step, elapsed_s())
                 except StoreError:
                     raise
                 except Exception as error:
                     if running.state.finished:
                         raise
                     log.exception("a step was not stored, by a defect", plan=plan_id, vm=running.state.vm)
-                    await self._save(running, defect(running.state, error))
+                    await self._save(running, defect(running.state, error), elapsed_s())
         except StoreError as error:
             # Whether this step was stored is unknown: the next term goes on from what the store says.
             log.warning("plan left where it is", plan=plan_id, vm=running.state.vm, why=str(error))
@@ -524,13 +526,13 @@ class Operations:
             tell(one, event)
         return running.state.next_step(event)
 
-    async def _save(self, running: StoredPlan, step: Step) -> None:
+    async def _save(self, running: StoredPlan, step: Step, elapsed_s: float) -> None:
         """Store the next state with its effects; only then does the plan go on."""
-        step = Step(step.state, with_follow_ups(step.effects))
+        step = Step(ended_after(step.state, elapsed_s), with_follow_ups(step.effects))
         at = await self._store.save_step(step.state, step.effects)
         said, notices = len(running.state.progress), notices_of(running.state.instruction)
-        self.totals.add(running.state, step, at - running.started_at)
-        running.state, running.updated_at = step.state, at
+        self.totals.add(running.state, step, elapsed_s)
+        running.state, running.updated_at, running.since_step_s = step.state, at, stopwatch(at, self._clock)
         self._reserve(running)
         await self._remember(step.effects)
         if notices_of(step.state.instruction) != notices:

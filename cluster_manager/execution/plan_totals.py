@@ -33,4 +33,4 @@ class PlanTotals:
                 self.preempted[reasons[effect.vm]] += 1
         end = step.state.instruction
         if isinstance(end, Finish) and not isinstance(before.instruction, Finish):
-            self.durations[before.kind, end.state.value].add(max(seconds, 0.0))
+            self.durations[before.kind, end.state.value].add(seconds)

@@ -95,6 +95,14 @@ def stopwatch(started_at: float, clock: Callable[[], float]) -> Callable[[], flo
     return lambda: earlier_s + time.monotonic() - taken_up
 
 
+def ended_after(state: Plan, seconds: float) -> Plan:
+    """A plan; with how long it took, if it has ended now."""
+    end = state.instruction
+    if not isinstance(end, Finish):
+        return state
+    return state.having(instruction=end.model_copy(update={"seconds": round(seconds, 3)}))
+
+
 def clears(state: Plan) -> bool:
     """Whether a plan only clears away what its VM has left on a host: no VM depends on it."""
     return isinstance(state, MovePlan) and state.only_clears
@@ -243,6 +251,9 @@ def operation_of(plan: StoredPlan, now: float, at: int = 0, told: Sequence[str] 
     state = plan.state
     progress = (*state.progress[:at], *told, *state.progress[at:])
     end = state.instruction if isinstance(state.instruction, Finish) else None
+    took_s = end.seconds if end is not None else plan.elapsed_s() if plan.elapsed_s is not None else None
+    if took_s is None:
+        took_s = max((plan.updated_at if end is not None else now) - plan.started_at, 0.0)
     last = state.progress[-1] if state.progress else "not begun yet"
     return Operation(
         request_id=state.request_id,
@@ -254,7 +265,7 @@ def operation_of(plan: StoredPlan, now: float, at: int = 0, told: Sequence[str] 
         vms=state.outcomes,
         shortfall=state.shortfall,
         started_at=plan.started_at,
-        seconds=round((plan.updated_at if end is not None else now) - plan.started_at, 3),
+        seconds=round(took_s, 3),
         progress=progress[-MOST_VMS:],
         reason=_reason(state),
         trace_id=trace.trace if (trace := place_of(state)) is not None and trace.sampled else None,

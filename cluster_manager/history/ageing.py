@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from cluster_manager.history.packs import HOST, Pack, decoded, encoded, folded, fuller
-from cluster_manager.history.tiers import DAY_S, TIERS, Tier, due, folded_by, outlived
+from cluster_manager.history.tiers import DAY_S, LONGEST_S, TIERS, Tier, due, folded_by, outlived
 from cluster_manager.store.caution import Caution
 from cluster_manager.store.history import BATCH, HistoryRow, homes_left, outdated
 from cluster_manager.store.periodic import Periodic
@@ -24,6 +24,8 @@ NAME: Final = "history"
 #: Seconds between two looks, and between two transactions, so that plans have the store most of the time.
 EVERY_S: Final = 600.0
 PAUSE_S: Final = 0.05
+#: See `Caution`. As much longer packs are kept than they are read (`outlived`).
+LEAP_S: Final = LONGEST_S
 #: Hosts that are folded in one transaction.
 HOSTS: Final = 20
 
@@ -37,7 +39,8 @@ class Ageing:
     def __init__(self, store: Store, clock: Callable[[], float], pause_s: float = PAUSE_S) -> None:
         self._store = store
         self._clock = clock
-        self._caution = Caution(store, "nothing of the history")
+        # Minutes are deleted after a few hours: by a clock that is as far ahead, all of those that are still read.
+        self._caution = Caution(store, "nothing of the history", LEAP_S)
         self._pause_s = pause_s
         #: By length of step: up to where it has been folded; None: not recalled yet.
         self._folded: dict[int, int] | None = None

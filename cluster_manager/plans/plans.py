@@ -298,6 +298,8 @@ class Finish(Record):
     state: OperationState
     sentence: str
     reason: ReasonCode | None = None
+    #: How long the plan took, by a clock that nobody sets; None: it ended in an earlier version.
+    seconds: float | None = None
 
 
 Instruction = Annotated[

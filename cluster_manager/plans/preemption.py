@@ -80,6 +80,9 @@ def is_deleted(sold: VMSpec | None, adopted: bool) -> bool:
 LEAST_S: Final = 5.0
 #: For a VM of which its host does not say since when it runs, seconds.
 UNKNOWN_S: Final = 1e9
+#: A host's clock may be ahead of the manager's by so much, seconds. A start that is to come later was dated by a clock
+#: that was wrong then: when it was is not known.
+AHEAD_S: Final = 60.0
 
 
 def costs(vms: Iterable[VMStatus], sold: Mapping[str, VMSpec], now: float) -> dict[str, float]:
@@ -96,7 +99,8 @@ def costs(vms: Iterable[VMStatus], sold: Mapping[str, VMSpec], now: float) -> di
         elif spec is not None and spec.on_preemption is OnPreemption.SUSPEND:
             choice = kernels.SUSPENDS
         # Work of which it is not known how old it is counts as older than any other; one that is off has none to lose.
-        work_s = UNKNOWN_S if vm.started_at is None else max(now - vm.started_at, 0.0)
+        known = vm.started_at is not None and vm.started_at <= now + AHEAD_S
+        work_s = max(now - vm.started_at, 0.0) if known and vm.started_at is not None else UNKNOWN_S
         if vm.state is VMState.STOPPED:
             work_s = 0.0
         found[vm.name] = kernels.preemption_cost(choice, vm.current.memory_mib, work_s)

@@ -11,8 +11,6 @@ from cluster_manager.store.knowledge import KnowledgeRows
 
 log = structlog.get_logger()
 
-#: A clock that goes on by more than this from one look to the next, seconds, has leapt.
-LEAP_S: Final = DAY_S
 #: So many looks it has to stand by that.
 LOOKS: Final = 6
 
@@ -21,11 +19,13 @@ class Caution:
     """For one kind of deletion. A clock that is ahead is often right again soon, and what is deleted is gone for good.
 
     :param what: is kept meanwhile, for the log.
+    :param leap_s: a clock that goes on by more than this from one look to the next has leapt.
     """
 
-    def __init__(self, store: KnowledgeRows, what: str) -> None:
+    def __init__(self, store: KnowledgeRows, what: str, leap_s: float = DAY_S) -> None:
         self._store = store
         self._what = what
+        self._leap_s = leap_s
         self._latest: float | None = None
         self._doubts = 0
 
@@ -35,9 +35,9 @@ class Caution:
         if latest is None:
             latest = await self._store.known_before()
         self._latest = now
-        if latest is not None and now - latest > LEAP_S:
+        if latest is not None and now - latest > self._leap_s:
             self._doubts = LOOKS
-            why = f"the clock is {(now - latest) / DAY_S:.1f} days beyond what was known last; {LOOKS} looks are waited"
+            why = f"the clock is {(now - latest) / 3600.0:.1f} h beyond what was known last; {LOOKS} looks are waited"
             log.warning(f"{self._what} is deleted for now", why=why)
         allowed = self._doubts == 0
         self._doubts = max(self._doubts - 1, 0)

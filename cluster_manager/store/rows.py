@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -75,12 +75,15 @@ class RunningVM:
 
 @dataclass(eq=False, slots=True)
 class StoredPlan:
-    """A plan as it was stored last, with its times; while it runs, with what waits for it."""
+    """A plan as it was stored last, with its times; while it runs, with its stopwatches and what waits for it."""
 
     state: Plan
     fingerprint: str
     started_at: float
     updated_at: float
+    #: How long it has been running, and how long ago its last step was stored, by a clock that nobody sets.
+    elapsed_s: Callable[[], float] | None = None
+    since_step_s: Callable[[], float] = lambda: 0.0
     #: Set after each step; replaced by a new one.
     news: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -72,6 +72,8 @@ class CoreChanges:
         self._clock = clock
         self._monotonic = monotonic
         self._taken = Buckets()
+        #: What both clocks said when it was last looked whether they agree.
+        self._clocks = clock(), monotonic()
         #: The highest sequence of each host that is stored.
         self._acknowledged: dict[str, int] = {}
         #: The highest sequence of each host that the predictor knows.
@@ -118,7 +120,10 @@ class CoreChanges:
                     learned[stored.host] = stored.sequence
         finally:
             self._meanwhile = None
-        self.predictor, self.check, self._learned = predictor, SelfCheck(predictor), learned
+        check = SelfCheck(predictor)
+        # How well predictions came true has no date.
+        check.calibration = self.check.calibration
+        self.predictor, self.check, self._learned = predictor, check, learned
 
     def is_ahead(self, predictor: Predictor) -> bool:
         """Whether a predictor was brought to a moment that is still to come, by a clock that was ahead: until then it
@@ -127,12 +132,20 @@ class CoreChanges:
         return predictor.now - self._clock() > _CLOCKS_S
 
     async def follow_clock(self) -> None:
-        """Learn the past day again where the clock was ahead for a while. Raises StoreError."""
+        """Learn the past day again where the clock was ahead for a while, or behind: what was learned then is forgotten
+        at once when it goes on to the right time. Raises StoreError.
+        """
         async with self._learning_again:
+            clocks = self._clock(), self._monotonic()
+            leapt_s = (clocks[0] - self._clocks[0]) - (clocks[1] - self._clocks[1])
             if self.is_ahead(self.predictor):
                 ahead_s = self.predictor.now - self._clock()
                 log.warning("the clock was ahead: what was learned by it is learned again", ahead_s=round(ahead_s))
                 await self._learn_again()
+            elif leapt_s > _CLOCKS_S:
+                log.warning("the clock was behind: what was learned by it is learned again", behind_s=round(leapt_s))
+                await self._learn_again()
+            self._clocks = clocks
 
     def document(self) -> Callable[[], dict[str, Any]]:
         """What writes down all that was learned up to now; it may be called elsewhere, and later."""
@@ -152,13 +165,17 @@ class CoreChanges:
         return CalibrationReport(machines=_curve(self.check.calibration), tasks=_curve(self.tasks))
 
     def _resume(self, found: Mapping[str, Any]) -> bool:
-        """Whether it could be gone on with; if not, nothing is changed."""
+        """Whether it could be gone on with; if not, only the calibrations are taken over."""
+        self._take_over_calibrations(found)
         try:
             if found.get("version") != _VERSION:
                 raise InvalidField("version", f"must be {_VERSION}, but is {found.get('version')!r}")
             predictor = self._followed(memory.restored(found["predictor"], self._options))
             if self.is_ahead(predictor):
                 raise InvalidField("now", f"is {predictor.now - self._clock():.0f} s ahead of this manager's clock")
+            if (old_s := self._clock() - predictor.now) > WINDOW_S:
+                # By a clock that was behind, perhaps: then it says that it knows what is in no window of it.
+                raise InvalidField("now", f"is {old_s:.0f} s old: nothing of it would count any more")
             check = SelfCheck(predictor)
             check.resume(found["check"])
             tasks = Calibration.of(found["tasks"])
@@ -168,6 +185,15 @@ class CoreChanges:
             return False
         self.predictor, self.check, self.tasks, self._learned = predictor, check, tasks, learned
         return True
+
+    def _take_over_calibrations(self, found: Mapping[str, Any]) -> None:
+        """They have no dates, and hold whatever the clock says."""
+        try:
+            machines, tasks = Calibration.of(found["check"]["calibration"]), Calibration.of(found["tasks"])
+        except (InvalidField, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("how well predictions came true cannot be read", why=str(error))
+            return
+        self.check.calibration, self.tasks = machines, tasks
 
     async def _catch_up(self) -> None:
         """Learn what was stored after the document was written, in the order in which it happened."""

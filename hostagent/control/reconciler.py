@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Final
 
@@ -22,6 +22,7 @@ from ebbtide.deflation.modes import HostEvent, HostMode
 from ebbtide.deflation.resources import ZERO
 from ebbtide.deflation.sharing.pressure_response import Neighbours
 from ebbtide.messages.explanations import DecisionKind
+from hostagent.control.clock_steps import ClockSteps, date_start
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.control.start_admission import admit, admit_arrival, let_run, turn_off_again
 from hostagent.control.unowned import Fate, fate, put_back
@@ -87,6 +88,7 @@ class Reconciler:
         #: When each VM was checked closely, and what the survey said then.
         self._seen: dict[str, tuple[float, DomainSummary]] = {}
         self._owners_at = 0.0
+        self._clock_steps = ClockSteps()
         #: Checks have slots of their own: those of silent guests must not hold up operations.
         self._slots = asyncio.Semaphore(CONCURRENT)
         #: Until when the response to a VM's pressure is not tried again.
@@ -143,6 +145,7 @@ class Reconciler:
     async def _round(self) -> None:
         # Listed before the domains: a VM that comes into being meanwhile is not missed for it.
         vms = [vm for vm in self._host.vms.values() if vm.intent.phase is not Phase.CREATING]
+        self._follow_clock(vms)
         await self._host.sample()
         try:
             found = await twice(self._host.hypervisor.survey)
@@ -171,6 +174,15 @@ class Reconciler:
         known = {vm.domain for vm in self._host.vms.values()} | {vm.domain for vm in vms}
         if found.keys() - known:
             await self._see_to_unowned(known)
+
+    def _follow_clock(self, vms: Iterable[ManagedVM]) -> None:
+        for vm, was, right in self._clock_steps.look(vms):
+            # Beside the round: one that is busy may be so for long.
+            self._begin(f"clock:{vm.name}:{right}", date_start(vm, was, right))
+
+    def _begin(self, name: str, work: Coroutine[None, None, None]) -> None:
+        self._checks[name] = task = asyncio.create_task(work, name=name)
+        task.add_done_callback(lambda done: self._checks.pop(name, None))
 
     async def _watch_limits(self) -> None:
         """Beside all else: swap may fill while the hypervisor does not answer."""

@@ -118,7 +118,8 @@ def reading_of(domain: Any) -> tuple[HostSideReading, ElementTree.Element]:
     stats = domain.memoryStats()
     read_at = time.time()
     takeable_mib = _takeable_mib(domain, root) if memory.dimms else ()
-    fresh = read_at - stats.get("last_update", 0) <= FRESH_S
+    # What is dated ahead is of before the clock was set back.
+    fresh = abs(read_at - stats.get("last_update", 0)) <= FRESH_S
     reading = HostSideReading(
         vcpus=int(vcpu.get("current") or vcpu.text or 0) if vcpu is not None else 0,
         quota_per_cpu=limit_cores(scheduler, "vcpu"),

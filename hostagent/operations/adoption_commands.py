@@ -26,6 +26,7 @@ from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.operations import Operation, OperationState, VMOutcome
 from ebbtide.messages.vms import ADOPTED_TEMPLATE, VMSpec
+from hostagent.clock import now
 from hostagent.control.start_admission import PAUSED_BY_US
 from hostagent.errors import (
     DomainGone,
@@ -116,27 +117,30 @@ class AdoptionCommands:
         sizes, period_s = self._host.hypervisor.sizes, found.before.stats_period_s
         period_s = None if period_s == STATS_PERIOD_S else period_s
         first = last = await sizes.read(domain)
-        began_s = await sizes.cpu_seconds(domain)
+        said_before = None if first.statement is None else first.statement.said_at
+        began_s, began = await sizes.cpu_seconds(domain), now()
         usable_mib: list[float] = []
         if period_s is not None:
             self._periods_s.setdefault(domain, []).append(period_s)
         try:
             if period_s is not None:
                 await sizes.ask_statistics(domain, STATS_PERIOD_S)
-            until = asyncio.get_running_loop().time() + self.window_s
-            while asyncio.get_running_loop().time() < until:
+            until = now() + self.window_s
+            while now() < until:
                 await asyncio.sleep(min(STATS_PERIOD_S, self.window_s))
                 last = await sizes.read(domain)
                 said = last.statement
-                # Its time is in whole seconds.
-                if said is not None and said.said_at >= int(first.read_at) and is_fresh(said, last.read_at):
+                if said is None or not is_fresh(said, last.read_at):
+                    continue
+                # Its time is in whole seconds, and the clock may be set meanwhile.
+                if said.said_at != said_before or said.said_at >= int(first.read_at):
                     usable_mib.append(said.usable_mib)
         finally:
             if period_s is not None:
                 await self._put_back(domain, period_s)
-        cpu_s = await sizes.cpu_seconds(domain) - began_s
+        cpu_s, window_s = await sizes.cpu_seconds(domain) - began_s, now() - began
         size_mib = last.balloon_mib + last.plugged_mib
-        return use_of(size_mib, min(usable_mib, default=None), cpu_s, last.read_at - first.read_at)
+        return use_of(size_mib, min(usable_mib, default=None), cpu_s, window_s)
 
     async def _put_back(self, domain: str, period_s: int) -> None:
         """End one measurement's asking for statistics; who adopts it meanwhile, or still measures it, needs them."""

@@ -176,15 +176,16 @@ class MigrationCommands:
             try:
                 how, where = await host.hypervisor.moves.send(vm.domain, move, say), "left"
             except HypervisorError as error:
-                how, where = str(error), await self._whereabouts(vm, command.deadline_s)
+                how, where = str(error), await self._whereabouts(vm, until)
             return await self._ended(operation, vm, how, where)
 
-    async def _whereabouts(self, vm: ManagedVM, deadline_s: float, queued_until: float = 0.0) -> Whereabouts:
+    async def _whereabouts(self, vm: ManagedVM, until: float, queued_until: float = 0.0) -> Whereabouts:
         """Where a VM is whose move has ended; waits for that, and for a hypervisor that does not say.
 
-        :param queued_until: until when its move may wait behind another program's job, by the loop's clock.
+        :param until: when its move is stopped, by the loop's clock.
+        :param queued_until: until when its move may wait behind another program's job, by the same clock.
         """
-        moves, until, held = self._host.hypervisor.moves, cause_of(vm).started_at + deadline_s, False
+        moves, held = self._host.hypervisor.moves, False
         while True:
             try:
                 where = await moves.whereabouts(vm.domain)
@@ -192,7 +193,7 @@ class MigrationCommands:
                 here = where in ("here", "held")
                 if where != "moving" and not (here and held and now() < queued_until):
                     return "here" if here else where
-                if time.time() > until:
+                if now() > until:
                     await moves.stop_move(vm.domain)
             except DomainGone:
                 return "off"
@@ -229,8 +230,10 @@ class MigrationCommands:
         async with vm.lock:
             cause, how = cause_of(vm), "found after a restart of the agent"
             deadline_s = float(cause.body["deadline_s"])
-            where = await self._whereabouts(vm, deadline_s, now() + QUEUED_S)
-            if where == "here" and time.time() > cause.started_at + deadline_s:
+            # The wall clock alone knows of an earlier agent.
+            until = now() + deadline_s - max(time.time() - cause.started_at, 0.0)
+            where = await self._whereabouts(vm, until, now() + QUEUED_S)
+            if where == "here" and now() > until:
                 how = f"it had not converged after {deadline_s:g} s, {how}"
             return await self._ended(operation, vm, how, where)
 

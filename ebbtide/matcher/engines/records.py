@@ -427,7 +427,7 @@ def _read(root: int, attempt: str, now: float | None = None) -> Record:
     try:
         with _directory(attempt, root) as own:
             claim, touched_at = _content(own, CLAIM)
-            end, _ = _content(own, END)
+            end, ended_at = _content(own, END)
     except FileNotFoundError:
         return Record()
     except OSError as error:
@@ -441,8 +441,9 @@ def _read(root: int, attempt: str, now: float | None = None) -> Record:
             silent_s = now - touched_at
             silent_s = max(silent_s, 0.0) if silent_s > -_AHEAD_S else math.inf
             record = replace(record, silent_s=silent_s, touched_at=touched_at)
-        if ended := _end(end):
-            record = replace(record, exit_code=ended[0], ended_at=ended[1])
+        if (code := _end(end)) is not None:
+            # By the file system, as above: the clock of a guest that was suspended stands where that was done.
+            record = replace(record, exit_code=code, ended_at=ended_at)
     return record
 
 
@@ -479,12 +480,12 @@ def _claim(text: str | None) -> Record:
     return Record(Claim.BEGUN, begun_at, words[2])
 
 
-def _end(text: str | None) -> tuple[int, float] | None:
+def _end(text: str | None) -> int | None:
+    """What a command ended with; the time beside it is the guest's."""
     words = (text or "").split()
     if len(words) != 2 or not re.fullmatch(r"[0-9]{1,3}", words[0], re.ASCII):
         return None
-    ended_at = _time(words[1])
-    return (int(words[0]), ended_at) if ended_at is not None and int(words[0]) <= 255 else None
+    return int(words[0]) if _time(words[1]) is not None and int(words[0]) <= 255 else None
 
 
 def _time(word: str) -> float | None:

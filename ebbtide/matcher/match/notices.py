@@ -24,18 +24,20 @@ class Notice:
 
     :param at: since when that is known, seconds since the epoch.
     :param seconds: how long what runs on the machine has from then on.
+    :param passed_s: how much of that has passed, by a clock that nobody sets.
     """
 
     at: float
     seconds: float
+    passed_s: float = 0.0
 
 
-def saves_until(order: TaskOrder, notice: Notice) -> float:
-    """Until when a command may save its work, seconds since the epoch: one that gets no signal would not know."""
+def saving_s(order: TaskOrder, notice: Notice) -> float:
+    """For how long a command may still save its work: one that gets no signal would not know."""
     if order.checkpoint_signal is None:
-        return notice.at
+        return 0.0
     grace_s = math.inf if order.checkpoint_grace_s is None else order.checkpoint_grace_s
-    return notice.at + min(grace_s, notice.seconds * TASKS_SHARE)
+    return max(min(grace_s, notice.seconds * TASKS_SHARE) - notice.passed_s, 0.0)
 
 
 def noticed(
@@ -45,7 +47,7 @@ def noticed(
 
     :param notice: None: it is not, or not any more.
     :param gone: whether the machine has no cores any more: then it was not withdrawn.
-    :param now: seconds since the epoch.
+    :param now: seconds since the epoch: for what is shown only, as it may be set at any time.
     """
     if task.final or task.stop:
         return task, ()
@@ -60,13 +62,13 @@ def noticed(
         return replace(task, stop="again", sentence=f"{why}: it is matched again"), (Cancel(attempt, begun_too=False),)
     if task.phase is not TaskPhase.RUNNING:
         return task, ()
-    until, signal = saves_until(task.order, notice), task.order.checkpoint_signal
-    if task.order.restartable and now >= until:
+    left_s, signal = saving_s(task.order, notice), task.order.checkpoint_signal
+    if task.order.restartable and left_s <= 0.0:
         return replace(task, stop="preempt", saves_until=None, sentence=why), (Cancel(attempt),)
     if signal is None:
         return task, ()
-    if task.told_at is None or task.told_at < notice.at:
-        sentence = f"{why}: its command got {signal}, and has {max(until - now, 0.0):.0f} s to save its work"
-        task = replace(task, told_at=max(now, notice.at), saves_until=until, sentence=sentence)
+    if task.told_at is None or task.saves_until is None or task.told_at < notice.at:
+        sentence = f"{why}: its command got {signal}, and has {left_s:.0f} s to save its work"
+        task = replace(task, told_at=max(now, notice.at), saves_until=now + left_s, sentence=sentence)
     # Again and again, until the engine has done it: it knows by the notice what it has done.
     return task, (Signal(attempt, signal, f"{notice.at:.3f}"),)

@@ -370,7 +370,7 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
     if task.stop == "cancel":
         return _finished(task, TaskPhase.CANCELLED, f"it was cancelled while it ran on {task.machine}", seen, now)
     code = seen.exit_code
-    ended_at = _ended_at(seen, now)
+    ended_at = _ended_at(task, seen, now)
     # Whoever was told that its machine goes, and then ends, has saved its work and wants to be begun again.
     saved = code is not None and task.order.restartable and _may_have_saved(task, ended_at)
     killed = code in _KILLED and task.order.restartable
@@ -394,9 +394,10 @@ def _after_run(task: Task, seen: Seen, now: float) -> Task:
     return _again(task, f"{why}; it is to be begun again")
 
 
-def _ended_at(seen: Seen, now: float) -> float:
-    """By the guest's clock, which may be ahead."""
-    return min(seen.ended_at, now) if seen.ended_at is not None else now
+def _ended_at(task: Task, seen: Seen, now: float) -> float:
+    """By another clock, which may be ahead or behind; so may the manager's be, since the task began."""
+    ended_at = min(seen.ended_at, now) if seen.ended_at is not None else now
+    return max(ended_at, task.waits_since if task.began_at is None else task.began_at)
 
 
 def _may_have_saved(task: Task, ended_at: float) -> bool:
@@ -421,7 +422,7 @@ def _again(task: Task, sentence: str) -> Task:
 
 
 def _finished(task: Task, phase: TaskPhase, sentence: str, seen: Seen, now: float) -> Task:
-    ended_at = _ended_at(seen, now)
+    ended_at = _ended_at(task, seen, now)
     task = replace(task, phase=phase, stop="", ended_at=ended_at, saves_until=None)
     return replace(task, exit_code=seen.exit_code, sentence=sentence)
 

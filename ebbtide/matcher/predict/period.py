@@ -147,6 +147,8 @@ def watch(state: Period, now_s: float) -> None:
         # A pause longer than all that is kept.
         clock[0] += np.floor((now_s - clock[0]) / clock[1]) * clock[1]
         state.noted[:] = -1
+        # Nor is it cut into its slices, which may be thousands: so many are all that there are.
+        clock[2] += (np.floor((clock[0] - clock[2]) / clock[3]) - SLICES) * clock[3]
     places = len(state.looked_s)
     # A manager that starts with no machine on record looks back over days, and there is nothing to see.
     empty = not np.any(state.noted >= 0) and not np.any(state.stood_direction != NONE)

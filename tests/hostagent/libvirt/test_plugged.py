@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from typing import Any, cast
@@ -247,6 +248,16 @@ async def test_a_reading_counts_all_that_is_plugged_and_tells_what_of_it_can_be_
     assert (reading.dimms_mib, bound.dimms_mib, bound.fixed_mib) == (takeable, takeable, fixed)
     assert bound.plugged_mib == sum(dimms.values()) + (device_mib or 0)
     assert (bound.balloon_mib, bound.virtio_mib) == (512, device_mib or 0)
+
+
+@pytest.mark.parametrize(("ahead_s", "fresh"), [(0.0, True), (300.0, False), (-300.0, False)])
+async def test_what_a_balloon_driver_has_said_is_of_now_in_either_direction_of_a_clock(
+    monkeypatch: pytest.MonkeyPatch, ahead_s: float, fresh: bool
+) -> None:
+    domain = Read({}, {}, None)
+    said = {"actual": 512 * 1024, "usable": 100 * 1024, "last_update": int(time.time() + ahead_s)}
+    monkeypatch.setattr(domain, "memoryStats", lambda: said)
+    assert reading_of(domain)[0].usable_mib == (100.0 if fresh else None)
 
 
 async def test_what_was_plugged_last_goes_first() -> None:

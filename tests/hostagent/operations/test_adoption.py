@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -470,6 +471,25 @@ async def test_what_a_domain_uses_says_what_it_should_keep_and_leaves_it_as_it_w
     assert (response.status, (await response.json())["field"]) == (404, "domain")
 
 
+@pytest.mark.parametrize("by_s", [60.0, -60.0])
+async def test_a_clock_that_is_set_while_a_domain_is_measured_changes_no_figure(
+    agent: Agent, world: World, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    agent.adoptions.window_s = 1.0
+    await world.create("old-web", "")
+    domain, wall = world.domains["old-web"], time.time
+    domain.state, domain.stats_period_s, domain.used_mib, domain.cache_mib = "running", 1, 150.0, 0.0
+    domain.idle = True
+    measuring = asyncio.create_task(agent.adoptions.adoptable("old-web"))
+    await until(lambda: world.calls.count(("read", "old-web")) >= 2)
+    monkeypatch.setattr(time, "time", lambda: wall() + by_s)
+    domain.vcpu_seconds[0] += 1.0
+    used = (await measuring).used
+    assert used.memory_mib == 150.0
+    assert used.cpu_cores is not None
+    assert 0.1 < used.cpu_cores <= 1.0
+
+
 async def test_a_domain_that_is_adopted_while_it_is_measured_keeps_its_statistics(
     client: Client, command: Command, agent: Agent, world: World
 ) -> None:
@@ -494,7 +514,8 @@ async def test_a_domain_that_is_adopted_while_it_is_measured_gets_its_owners_sta
     domain = world.domains["old-web"]
     domain.state, domain.stats_period_s = "running", 5
     long = asyncio.create_task(agent.adoptions.adoptable("old-web"))
-    await until(lambda: world.calls.count(("read", "old-web")) >= 2)
+    # When it has looked once more it knows how long it measures.
+    await until(lambda: world.calls.count(("read", "old-web")) >= 3)
     agent.adoptions.window_s = 0.1
     assert (await client.get("/v1/adoptions?domain=old-web")).status == 200
     assert domain.stats_period_s == 1, "another measurement goes on"

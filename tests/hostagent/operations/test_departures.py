@@ -123,3 +123,34 @@ async def test_a_move_that_an_earlier_agent_left_waiting_behind_a_backup_is_wait
         assert operation is not None
         where = "low-1 runs on host-b" if moves else "low-1 stays on host-a"
         assert operation.sentence == f"{where}: found after a restart of the agent"
+
+
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0])
+async def test_a_clock_that_is_set_moves_no_deadline_of_a_move(
+    command: Command, host: Host, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    monkeypatch.setattr(migration_commands, "ASK_AGAIN_S", 0.01)
+    stopped: list[str] = []
+    looks, wall = 0, time.time
+
+    async def send(moves: NoMoves, domain: str, move: Departure, told: Callable[[str], None]) -> str:
+        monkeypatch.setattr(time, "time", lambda: wall() + by_s)
+        raise HypervisorError("libvirt does not answer")
+
+    async def whereabouts(moves: NoMoves, domain: str) -> Whereabouts:
+        nonlocal looks
+        looks += 1
+        return "here" if stopped or (by_s > 0.0 and looks > 3) else "moving"
+
+    async def stop_move(moves: NoMoves, domain: str) -> None:
+        stopped.append(domain)
+
+    for made in (send, whereabouts, stop_move):
+        monkeypatch.setattr(NoMoves, made.__name__, made)
+    await command("POST", "/v1/vms", {"request_id": "c", "vm": low_vm("low-1")})
+    await until(lambda: host.vm("low-1").link.connected)
+    deadline_s = 600.0 if by_s > 0.0 else 1.0
+    body = {"request_id": "d", "to": "host-b", "address": ADDRESS.model_dump(mode="json"), "deadline_s": deadline_s}
+    operation = await command("POST", "/v1/vms/low-1/departure", body)
+    assert operation.sentence == "low-1 stays on host-a: libvirt does not answer"
+    assert bool(stopped) is (by_s < 0.0)

@@ -74,13 +74,15 @@ def test_the_receiver_may_ask_for_a_pause_within_bounds(asked_s: float, pause_s:
     assert outbox.due_at == NOW + pause_s
 
 
-@pytest.mark.parametrize("outcome", [Outcome.DELIVERED, Outcome.FAILED])
-def test_a_clock_that_is_set_back_stops_no_alert(outcome: Outcome) -> None:
-    outbox = Outbox(HOOK, 0).offered([event(1)], NOW).answered(event(1), outcome, NOW)
-    back = NOW - 86_400.0
-    due = outbox.offered([event(2, at=back)], back).due(back)
-    assert due is not None
-    assert due.id == (2 if outcome is Outcome.DELIVERED else 1)
+@pytest.mark.parametrize("by_s", [NOW, -NOW / 2.0])
+def test_an_alert_is_as_old_as_it_is_when_the_clock_that_has_dated_it_is_set(by_s: float) -> None:
+    outbox = Outbox(HOOK, 0).offered([event(1, at=NOW + 3.0)], NOW, 3.0).answered(event(1), Outcome.FAILED, NOW)
+    outbox = outbox.offered([event(2, at=NOW + 1.0 + by_s)], NOW + 1.0, by_s)
+    now = NOW + OLDEST_S
+    outbox = outbox.answered(event(1), Outcome.FAILED, now)
+    assert (ids(outbox.waiting), outbox.drops) == ([1, 2], {})
+    outbox = outbox.answered(event(1), Outcome.FAILED, now + 0.5)
+    assert (ids(outbox.waiting), outbox.drops) == ([2], {Drop.EXPIRED: 1})
 
 
 def test_a_refusal_is_not_tried_again() -> None:

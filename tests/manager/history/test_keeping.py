@@ -269,6 +269,8 @@ async def test_steps_grow_coarser_with_age_and_all_of_a_month_is_there(term: Ter
         await term.recorder.write()
         time[0] += 700.0 if quarter == 4 * days - 1 else 0.0
         await term.ageing.age()
+    for _ in range(LOOKS + 1):  # the clock has gone on by hours between two looks
+        await term.ageing.age()
     found = await term.vm(begin=BEGIN, end=time[0] - 700)
     assert found["times"][1] - found["times"][0] == HOUR_S
     assert found["bound_cpu_cores"] == [size for size in sizes * days for _ in range(6)]
@@ -319,6 +321,27 @@ async def test_a_look_with_a_clock_that_is_days_ahead_leaves_what_is_read_when_i
         found = await later.vm(begin=BEGIN, end=BEGIN + DAY_S)
         assert found["times"][1] - found["times"][0] == step_s
         assert found["bound_cpu_cores"] == [3.0] * (DAY_S // step_s)
+    await later.store.close()
+
+
+@pytest.mark.parametrize("ahead_s", [HOUR_S, 8 * HOUR_S, 12 * HOUR_S])
+async def test_a_manager_that_starts_hours_ahead_leaves_the_minutes_that_are_read_when_its_clock_is_right(
+    term: Term, time: list[float], tmp_path: Path, ahead_s: float
+) -> None:
+    """As with a hardware clock in local time."""
+    await term.passes(7 * HOUR_S, report("host-a", 4.0, sized(3.0)), every_s=60.0)
+    await term.recorder.write()
+    await term.ageing.age()
+    await term.store.close()
+    now = time[0]
+    time[0] = now + ahead_s
+    later = Term(clusters.database_in(tmp_path), time)
+    await later.store.open()
+    await later.ageing.age()
+    time[0] = now
+    found = await later.vm(begin=now - 6 * HOUR_S + 600, end=now - 60)
+    assert found["times"][1] - found["times"][0] == 60
+    assert set(found["bound_cpu_cores"]) == {3.0}
     await later.store.close()
 
 

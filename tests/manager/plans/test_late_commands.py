@@ -363,7 +363,7 @@ async def test_what_a_plan_says_of_a_vm_that_is_another_ones_by_now_changes_no_d
         if not owed:
             await agent.die()
             assert (await cluster.delete("low-1")).state is OperationState.FAILED
-        await operations._save(stale, step)
+        await operations._save(stale, step, 1.0)
         if owed:
             await cluster.ready()
             assert operations._owed == await store.owed_removals() == {}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster_manager.execution.lifecycle_commands import lifecycle_command
-from cluster_manager.execution.running_plans import operation_of
+from cluster_manager.execution.running_plans import ended_after, operation_of
 from cluster_manager.plans.live_migrations import LiveMigrationPlan, start_live_migration
 from cluster_manager.plans.plans import (
     AwaitHost,
@@ -158,3 +158,16 @@ def test_the_operation_of_a_plan_with_many_sentences_tells_the_last_of_them() ->
     assert operation_of(plan, 1.0).progress == said[1:]
     told = operation_of(plan, 1.0, 1000, ("half of it is there",)).progress
     assert (len(told), told[-2:]) == (1000, ("half of it is there", "1000"))
+
+
+def test_how_long_an_operation_takes_does_not_go_by_a_clock_that_is_set() -> None:
+    plan = StoredPlan(begun(), "", 1000.0, 1000.0)
+    assert operation_of(plan, 400.0).seconds == 0.0
+    plan.elapsed_s = lambda: 12.0
+    assert operation_of(plan, 400.0).seconds == 12.0
+    end = Finish(state=OperationState.DONE, sentence="it is there")
+    over = StoredPlan(begun().having(instruction=end), "", 1000.0, 400.0)
+    assert operation_of(over, 500.0).seconds == 0.0, "as an earlier version has stored it"
+    over.state = ended_after(over.state, 15.0)
+    assert operation_of(over, 500.0).seconds == 15.0
+    assert ended_after(plan.state, 15.0) is plan.state

@@ -12,6 +12,7 @@ import pytest
 from cluster_manager.execution import operations
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import PreemptTogether, VMPhase
+from cluster_manager.plans.preemption import costs
 from cluster_manager.plans.returns import Returns
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.return_queue import ReturnPace
@@ -59,6 +60,17 @@ def test_who_came_to_the_host_while_a_placement_waited_is_not_farthest_from_a_ta
     assert isinstance(state, PlacementPlan)
     assert isinstance(state.instruction, PreemptTogether), state.progress
     assert {victim.vm for victim in state.instruction.victims} == {"low-1", "low-3"}
+
+
+@pytest.mark.parametrize(("started_s", "older"), [(-60.0, False), (5.0, False), (3600.0, True), (None, True)])
+def test_a_vm_that_was_started_by_a_clock_that_was_ahead_is_not_the_one_with_the_least_work(
+    started_s: float | None, older: bool
+) -> None:
+    now, sold = 1.7e9, {name: spec_of(name, "deflatable", 2.0, 300.0) for name in ("long", "short")}
+    started = {"long": None if started_s is None else now + started_s, "short": now - 600.0}
+    vms = [status_of(spec, "a").model_copy(update={"started_at": started[name]}) for name, spec in sold.items()]
+    found = costs(vms, sold, now)
+    assert (found["long"] > found["short"]) is older
 
 
 class Pressed(FakeAgent):

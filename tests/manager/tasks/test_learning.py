@@ -48,7 +48,9 @@ class Term:
         self.store = Store(database, clock)
         self.clock = clock
         self.hosts = Hosts(self.store, 10.0, clock)
-        self.changes = CoreChanges(self.store, self.hosts, clock, options)
+        #: By how much the clock was set forward while it ran.
+        self.stepped_s = 0.0
+        self.changes = CoreChanges(self.store, self.hosts, clock, options, lambda: clock.now - self.stepped_s)
         self.knowledge = Knowledge(self.store, self.changes)
 
     def probabilities(self) -> list[float | None]:
@@ -79,6 +81,14 @@ async def tell(term: Term, host: str, *changes: CoreChange) -> None:
     told = told.model_copy(update={"core_changes": changes})
     await term.hosts.take(told)
     await term.changes.take(told)
+
+
+async def learned_anew(term: Term) -> list[float | None]:
+    """The probabilities by the store alone."""
+    anew = Term(term.store._database, term.clock)
+    anew.changes = CoreChanges(term.store, term.hosts, term.clock)
+    await anew.changes.load()
+    return anew.probabilities()
 
 
 class Happening:
@@ -240,6 +250,31 @@ async def test_what_a_clock_taught_that_was_ahead_for_a_moment_is_learned_again_
         await term.knowledge.save()
     async with term_of(database, clock) as second:
         assert second.probabilities() == term.probabilities()
+
+
+@pytest.mark.parametrize("mended_by", ["a question", "the next manager"])
+async def test_a_clock_that_is_behind_for_a_while_when_a_term_begins_costs_nothing_that_was_learned(
+    database: Database, clock: Clock, mended_by: str
+) -> None:
+    happening = Happening(clock)
+    async with term_of(database, clock) as first:
+        await happening.until(first, 0.3 * DAY_S)
+        await first.knowledge.save()
+        right, calibrated = clock.now, first.changes.calibration().machines.count
+    assert calibrated > 0
+    clock.now = right - 7 * DAY_S
+    async with term_of(database, clock) as behind:
+        if mended_by == "a question":
+            clock.now, behind.stepped_s = right + 60.0, 7 * DAY_S
+            await behind.changes.ranking(60.0)
+            assert behind.probabilities() == await learned_anew(behind)
+        await behind.knowledge.save()
+    clock.now = right + 120.0
+    async with term_of(database, clock) as last:
+        assert None not in last.probabilities()
+        if mended_by == "the next manager":
+            assert last.probabilities() == await learned_anew(last)
+        assert last.changes.calibration().machines.count >= calibrated
 
 
 async def test_what_comes_while_the_past_day_is_learned_again_is_learned_once(

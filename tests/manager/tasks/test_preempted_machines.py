@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,33 @@ async def test_a_task_is_told_ended_and_begun_again_at_its_place_and_the_machine
     back = await becomes(cluster, "third", "running")
     assert (back["machine"], engine.machines[victim].drained) == (victim, "")
     assert len(engine.begun) == len(set(engine.begun)) == 4
+
+
+async def test_a_clock_that_is_set_forward_in_a_notice_takes_no_time_to_save_from_a_task(
+    cluster: Cluster, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster.manager is not None
+    await two_run(cluster)
+    victim = await preempting(cluster, notice_s=120.0)
+    hit = await on(cluster, victim)
+    await until(condition(lambda: bool(engine.signals)))
+    for one in (cluster.manager.tasks, cluster.manager.operations):
+        monkeypatch.setattr(one, "_clock", lambda: time.time() + 180.0)
+    for _ in range(2):
+        await looked_since(cluster, engine)
+    assert (await task(cluster, hit))["state"] == "running"
+    assert not any(call[0] == "cancel" for call in engine.calls)
+
+
+async def test_a_clock_that_was_set_back_does_not_leave_a_task_to_the_end_of_its_machine(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cluster.manager is not None
+    await two_run(cluster, checkpoint_signal=None)
+    # As if it were set back when the step had been stored.
+    monkeypatch.setattr(cluster.manager.tasks, "_clock", lambda: time.time() - 300.0)
+    hit = await on(cluster, await preempting(cluster, notice_s=120.0))
+    assert (await becomes(cluster, hit, "waiting"))["preemptions"] == 1
 
 
 async def test_a_preemption_that_comes_to_nothing_leaves_the_task_where_it_is(

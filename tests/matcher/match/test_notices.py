@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebbtide.matcher.match.attempts import AttemptState, Claim, EngineMachine, Look, Seen
-from ebbtide.matcher.match.notices import PREEMPTED, Notice, noticed, saves_until
+from ebbtide.matcher.match.notices import PREEMPTED, Notice, noticed, saving_s
 from ebbtide.matcher.match.rounds import Pool
 from ebbtide.matcher.match.tasks import (
     Cancel,
@@ -39,20 +39,45 @@ def ordered(task: Task, **changes: Any) -> Task:
 
 
 def at(task: Task, now: float, notice: Notice | None = NOTICE, gone: bool = False) -> tuple[Task, Any]:
-    return noticed(task, notice, gone, now, "ebb")
+    return noticed(task, notice and begun(notice, now), gone, now, "ebb")
+
+
+def begun(notice: Notice, now: float) -> Notice:
+    """As it is by a clock that nobody has set."""
+    return replace(notice, passed_s=now - notice.at)
 
 
 @pytest.mark.parametrize(
-    ("changes", "until"),
+    ("changes", "seconds"),
     [
-        ({}, 115.0),
-        ({"checkpoint_grace_s": 4.0}, 104.0),
-        ({"checkpoint_grace_s": 3600.0}, 115.0),
-        ({"checkpoint_signal": None}, 100.0),
+        ({}, 15.0),
+        ({"checkpoint_grace_s": 4.0}, 4.0),
+        ({"checkpoint_grace_s": 3600.0}, 15.0),
+        ({"checkpoint_signal": None}, 0.0),
     ],
 )
-def test_who_is_told_has_as_long_as_it_asked_for_and_three_quarters_at_the_most(changes: Any, until: float) -> None:
-    assert saves_until(replace(SAVING, **changes), NOTICE) == until
+def test_who_is_told_has_as_long_as_it_asked_for_and_three_quarters_at_the_most(changes: Any, seconds: float) -> None:
+    assert saving_s(replace(SAVING, **changes), NOTICE) == seconds
+    assert saving_s(replace(SAVING, **changes), begun(NOTICE, 103.0)) == max(seconds - 3.0, 0.0)
+
+
+@pytest.mark.parametrize("by_s", [180.0, -300.0])
+def test_a_clock_that_is_set_within_a_notice_changes_nothing_of_its_time(by_s: float) -> None:
+    told, _ = at(RUNNING, 101.0)
+    for passed_s in (2.0, 14.9):
+        goes_on, steps = noticed(told, replace(NOTICE, passed_s=passed_s), False, 100.0 + by_s + passed_s, "ebb")
+        assert (goes_on, steps) == (told, (Signal(NAME, "USR1", "100.000"),))
+    ended, steps = noticed(told, replace(NOTICE, passed_s=15.0), False, 115.0 + by_s, "ebb")
+    assert (ended.stop, steps) == ("preempt", (Cancel(NAME),))
+    silent = ordered(RUNNING, checkpoint_signal=None)
+    assert noticed(silent, NOTICE, False, 100.0 + by_s, "ebb")[1] == (Cancel(NAME),)
+
+
+def test_a_notice_is_told_also_where_the_clock_was_set_back_since_one_that_was_withdrawn() -> None:
+    told, _ = at(RUNNING, 101.0)
+    free, _ = at(told, 104.0, None)
+    second, steps = at(free, 51.0, Notice(50.0, 20.0))
+    assert (second.told_at, second.saves_until, steps) == (51.0, 65.0, (Signal(NAME, "USR1", "50.000"),))
 
 
 def test_a_command_is_told_once_and_ended_when_its_time_is_up() -> None:
@@ -77,9 +102,9 @@ def test_who_asked_for_no_signal_is_ended_at_once_and_who_was_only_released_take
     back, steps = at(RELEASED, 100.0)
     assert (back.stop, steps) == ("again", (Cancel(NAME, begun_too=False),))
     # It has begun after all: then it is told.
-    begun, steps = observe(back, RUNS, 101.0, "ebb")
-    assert (begun.phase, steps) == (TaskPhase.RUNNING, ())
-    assert at(begun, 101.0)[1] == (Signal(NAME, "USR1", "100.000"),)
+    after, steps = observe(back, RUNS, 101.0, "ebb")
+    assert (after.phase, steps) == (TaskPhase.RUNNING, ())
+    assert at(after, 101.0)[1] == (Signal(NAME, "USR1", "100.000"),)
     assert at(WAITING, 100.0) == (WAITING, ())
 
 
@@ -142,7 +167,8 @@ def test_a_command_that_fails_long_after_a_withdrawn_preemption_has_failed(
 
 
 def turned(tasks: list[Task], look: Look, notices: dict[str, Notice], cores: dict[str, int], now: float) -> Turn:
-    return turn(tasks, look, cores, Pool(Predictor(now)), now, "ebb", frozenset(), notices)
+    known = {machine: begun(notice, now) for machine, notice in notices.items()}
+    return turn(tasks, look, cores, Pool(Predictor(now)), now, "ebb", frozenset(), known)
 
 
 def test_a_machine_that_is_about_to_go_begins_nothing_and_the_next_in_line_is_who_was_first() -> None:

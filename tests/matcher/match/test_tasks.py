@@ -470,8 +470,9 @@ class AnyEngine(RuleBasedStateMachine):
 
         :param meanwhile: a task that its owner cancels while the turn is thought over.
         """
-        notices = {"n1": self.notice} if self.notice is not None else {}
         self.now += 1.0
+        going = self.notice
+        notices = {"n1": replace(going, passed_s=self.now - going.at)} if going is not None else {}
         attempts = {
             name: Seen(
                 self.engine.get(name, AttemptState.GONE),

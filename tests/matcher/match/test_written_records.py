@@ -57,3 +57,15 @@ def test_a_guest_whose_clock_is_ahead_has_what_saved_its_work_begun_again() -> N
     assert (again.phase, again.attempt, again.ran_s) == (TaskPhase.WAITING, 2, NOW - 501.0)
     ended, _ = observe(HONEST, ahead, NOW, "ebb")
     assert (ended.phase, ended.ended_at) == (TaskPhase.FAILED, NOW)
+
+
+def test_no_task_ends_before_it_began_by_a_clock_that_is_behind() -> None:
+    behind = Seen(AttemptState.ENDED, "n1", Claim.BEGUN, 501.0 - 7 * 86_400.0, exit_code=0, ended_at=NOW - 7 * 86_400.0)
+    ended, _ = observe(HONEST, behind, NOW, "ebb")
+    assert (ended.phase, ended.ended_at) == (TaskPhase.DONE, HONEST.began_at)
+    fresh = replace(HONEST, phase=TaskPhase.RELEASED, began_at=None, begun=0, began_attempt=0)
+    ended, _ = observe(fresh, behind, NOW, "ebb")
+    assert (ended.began_at, ended.ended_at) == (HONEST.released_at, HONEST.released_at)
+    # Nor where the manager's own was set back.
+    ended, _ = observe(HONEST, replace(behind, ended_at=None), 1.0, "ebb")
+    assert ended.ended_at == HONEST.began_at

@@ -349,6 +349,34 @@ def test_a_copy_goes_its_own_way_and_rows_are_used_again() -> None:
     assert predictor.period.stood_cores[predictor.rows["new"]] == 4.0
 
 
+def test_a_clock_that_comes_from_far_behind_leaves_what_windows_of_silence_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = dips(40, 3000.0, 0.0, DAY_S, 8)
+    leapt, stepped = (learned(changes, DAY_S, BY_PERIOD) for _ in range(2))
+    forgotten, forget = 0, p._forget
+
+    def counted(state: p.Period) -> None:
+        nonlocal forgotten
+        forgotten += 1
+        forget(state)
+
+    monkeypatch.setattr(p, "_forget", counted)
+    leapt.advance(1.7e9 + DAY_S)
+    assert forgotten <= 2 * p.SLICES
+    for hours in range(1, 100):
+        stepped.advance(DAY_S + hours * 3600.0)
+    assert stepped.period.clock[0] < leapt.period.clock[0]
+    for name in ("watched", "failed", "all_watched", "all_failed"):
+        assert not getattr(leapt.period, name).any(), name
+    assert leapt.period.clock[0] - EVERY_S <= leapt.now < leapt.period.clock[0]
+    assert 0.0 < leapt.period.clock[2] - (leapt.period.clock[0] - leapt.period.clock[1]) <= leapt.period.clock[3]
+    # It goes on from there.
+    leapt.advance(leapt.now + DAY_S)
+    assert leapt.period.all_watched.sum() > 0.0
+    assert (leapt.period.watched.sum(0) == leapt.period.all_watched).all()
+
+
 @pytest.mark.parametrize("form", ["next-change", "next-shrink"])
 def test_other_forms_keep_no_landmarks_of_this_kind(form: str) -> None:
     predictor = learned([], 5000.0, PredictorOptions(form=form), 3)
