@@ -341,7 +341,8 @@ class InstructionExecutor:
         perhaps = resumed
         try:
             operation = await self._agents.operation(host, request_id) if resumed else None
-            perhaps = operation is not None
+            if perhaps := operation is not None:
+                waited_s = 0.0  # it was sent before
             if resumed and operation is None and not harmless:
                 return Forgotten(elapsed_s(), lapse=False)
             if resumed and operation is None and isinstance(instruction, Preempt | Remove):

@@ -98,6 +98,9 @@ def hold_s(state: WaitingPlan, elapsed_s: float, others_free: bool) -> float:
     """
     most_s = max(state.deadline_s, 1.0)
     left_s = max(state.clock_from_s + most_s - elapsed_s, 0.0)
+    if state.purpose == "preempt":
+        # What came before may have taken all of the time, and here the hosts behind are tried all the same.
+        left_s = max(left_s, most_s / HOST_SHARES)
     back = state.host is not None and bool(state.waited_for or state.sent_away)
     if back or not state.hosts_left:
         return left_s

@@ -153,6 +153,7 @@ class Connection:
         #: Streams last, so that each has a connection that is no other request's.
         self._streams: aiohttp.ClientSession | None = None
         self._held = asyncio.Semaphore(MOST_HELD)
+        self._polls = asyncio.Lock()
 
     @property
     def url(self) -> str:
@@ -174,6 +175,7 @@ class Connection:
         self._streams = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(ssl=tls, limit=0))
         # Of this loop: it may be entered once more in another one.
         self._held = asyncio.Semaphore(MOST_HELD)
+        self._polls = asyncio.Lock()
         return self
 
     async def __aexit__(
@@ -229,7 +231,12 @@ class Connection:
         :param held_s: how long the manager may hold its answer back. These have their turn one after the other.
         """
         async with self._held if held_s else nullcontext():
-            answer = await self._request(method, path, query=query, body=body, headers=headers, held_s=held_s)
+            asked_at = asyncio.get_running_loop().time()
+            try:
+                answer = await self._request(method, path, query=query, body=body, headers=headers, held_s=held_s)
+            except ClientError as error:
+                error.silent_s = max(asyncio.get_running_loop().time() - asked_at - held_s, 0.0)
+                raise
         try:
             # A manager of a later version may say more.
             return model.model_validate(answer, extra="ignore", context=as_sent)

@@ -10,6 +10,9 @@ from ebbtide.messages.problem_codes import ProblemCode
 class ClientError(EbbError):
     """Base of what a conversation with a manager can fail with."""
 
+    #: For how long there was no answer, beyond what the manager might hold it back, seconds.
+    silent_s: float = 0.0
+
 
 class ManagerUnreachable(ClientError):
     """No answer from the manager's address, or what answers is no manager.

@@ -64,10 +64,9 @@ def poll_s(waits: int, told_s: float | None) -> float:
     :param waits: how many operations this client follows now.
     :param told_s: for how long it has followed this one, whose progress is told a tenth of that late; None: it is not.
     """
-    if told_s is not None:
-        return min(max(POLL_S, told_s / 10), LONGEST_POLL_S)
     # Where they have to take turns, each comes the sooner.
-    return max(LONGEST_POLL_S * min(MOST_HELD / waits, 1.0), POLL_S)
+    most_s = max(LONGEST_POLL_S * min(MOST_HELD / waits, 1.0), POLL_S)
+    return most_s if told_s is None else min(max(POLL_S, told_s / 10), most_s)
 
 
 class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
@@ -82,9 +81,9 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
     ClientError for a name that is none. A field that cannot be is a pydantic.ValidationError. Neither is sent.
     """
 
-    #: Operations that are followed now, and when the next poll of all of them has its turn, by the loop's clock.
+    #: Operations that are followed now, and when the last poll of all of them had its turn, by the loop's clock.
     _waits = 0
-    _poll_at = float("-inf")
+    _polled_at = float("-inf")
 
     async def health(self) -> ManagerHealth:
         """Whether the manager runs. Needs no token."""
@@ -439,14 +438,13 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
                     if over:
                         return operation
                     await self._turn()
-                    asked_at = clock()
-                    wait_s = poll_s(self._waits, asked_at - began_at if progress is not None else None)
+                    wait_s = poll_s(self._waits, clock() - began_at if progress is not None else None)
                     try:
                         operation, away_from = await self.operation(operation.request_id, wait_s, host), None
                     except ClientError as error:
                         # It is started again, or another one takes over; or the host is. Before, the poll may have
                         # been held back, or have stood in line.
-                        away_from = min(asked_at + LONGEST_POLL_S, clock()) if away_from is None else away_from
+                        away_from = clock() - error.silent_s if away_from is None else away_from
                         if not passes(error) or clock() - away_from > AWAY_S:
                             raise
                         await asyncio.sleep(STREAM_PAUSE_S)
@@ -455,10 +453,13 @@ class ManagerClient(LifecycleCalls, TaskCalls, HistoryCalls):
 
     async def _turn(self) -> None:
         """Wait until one more poll is not too much: what else is asked with this token is not to be refused for it."""
-        now = asyncio.get_running_loop().time()
-        self._poll_at = max(self._poll_at, now - POLLS_AT_ONCE / POLLS_PER_S) + 1 / POLLS_PER_S
-        if self._poll_at > now:
-            await asyncio.sleep(self._poll_at - now)
+        # One that does not wait for its turn any more takes none.
+        async with self._polls:
+            now = asyncio.get_running_loop().time()
+            turn_at = max(self._polled_at, now - POLLS_AT_ONCE / POLLS_PER_S) + 1 / POLLS_PER_S
+            if turn_at > now:
+                await asyncio.sleep(turn_at - now)
+            self._polled_at = turn_at
 
 
 async def events_in(chunks: AsyncIterable[bytes]) -> AsyncIterator[Event]:

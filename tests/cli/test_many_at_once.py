@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ebbtide.client import ManagerBusy, ManagerClient
+from ebbtide.client import ManagerBusy, ManagerClient, ManagerUnreachable
 from ebbtide.client.connection import MOST_HELD
 from ebbtide.client.manager import LONGEST_POLL_S, POLLS_AT_ONCE, POLLS_PER_S
 from ebbtide.messages.operations import Operation, OperationState
@@ -146,6 +146,45 @@ def test_a_program_that_waits_for_600_operations_leaves_its_token_room_for_other
     assert max(client.asked[second] for second in range(30, 90)) <= POLLS_PER_S + 1
     assert len(client.polls) == sum(client.asked.values()), "none was refused"
     assert known_at < 90.0
+
+
+def test_a_program_that_is_told_the_progress_of_600_operations_hears_of_their_end_as_soon() -> None:
+    client, known_at = follow(600, 300.0, [])
+    assert max(client.asked[second] for second in range(30, 330)) <= POLLS_PER_S + 1
+    assert known_at < 330.0
+
+
+def test_waits_that_were_given_up_take_no_turns_from_the_next_one() -> None:
+    async def one_after_many() -> OperationState:
+        client = Busy(60.0)
+        many = [client.wait(running(f"r{one}"), limit_s=5.0) for one in range(1000)]
+        assert {type(one) for one in await asyncio.gather(*many, return_exceptions=True)} == {TimeoutError}
+        client.last_s = asyncio.get_running_loop().time() + 1.0
+        return (await client.wait(running("next"), limit_s=3.0)).state
+
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        assert runner.run(one_after_many()) is OperationState.DONE
+
+
+def test_a_manager_was_not_away_while_a_poll_stood_in_line_behind_others() -> None:
+    class Behind(ManagerClient):
+        async def _request(self, method: str, path: str, **options: Any) -> Any:
+            if path.startswith("/v1/tasks/"):
+                await asyncio.sleep(60.0)
+                raise ManagerUnreachable("no manager answers")
+            if asyncio.get_running_loop().time() < 70.0:
+                raise ManagerUnreachable("no manager answers")
+            return running(path.rpartition("/")[2], OperationState.DONE).model_dump(mode="json")
+
+    async def after_tasks() -> OperationState:
+        client = Behind("http://127.0.0.1:7100", "token")
+        tasks = [client.task(f"task-{number}", wait_s=60.0) for number in range(MOST_HELD)]
+        *_, ended = await asyncio.gather(*tasks, client.wait(running("r"), limit_s=None), return_exceptions=True)
+        assert isinstance(ended, Operation), ended
+        return ended.state
+
+    with asyncio.Runner(loop_factory=FakedLoop) as runner:
+        assert runner.run(after_tasks()) is OperationState.DONE
 
 
 def test_the_end_of_one_operation_is_heard_at_once_and_asked_for_seldom() -> None:

@@ -182,6 +182,24 @@ async def test_a_target_that_was_begun_by_an_earlier_run_is_not_sent_again_after
     assert [body.deadline_s for body in agents.sent] == [10.0]
 
 
+async def test_a_target_that_its_host_had_before_a_restart_has_not_waited_for_it_after_that(
+    hosts: Hosts, store: Store
+) -> None:
+    agents, now_s = _Resizes(report_of("a", status_of(spec_of("low", "deflatable"), "a"))), 10.0
+    agents.known = operation("target")
+    unused: Any = agents
+    executor = InstructionExecutor(unused, hosts, store, AgentLimits(), np.random.default_rng(0), 1)
+    wanted = TargetRequest(request_id="request", target=PartialVector(cpu_cores=1.0), deadline_s=60.0)
+    assert await hosts.locks.hold("another plan", "a")
+    waits = asyncio.create_task(executor.perform(start_target("plan", "low", "a", wanted, 2), True, lambda: now_s))
+    await asyncio.sleep(0)
+    now_s = 100.0
+    hosts.locks.release("another plan")
+    event = await waits
+    assert isinstance(event, OperationEnded)
+    assert (event.waited_s, agents.sent) == (0.0, [])
+
+
 async def test_who_waits_for_a_placement_to_end_does_not_read_it_at_every_report(
     hosts: Hosts, executor: InstructionExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,13 +266,14 @@ class _Resizes:
 
     def __init__(self, found: HostReport) -> None:
         self._found = found
+        self.known: Operation | None = None
         self.sent: list[TargetCommand] = []
 
     async def host(self, host: str, retry: bool = True) -> HostReport:
         return self._found
 
     async def operation(self, host: str, request_id: str) -> Operation | None:
-        return None
+        return self.known
 
     async def command(self, host: str, method: str, path: str, body: TargetCommand) -> Operation:
         self.sent.append(body)

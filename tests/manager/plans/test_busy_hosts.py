@@ -104,6 +104,15 @@ def test_nobody_is_preempted_for_the_sake_of_a_moment_and_a_host_that_was_had_is
     assert hold_s(state.having(host="a", waited_for=("low-1",)), 0.0, True) == 60.0
 
 
+@pytest.mark.parametrize("left", [(), ("c",)])
+def test_who_has_to_preempt_waits_for_a_busy_host_also_after_a_deflation_that_took_all_of_its_time(
+    left: tuple[str, ...],
+) -> None:
+    state = placement(spec_of("high-1")).having(purpose="preempt", hosts_left=left, clock_from_s=10.0)
+    assert hold_s(state, 130.0, True) == 15.0
+    assert hold_s(state.having(deadline_s=0.0), 130.0, False) == 0.25
+
+
 def test_the_time_of_a_live_migration_begins_when_its_host_is_free() -> None:
     def at(name: str, elapsed_s: float, *vms: object) -> HostRead:
         report = report_of(name, *vms).model_copy(update={"migration": ADDRESS})  # type: ignore[arg-type]
@@ -144,7 +153,7 @@ async def test_a_placement_whose_best_host_is_busy_goes_to_another_one_within_it
         assert cluster.manager is not None
         locks = cluster.manager.hosts.locks
         assert await locks.hold("another plan", "host-a")
-        operation = await cluster.create(vm("low-1"), policy="first-fit", deadline_s=2.0)
+        operation = await cluster.create(vm("low-1"), policy="first-fit", deadline_s=30.0)
         assert (operation.state, operation.host) == (DONE, "host-b"), operation
         assert "host-a is busy with another plan" in operation.progress
 
