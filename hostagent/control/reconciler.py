@@ -25,7 +25,7 @@ from ebbtide.messages.explanations import DecisionKind
 from hostagent.control.clock_steps import ClockSteps, date_start
 from hostagent.control.pressure_response import respond_to_pressure_of
 from hostagent.control.start_admission import admit, admit_arrival, let_run, turn_off_again
-from hostagent.control.unowned import Fate, fate, put_back
+from hostagent.control.unowned import Fate, fate, is_copy, put_back, rank
 from hostagent.errors import HostAgentError, HypervisorError
 from hostagent.libvirt.hypervisor import DomainState, DomainSummary
 from hostagent.state.intents import Intent, Phase
@@ -407,7 +407,8 @@ class Reconciler:
         found, there = [domain for domain in listed if domain.name not in known], {domain.name for domain in listed}
         self._unowned = {domain.name: self._unowned.get(domain.name, RepairPace()) for domain in found}
         self._told &= self._unowned.keys()
-        for domain in found:
+        # What is a VM before what is a copy of it: libvirt may name both again at once.
+        for domain in sorted(found, key=rank):
             pace, now = self._unowned[domain.name], asyncio.get_running_loop().time()
             if domain.name in {vm.domain for vm in here.values()} or not pace.due(now):
                 continue
@@ -425,7 +426,8 @@ class Reconciler:
         intent, name, here = domain.intent, domain.intent.spec.name, self._host.vms
         journal = self._host.journal
         ended = put_back(intent, journal.deleted, journal.carried_out)
-        match fate(intent, domain.state, self._has_failed(intent), name in here, ended):
+        taken = name in here or is_copy(domain)
+        match fate(intent, domain.state, self._has_failed(intent), taken, ended):
             case Fate.TAKEN_BACK:
                 await self._take_back(domain)
             case Fate.AWAITED if domain.state == "stopped":
@@ -433,8 +435,9 @@ class Reconciler:
                 sentence = f"domain {domain.name} was to come from another host, and is off: it is left as it is"
                 self._tell_once(name, domain.name, f"{sentence}, and looked after once it is started")
             case Fate.LEFT:
-                other = here[name].domain
-                said = f"domain {domain.name} is called {name}, too: it is left alone beside {other}"
+                said = f"domain {domain.name} is a copy of {name}, which is not here: it is left alone"
+                if name in here:
+                    said = f"domain {domain.name} is called {name}, too: it is left alone beside {here[name].domain}"
                 self._tell_once(name, domain.name, said)
                 self._foreign.add(domain.name)
             case Fate.GIVEN_BACK if intent.adopted is not None:

@@ -32,7 +32,7 @@ def fate(intent: Intent, state: str, failed: bool, name_taken: bool, ended: bool
 
     :param state: of the domain.
     :param failed: whether the intent's operation was answered as failed: then it is not carried out.
-    :param name_taken: whether there is a VM of its name.
+    :param name_taken: whether there is a VM of its name, or it is only a copy of one (`is_copy`).
     :param ended: whether the domain was put back after that operation had come to its end (`put_back`).
     """
     kind = intent.cause.kind if intent.cause is not None else ""
@@ -65,6 +65,16 @@ def put_back(intent: Intent, deleted: Collection[str], carried_out: Collection[s
     return began or cause.request_id in carried_out
 
 
+def is_copy(domain: DomainState) -> bool:
+    """Whether a domain is the clone of a VM that was made here, or its copy under another name.
+
+    It is not that VM once that is gone either: whoever has removed the one has not asked for the end of the other.
+    """
+    intent = domain.intent
+    renamed = domain.name != domain_name(intent.owner, intent.spec.name)
+    return intent.adopted is None and domain.original is False and renamed
+
+
 def told_apart(found: Iterable[DomainState]) -> list[DomainState]:
     """Of each VM the one domain that it is, where others bear its intent, too: clones, and copies that were put back.
 
@@ -73,11 +83,13 @@ def told_apart(found: Iterable[DomainState]) -> list[DomainState]:
     """
     of_name: dict[str, list[DomainState]] = {}
     for domain in found:
-        of_name.setdefault(domain.intent.spec.name, []).append(domain)
-    return [min(same, key=_rank) for same in of_name.values()]
+        if not is_copy(domain):
+            of_name.setdefault(domain.intent.spec.name, []).append(domain)
+    return [min(same, key=rank) for same in of_name.values()]
 
 
-def _rank(domain: DomainState) -> tuple[bool, int, bool, bool, str]:
+def rank(domain: DomainState) -> tuple[bool, int, bool, bool, str]:
+    """Of the domains that bear the intent of one VM the lowest is that VM."""
     name = domain.intent.spec.name
     other = {True: 0, None: 1, False: 2}[domain.original]
     renamed = domain.name not in (name, domain_name(domain.intent.owner, name))

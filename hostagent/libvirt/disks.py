@@ -58,8 +58,13 @@ def create_overlay(base: Path, directory: Path) -> Path:
 
 
 def is_new(directory: Path) -> bool:
-    """Whether the VM of this directory is being made or removed: nothing in it is to be kept. Blocks."""
-    return (directory / _UNFINISHED).exists()
+    """Whether the VM of this directory is being made or removed: nothing in it is to be kept. Blocks.
+
+    Where that cannot be read it is not: what is there may have been worked with.
+    """
+    with contextlib.suppress(OSError):
+        return (directory / _UNFINISHED).exists()
+    return False
 
 
 def kept(directory: Path) -> None:

@@ -69,9 +69,10 @@ class Agent:
             await asyncio.to_thread(self.host.journal.begin)
         except JournalError as error:
             log.warning("it is not written down that there is an agent here", why=str(error))
-        for found in told_apart(domains):
+        vms = told_apart(domains)
+        for found in vms:
             self._take_in(found)
-        await see_reboot(self.host, domains)
+        await see_reboot(self.host, vms)
         creating = [found.name for found in domains if found.intent.phase is Phase.CREATING]
         await self.host.hypervisor.sweep(creating)
         self._resuming.resume(self.host.vms.values())

@@ -69,7 +69,13 @@ class FakeHypervisor:
     async def domains(self) -> list[DomainState]:
         found = await self._call("domains")
         read = [
-            DomainState(d["name"], d["state"], Intent.model_validate_json(d["intent"]), released=d["released"])
+            DomainState(
+                d["name"],
+                d["state"],
+                Intent.model_validate_json(d["intent"]),
+                original=d["original"],
+                released=d["released"],
+            )
             for d in found
             if d["intent"]
         ]

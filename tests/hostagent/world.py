@@ -88,6 +88,8 @@ class Domain:
     saved_mib: float | None = None
     #: Whether its disk is kept: its guest has run, or may have.
     kept: bool = False
+    #: Whether its intent was written into another domain, of which it is a clone.
+    clone: bool = False
 
     @property
     def bound_mib(self) -> float:
@@ -194,7 +196,13 @@ class World:
 
     async def _do_domains(self) -> list[Reply]:
         return [
-            {"name": n, "state": d.state, "intent": d.intent, "released": d.uuid in self.released}
+            {
+                "name": n,
+                "state": d.state,
+                "intent": d.intent,
+                "original": False if d.clone else None,
+                "released": d.uuid in self.released,
+            }
             for n, d in self.domains.items()
         ]
 

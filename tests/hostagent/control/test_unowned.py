@@ -111,6 +111,7 @@ def bearing(domain: str, state: str = "running", original: bool | None = None, r
         (bearing("ebb-host-a.web", "stopped"), bearing("ebb-host-a.old", "stopped")),
         (bearing("db"), bearing("db-clone")),
         (bearing("ebb-host-a.web", "stopped"), bearing("db", original=True, released=True)),
+        (bearing("ebb-host-a.web", "stopped"), bearing("ebb-host-a.web-clone", original=False)),
     ],
 )
 def test_a_vm_is_told_from_its_copies_by_uuid_then_by_its_state_then_by_its_name(
@@ -119,3 +120,11 @@ def test_a_vm_is_told_from_its_copies_by_uuid_then_by_its_state_then_by_its_name
     other = DomainState("x", "running", vm.intent.changed(spec=SPEC.model_copy(update={"name": "x"})))
     assert told_apart([vm, other, copy]) == [vm, other]
     assert told_apart([copy, vm, other]) == [vm, other]
+
+
+def test_a_clone_of_a_vm_that_is_gone_is_not_that_vm_and_one_that_was_put_back_under_another_uuid_is() -> None:
+    clone, back = (bearing(name, original=False) for name in ("ebb-host-a.web-clone", "ebb-host-a.web"))
+    assert told_apart([clone]) == []
+    assert told_apart([clone, back]) == [back]
+    renamed = bearing("ebb-host-a.new", original=True)
+    assert told_apart([renamed]) == [renamed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,16 @@ async def test_a_new_disk_is_kept_from_the_moment_at_which_its_guest_is_to_run(t
     domains._domains.clear()
     await hypervisor(domains, tmp_path).sweep([])
     assert (tmp_path / "disks" / VM / "disk.qcow2").exists()
+
+
+def test_a_disk_is_not_taken_for_new_where_its_directory_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: Any) -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert not disks.is_new(tmp_path)
 
 
 async def test_a_domain_with_checkpoints_snapshots_saved_memory_and_firmware_of_its_own_can_be_deleted(

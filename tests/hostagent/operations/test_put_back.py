@@ -233,6 +233,39 @@ async def test_an_agent_that_starts_looks_after_a_vm_and_not_after_its_copy(
     assert (world.domains["web"].state, world.domains["web-copy"].state) == ("running", "stopped")
 
 
+async def test_a_clone_of_a_vm_that_is_deleted_does_not_become_that_vm(
+    agent: Agent, command: Command, client: Client, created: Domain, host: Host, world: World, tmp_path: Path
+) -> None:
+    await world.create(f"{NAME}-clone", created.intent)
+    clone = world.domains[f"{NAME}-clone"]
+    clone.state, clone.clone = "running", True
+    assert (await client.delete("/v1/vms/low-1?request_id=d")).status == 202
+    await until(lambda: list(world.domains) == [f"{NAME}-clone"])
+    await looked_at_owners(world)
+    assert not host.vms
+    await agent.close()
+    async with succeeding(world, tmp_path) as successor:
+        await until(lambda: alarms(successor.host))
+        said = f"domain {NAME}-clone is a copy of low-1, which is not here: it is left alone"
+        assert (alarms(successor.host), successor.host.vms) == ([said], {})
+    assert (world.domains, clone.state) == ({f"{NAME}-clone": clone}, "running")
+
+
+async def test_a_running_agent_takes_a_vm_back_and_not_its_copy_where_libvirt_names_both_again(
+    created: Domain, host: Host, world: World
+) -> None:
+    world.domains.pop(NAME)
+    await until(lambda: not host.vms)
+    # As an earlier version has written them; the copy is listed first.
+    await world.create(f"{NAME}-copy", created.intent)
+    copy = world.domains.pop(f"{NAME}-copy")
+    copy.state = "stopped"
+    world.domains.update({f"{NAME}-copy": copy, NAME: created})
+    await until(lambda: "low-1" in host.vms)
+    assert host.vms["low-1"].domain == NAME
+    assert copy.state == "stopped"
+
+
 # --- released --------------------------------------------------------------------------------------------------------
 
 
