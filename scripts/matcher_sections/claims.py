@@ -200,7 +200,7 @@ def _costs() -> Iterator[str]:
     # The price of harvest VMs was chosen so that it is a quarter.
     words.append("not shown: by the choice of price")
     words[0] += " as they ran, but not like for like in cores: the paper has about as many, as full"
-    cells[0] += f" (a core, until the last job is done: {', '.join(_a_core(paid, at) for at in lengths)})"
+    cells[0] += f" (a core-hour: {', '.join(_a_core(paid, at) for at in lengths)})"
     pools = (("harvest", "harvest"), ("spot", "one Spot VM on a server"), ("spot-4", "up to four"))
     held = "; ".join(f"{text} {', '.join(_held(paid, kind, at) for at in lengths)}" for kind, text in pools)
     claim = "Fig. 17: cost against Spot, one on a server, and up to four; regular (tasks to 60, 20 min each)"
@@ -233,9 +233,9 @@ def _held(sweep: Sweep, policy: str, at: dict[str, Any]) -> str:
 
 
 def _a_core(sweep: Sweep, at: dict[str, Any]) -> str:
-    """What a core of a harvest VM costs against one of a Spot VM, one on a server; per cent, by the means."""
+    """What a core-hour of a harvest VM costs against one of a Spot VM; per cent, by the means."""
     ours, theirs = (
-        sweep.mean("cost_total", policy=kind, **at) / sweep.mean("cores_paid_mean", policy=kind, **at)
+        sweep.mean("cost_total", policy=kind, **at) / sweep.mean("core_h_paid", policy=kind, **at)
         for kind in ("harvest", "spot")
     )
     return f"{100 * (ours / theirs - 1):+.0f}"

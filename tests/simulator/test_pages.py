@@ -394,6 +394,16 @@ def test_wrong_estimates_that_are_told_apart_from_right_ones_are_named() -> None
     assert f"slower, told apart from nothing: {len(told)} ({cells}) |" in line
 
 
+def test_calibration_is_met_or_missed_only_where_the_interval_says_so() -> None:
+    calibrated = made("matcher_tables")["calibration"].__globals__["calibrated"]
+    found = [
+        calibrated([(500.0, error, half), (100.0, 40.0, 1.0)]) for error, half in ((3.0, 1.0), (-4.0, 2.0), (9.0, 5.0))
+    ]
+    assert found == ["met", "not told", "not told"]
+    assert calibrated([(500.0, 1.0, 0.1), (300.0, -12.0, 2.0)]) == "missed"
+    assert calibrated([(500.0, 1.0, math.nan)]) == "not told"
+
+
 def test_loads_are_of_the_same_hours_and_as_full_as_they_say() -> None:
     kept = json.loads((KEPT / "matching-load.json").read_text())["cases"]
     assert len({case["span_s"] for case in kept}) == 1
