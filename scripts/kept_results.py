@@ -27,6 +27,8 @@ BY_SEED += ("interruptible_jct_geometric_mean_s", "uninterruptible_jct_geometric
 BY_SEED += ("pool_stable_for_10_min", "pool_stable_for_30_min", "pool_stable_for_60_min")
 BY_SEED += ("at_once_share", "refault_mib_per_vm_h", "low_memory_share")
 MEAN, P90, NJCT = BY_SEED[:3]
+#: And so are these, by how their names begin.
+BY_SEED_TOO = ("calibration_",)
 #: Sweeps of which the completion time of each job is kept, too, by seed.
 BY_JOB = ("persistent",)
 JOBS = "completion_s"
@@ -63,8 +65,9 @@ def keep(directory: Path, metrics: Collection[str] = ()) -> None:
             rows &= results.columns[name] == value
         order = np.argsort(results.columns["seed"][rows])
         values = {name: results.columns[name][rows][order] for name in metrics or results.metrics}
-        found = {name: [short(x) for x in column] for name, column in values.items() if name in BY_SEED}
-        found |= {name: short(float(column.mean())) for name, column in values.items() if name not in BY_SEED}
+        each = {name for name in values if name in BY_SEED or name.startswith(BY_SEED_TOO)}
+        found = {name: [short(x) for x in column] for name, column in values.items() if name in each}
+        found |= {name: short(float(column.mean())) for name, column in values.items() if name not in each}
         if meta["name"] in BY_JOB:
             found[JOBS] = _by_job(results.table("jobs"), case)
         cases.append(

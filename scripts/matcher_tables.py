@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from kept_results import ROOT, begin, placed, rewrite, sections
 from matcher_sections.claims import claims
-from matcher_sections.filling import filling
 from matcher_sections.orders import drawn, heartbeats, loads, nine, orders, rivals
+from matcher_sections.plain import plain
 from matcher_sections.pools import acquirer, allocations, bounds, calm, costs, equal, mixed, others, persistent, wind
 from matcher_sections.predictions import calibration, estimated, foresight, known, runtimes
 
@@ -50,7 +50,7 @@ def first() -> Iterator[str]:
     """What is made of several results."""
     yield from claims()
     yield ""
-    yield from filling()
+    yield from plain()
 
 
 def written(page: str) -> str:

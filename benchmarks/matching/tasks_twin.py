@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, Figures, ratios
 from benchmarks.matching.tasks_replay import MACHINES, SCALE, TASKS, WITHIN_S, Plan, p90, plan_for
@@ -24,41 +23,18 @@ from ebbtide.simulator.inputs.batches import (
     texts,
     unknown,
 )
-from ebbtide.simulator.jobs.columns import MACHINE, State
 from ebbtide.simulator.jobs.engine import Engine
-from ebbtide.simulator.jobs.machines import fits
-from ebbtide.simulator.jobs.policy import Policy
 from ebbtide.simulator.jobs.rows import JobRowsTable
 from ebbtide.simulator.matching.pools import Pool
 from ebbtide.simulator.matching.running import LIVE_ORDER
 from ebbtide.simulator.matching.schemes import SCHEMES, Scheme, engine_policy, engine_settings
 
-
-class Idle(NamedTuple):
-    """Nothing needs to be known; policies' arrays stand in a tuple of their own."""
-
-    none: NDArray[np.int64]
-
-
-def least_loaded(s: State, p: Idle, task: int, now_s: float) -> int:
-    """Slurm's `LLN`: of the nodes that have room the one with the fewest CPUs in use, ties by name; -1: none has."""
-    room = [machine for machine in range(len(s.machines)) if fits(s, machine, task)]
-    return min(room, key=lambda machine: s.machines[machine, MACHINE.used], default=-1)
-
-
-LEAST_LOADED: Final = Policy(
-    name="least-loaded",
-    kernels={"choose": least_loaded},
-    state=Idle,
-    resized=lambda s, p, most_cores, seed: Idle(np.empty(0, np.int64)),
-    by_demand=True,
-)
 #: `own` is the first of the nodes, by their names, that has room, which is not how Slurm chooses by default; `spread`
 #: the least loaded one, as Slurm's `LLN`; `sized-live` is what the real run does, `live` the same by a manager's
 #: default prediction, `oracle-no-kill` knows what will come.
 SHOWN: Final = {
     "own": Scheme("first-fit"),
-    "spread": Scheme("least-loaded"),
+    "spread": SCHEMES["capacity-least-loaded"],
     **{name: SCHEMES[name] for name in ("capacity-random", "sized-live", "live", "oracle-no-kill")},
 }
 
@@ -122,7 +98,7 @@ def simulate(plan: Plan, scheme: Scheme, seed: int = 1) -> Simulated:
         told.named([batch]),
         None,
         [pool.batch()],
-        policy=LEAST_LOADED if scheme.nodes == LEAST_LOADED.name else engine_policy(scheme, pool),
+        policy=engine_policy(scheme, pool),
         settings=engine_settings(scheme, kills=LIVE_ORDER.kills, requeue=LIVE_ORDER.requeue),
         seed=seed,
         done=told.take,

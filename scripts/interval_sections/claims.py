@@ -133,8 +133,10 @@ def _waste_and_waits(mix: Sweep) -> Iterator[str]:
                 else:
                     words.append(f"{metric.upper()} {_less(mix, f'wait_{metric}_s', pairs)}")
                 missing = max(not_done(mix, policy=ours)[1] for ours, _ in pairs)
-                if metric != "p50" and missing > 0:
-                    words[-1] = f"{metric.upper()} not comparable: up to {missing:.1f} % of the jobs are not done"
+                if missing > 0:
+                    words[-1] = f"{metric.upper()} not comparable"
+            if missing > 0:
+                words[-1] += f": up to {missing:.1f} % of the jobs are not done, and in no percentile"
             text = HEURISTICS[name][0].replace(" (the thesis does not say which)", "")
             if name.startswith("ias"):
                 text = text.replace("IAS", "H1, H2 and H4 together")

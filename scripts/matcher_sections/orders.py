@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from kept_results import MEAN, NJCT, P90, Sweep, change, filled, head, row
 
-from matcher_sections.compared import aim, beside, compared, gains
+from matcher_sections.compared import HOW_FULL, aim, beside, compared, gains, how_full
+from matcher_sections.plain import ORACLE_OF_ORDERS
 
 
 def orders() -> Iterator[str]:
@@ -26,8 +27,7 @@ def orders() -> Iterator[str]:
         yarn = {"packing": packing, "policy": "random-oldest-tail"}
         for order, text in words.items():
             base, live = ({"packing": packing, "policy": f"{who}-{order}"} for who in ("random", "live"))
-            # The Oracle loses no task: where killed ones wait is nothing to it.
-            best = {"packing": packing, "policy": "oracle-newest-submission"}
+            best = {"packing": packing, "policy": ORACLE_OF_ORDERS}
             shares, word = aim(sweep, base, live, best)
             yield row(
                 f"{packing}: {text}",
@@ -50,6 +50,7 @@ def orders() -> Iterator[str]:
 HEARTBEATS = {
     "capacity-random": "CapacityScheduler, random node",
     "capacity-filling": "CapacityScheduler, filling of the node that reports",
+    "capacity-least-loaded": "the least loaded node (Slurm's `LLN`)",
     "algorithm-1": "Algorithm 1, completed intervals",
     "oracle-no-shrink": "the paper's Oracle (no shrink at all)",
 } | {
@@ -114,7 +115,15 @@ def rivals() -> Iterator[str]:
 
 
 def loads() -> Iterator[str]:
+    settings = Sweep("matching-load").kept["settings"]
+    window_h, edge_h = settings["window_h"], settings["edge_h"]
     yield from ("## Load and duration (Fig. 12 and 14)", "")
+    yield filled(
+        f"Jobs come for {window_h:g} hours, as many as make the load; those of the {window_h - 2 * edge_h:g} hours in "
+        "the middle are measured, and what is done in these hours, so that all rows are of the same hours of the trace "
+        "and of machines that are neither empty yet nor empty again."
+    )
+    yield ""
     yield from gains("matching-load", ("load", "most_task_s"), "load, tasks up to")
 
 
@@ -127,14 +136,15 @@ def drawn() -> Iterator[str]:
     sweep = Sweep("drawn-lives")
     yield from ("## Where all VMs leave in time, on fewer servers", "", sweep.command, "")
     yield from (
-        'All VMs, a manager\'s order of kills for all. Pools as in "Nine pools" and "Load and duration", but on three',
-        "quarters of the servers (150 of 200, 172 of 230): fuller, as pools here were before lives were",
-        "drawn. Mean, p90 against a random node in the same order, per cent; waste.",
+        'All VMs. Pools and jobs as in "Nine pools" and "Load and duration", but on three quarters of the servers (150',
+        "of 200, 172 of 230): fuller, as pools here were before lives were drawn.",
+        "",
+        HOW_FULL,
         "",
     )
-    of_pool = ("mean gap, min", "mean change, cores")
+    of_pool = ("mean gap, min", "mean change, cores", "jobs come for, h", "cores at work, %", "a task waits, s")
     yield from head("pool", *of_pool, "waste, %", "`live`", "waste, %", "Oracle", "of its gain: mean", "p90", "")
     for name in dict.fromkeys(str(one).rpartition(": ")[0] for one in sweep.values("policy")):
         base, live, best = ({"policy": f"{name}: {policy}"} for policy in ("capacity-random", "live", "oracle-no-kill"))
         pool = (f"{sweep.mean(metric, **base):.0f}" for metric in ("pool_gap_mean_min", "pool_change_mean_cores"))
-        yield row(name, *pool, *beside(sweep, base, live, best))
+        yield row(name, *pool, *how_full(sweep, base, best), *beside(sweep, base, live, best))

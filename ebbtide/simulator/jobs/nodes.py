@@ -1,7 +1,7 @@
-"""Policies that look at room only: best fit, first fit, a random node, filling of the node that reports.
+"""Policies that look at room only: best fit, first fit, a random node, filling of the node that reports, least loaded.
 
-The choices themselves are kernels of `simulator.nodes` (levels, tree, bins). Here is what they know of the machines,
-kept up to date; one compiled loop serves all four.
+The choices themselves are kernels of `simulator.nodes` (levels, tree, bins), but for the least loaded node, for which
+all are looked at. Here is what they know of the machines, kept up to date; one compiled loop serves all five.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from ebbtide.simulator.chance import draws_of
 from ebbtide.simulator.errors import InvalidParameter
-from ebbtide.simulator.jobs.columns import TASK, Ints, State
+from ebbtide.simulator.jobs.columns import MACHINE, TASK, Ints, State
 from ebbtide.simulator.jobs.machines import fits, free_cores, free_mib
 from ebbtide.simulator.jobs.policy import Policy
 from ebbtide.simulator.nodes import levels as node_levels
@@ -28,7 +28,14 @@ BEST_FIT: Final = 0
 FIRST_FIT: Final = 1
 RANDOM: Final = 2
 FILLING: Final = 3
-KINDS: Final = {"best-fit": BEST_FIT, "first-fit": FIRST_FIT, "random": RANDOM, "filling": FILLING}
+LEAST_LOADED: Final = 4
+KINDS: Final = {
+    "best-fit": BEST_FIT,
+    "first-fit": FIRST_FIT,
+    "random": RANDOM,
+    "filling": FILLING,
+    "least-loaded": LEAST_LOADED,
+}
 
 
 class Nodes(NamedTuple):
@@ -85,6 +92,8 @@ def choose(s: State, p: Nodes, task: int, now_s: float) -> int:
         return best_fit(p.sets, p.offsets, p.levels, p.level_offsets, p.spare, cores, memory_mib)
     if kind == FIRST_FIT:
         return first_fit(p.tree, p.spare, cores, memory_mib)
+    if kind == LEAST_LOADED:
+        return least_loaded(s, task)
     if kind == FILLING:
         reporting = p.facts[1]
         if reporting >= 0 and fits(s, reporting, task):
@@ -93,6 +102,17 @@ def choose(s: State, p: Nodes, task: int, now_s: float) -> int:
     if kind == FILLING and machine >= 0:
         p.facts[1] = machine
     return machine
+
+
+def least_loaded(s: State, task: int) -> int:
+    """Slurm's `LLN`: of the nodes that have room the one with the fewest cores in use, ties by number; -1: none has."""
+    found = -1
+    for machine in range(len(s.machines)):
+        if fits(s, machine, task) and (
+            found < 0 or s.machines[machine, MACHINE.used] < s.machines[found, MACHINE.used]
+        ):
+            found = machine
+    return found
 
 
 def moved(s: State, p: Nodes, machine: int) -> None:
@@ -108,7 +128,7 @@ def moved(s: State, p: Nodes, machine: int) -> None:
         move_level(p.sets, p.offsets, p.levels, p.level_offsets, machine, before, free)
     elif kind == FIRST_FIT:
         change_tree(p.tree, machine, free)
-    else:
+    elif kind != LEAST_LOADED:
         move_bin(p.by_free, p.places, p.starts, machine, before, free)
 
 

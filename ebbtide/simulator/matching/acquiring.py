@@ -201,7 +201,9 @@ class AcquiredMachines:
             "cores_paid_mean": float(cores.mean()) if len(cores) else math.nan,
             "utilisation": float(used.sum() / cores.sum()) if len(cores) and cores.sum() else math.nan,
         }
-        return {**found, "cost_total": self._meter.total} if self._acquisition.vm_cores else found
+        if not self._acquisition.vm_cores:
+            return found
+        return {**found, "cost_total": self._meter.total, "core_h_paid": self._meter.core_h}
 
     def batches(self) -> Iterator[CapacityBatch]:
         """Changes until the pool's end, a step's at a time."""

@@ -72,8 +72,10 @@ class Meter:
         self._prices = prices
         self._at_s = from_s
         self._hourly: dict[int, float] = {}
-        #: Regular core-hours, so far.
+        self._cores: dict[int, int] = {}
+        #: Regular core-hours, and core-hours of these machines, so far.
         self.total = 0.0
+        self.core_h = 0.0
 
     @property
     def per_h(self) -> float:
@@ -83,12 +85,16 @@ class Meter:
     def to(self, at_s: float) -> None:
         """Time goes on; times of what came before change nothing."""
         if at_s > self._at_s:
-            self.total += self.per_h * (at_s - self._at_s) / 3600.0
+            hours = (at_s - self._at_s) / 3600.0
+            self.total += self.per_h * hours
+            self.core_h += sum(self._cores.values()) * hours
             self._at_s = at_s
 
     def change(self, machine: int, at_s: float, cores: int, least_cores: int) -> None:
         """A machine has so many cores from now on; 0: it is gone."""
         self.to(at_s)
         self._hourly.pop(machine, None)
+        self._cores.pop(machine, None)
         if cores:
+            self._cores[machine] = cores
             self._hourly[machine] = per_hour(self._kind, cores, least_cores, self._prices)

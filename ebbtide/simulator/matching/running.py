@@ -53,7 +53,10 @@ LIVE_ORDER: Final = Order()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a scheme made of the jobs. Rows of ``completion_s`` are jobs that are done, in the order of submission."""
+    """What a scheme made of the jobs.
+
+    Rows of ``completion_s`` are jobs that are measured (`Workload.measured`) and done, in the order of submission.
+    """
 
     completion_s: Floats
     #: What became of each job (`JobRowsTable`).
@@ -88,6 +91,8 @@ class Run:
                 f"{name}_jct_geometric_mean_s": _mean(self.completion_s[saves == is_one]) for name, is_one in KINDS
             }
         return {
+            # Of the cores that were there while it was measured; of an acquirer's, also while they left.
+            "utilisation": self.results.utilisation,
             **acquired,
             **kinds,
             "slowdown_geometric_mean": _mean(self.slowdown),
@@ -153,6 +158,7 @@ def run(
         acquired = AcquiredMachines(pool, acquisition, seed, start_s)
         changes, held_share = acquired.batches(), acquisition.held_share(pool, start_s)
     batch, until_s = jobs(workload, pool, start_s, seed, held_share)
+    from_s, to_s = workload.measured(start_s, until_s)
     told = JobRowsTable()
     attempts: list[Floats] = []
     engine = Engine(
@@ -160,7 +166,9 @@ def run(
         None,
         changes,
         policy=engine_policy(chosen, pool, threshold, foreseen),
-        settings=engine_settings(chosen, kills=order.kills, requeue=order.requeue, validate=validate, **saving),
+        settings=engine_settings(
+            chosen, kills=order.kills, requeue=order.requeue, validate=validate, from_s=from_s, to_s=to_s, **saving
+        ),
         seed=seed,
         done=told.take,
         attempts=attempts.append,
@@ -171,6 +179,8 @@ def run(
     # The engine names machines in the order in which they first change; the oracle goes by the pool's numbers.
     found = engine.run(progress)
     rows = told.columns()
+    within = (rows["submitted_s"] >= from_s) & (rows["submitted_s"] < to_s)
+    rows = {name: values[within] for name, values in rows.items()}
     state = engine.policy_state
     calibration, brier = None, float("nan")
     if isinstance(state, Matching) and state.outcomes.sum() > 0:

@@ -48,6 +48,8 @@ SCHEMES: Final[dict[str, Scheme]] = {
     # YARN's: a random node that has room; or the node that reports is filled as far as it goes (its default).
     "capacity-random": Scheme("random"),
     "capacity-filling": Scheme("filling"),
+    # Slurm's LLN, which predicts nothing either: the node with the fewest cores in use, where shrinks find idle cores.
+    "capacity-least-loaded": Scheme("least-loaded"),
     "oracle-no-shrink": Scheme("oracle-no-shrink"),
     "oracle-no-kill": Scheme("oracle-no-kill"),
     "checkpoint-1-min": Scheme("random", checkpoint_every_s=600.0, checkpoint_cost_s=60.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,12 +23,15 @@ from ebbtide.simulator.inputs.batches import (
 )
 from ebbtide.simulator.matching.pools import Pool
 
-#: Runtimes: even between a minute and the most (Seismic A), bell-shaped between them, or bounded Pareto (Genomics).
+#: Runtimes: even between a minute and the most (Seismic A), bell-shaped between them, or bounded Pareto (Genomics),
+#: whose bounds are as far apart, and so high that its mean is that of the others.
 SHAPES: Final = ("uniform", "gaussian", "pareto")
 #: What the match maker counts with where nothing is said.
 FALLBACK_S: Final = MatchOptions().fallback_s
 #: Jobs that are drawn at once until a window is full.
 _BLOCK: Final = 64
+#: Of the bounded Pareto distribution.
+_TAIL: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Workload:
         the window on (Agarwal et al. 2023 §4.4: 1 and 4, 6 hours); the load is the mean of the whole window.
     :param window_s: jobs come for so long, as many as make the load, to the nearest; None: ``jobs`` of them come, for
         as long as makes the load.
+    :param edge_s: of a window's beginning and end, so much is not measured: of work what is done between counts, and of
+        jobs those that come between. The machines are empty when the window begins, and empty again after it.
     :param most_task_s: X of U[1 min, X].
     :param estimate_factor: runtimes are said to be so many times what they are,
     :param estimate_error: but for a relative error, drawn evenly from [-e, e] for each task;
@@ -58,6 +64,7 @@ class Workload:
     rate_factors: tuple[float, ...] = (1.0,)
     rate_period_s: float = 21_600.0
     window_s: float | None = None
+    edge_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Raises InvalidParameter."""
@@ -84,8 +91,14 @@ class Workload:
             raise InvalidParameter("rate_period_s", f"must be above 0, but is {self.rate_period_s:g}")
         if self.window_s is not None and not self.window_s > 0:
             raise InvalidParameter("window_h", f"must be above 0, but is {self.window_s / 3600:g}")
+        if self.edge_s and not 0 < 2 * self.edge_s < (self.window_s or 0.0):
+            raise InvalidParameter("edge_h", f"must be less than half of window_h, but is {self.edge_s / 3600:g}")
         if not self.cores or min(self.cores) < 1:
             raise InvalidParameter("cores", "must be numbers from 1 on")
+
+    def measured(self, start_s: float, until_s: float) -> tuple[float, float]:
+        """What is measured of a run in which jobs come from one time to the other: from when to when."""
+        return (start_s + self.edge_s, until_s - self.edge_s) if self.edge_s else (start_s, math.inf)
 
     def warnings(self, span_s: float) -> tuple[str, ...]:
         """What is to be said where jobs come for so many seconds: sentences."""
@@ -96,16 +109,17 @@ class Workload:
 
 
 def runtimes(workload: Workload, count: int, generator: np.random.Generator) -> Floats:
-    """Runtimes of tasks in seconds, between a minute and the most."""
+    """Runtimes of tasks in seconds, of one mean whatever their shape."""
     least, most = 60.0, workload.most_task_s
     if workload.shape == "uniform":
         return generator.uniform(least, most, count)
     if workload.shape == "gaussian":
         return np.clip(generator.normal((least + most) / 2, (most - least) / 6, count), least, most)
-    # Bounded Pareto of shape 1.1, by its inverse.
-    ratio = (least / most) ** 1.1
-    found: Floats = least / (1.0 - generator.random(count) * (1.0 - ratio)) ** (1.0 / 1.1)
-    return found
+    # Bounded Pareto, by its inverse; its mean is so many times its least value.
+    ratio = least / most
+    times = _TAIL / (_TAIL - 1.0) * (1.0 - ratio ** (_TAIL - 1.0)) / (1.0 - ratio**_TAIL)
+    drawn: Floats = (1.0 - generator.random(count) * (1.0 - ratio**_TAIL)) ** (-1.0 / _TAIL)
+    return drawn * (least + most) / 2 / times
 
 
 def estimates(workload: Workload, runtimes_s: Floats, generator: np.random.Generator) -> Floats:

@@ -24,6 +24,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"policy": "random", "discipline": "easy", "estimates": "requested", "requeue": "head", "priorities": True},
     {"policy": "filling", "discipline": "conserving", "checkpoint_every_s": 2.0, "checkpoint_cost_s": 0.25},
     {"policy": "first-fit", "discipline": "conserving", "replicas": 3, "memory": False},
+    {"policy": "least-loaded", "discipline": "conserving", "kills": "newest"},
 ]
 
 

@@ -217,6 +217,14 @@ def test_no_jobs_at_all_are_no_figures() -> None:
     assert math.isnan(results.waste)
 
 
+def test_the_least_loaded_node_has_the_fewest_cores_in_use_whatever_it_has_free() -> None:
+    """A node of 4 cores that has none in use is taken before one of 9 that has one, and the first of those alike."""
+    queue = [job(0, 1, 10.0), job(1, 1, 10.0), job(2, 3, 10.0), job(3, 2, 10.0), job(4, 6, 10.0)]
+    moves = [(0.0, "m0", 9.0), (0.0, "m1", 4.0)]
+    rows = run(queue, moves=moves, policy="least-loaded").rows
+    assert [int(row[2]) for row in sorted(rows)] == [0, 1, 0, 1, 0]
+
+
 def test_node_filling_fills_the_node_that_reports_and_random_spreads() -> None:
     """Eight tasks of one core at once on eight machines of two: whatever the draws, a filled node is full at once."""
     queue = [job(0, 1, *(10.0,) * 8)]

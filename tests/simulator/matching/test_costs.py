@@ -63,3 +63,4 @@ def test_a_meter_counts_machines_as_they_come_change_and_go() -> None:
     # What is told late changes nothing of what was.
     meter.to(9000.0)
     assert meter.total == pytest.approx(2.0 + 0.5 * 4.0 + 2.0)
+    assert meter.core_h == pytest.approx(2.0 + 0.5 * 6.0 + 0.5 * 10.0 + 4.0)

@@ -167,6 +167,12 @@ def test_every_kind_does_the_same_work_and_only_regular_vms_lose_nothing() -> No
 
 
 @pytest.mark.parametrize(("kind", "share"), [(VmKind.REGULAR, 1.0), (VmKind.SPOT, 0.25)])
+def test_a_core_hour_costs_its_price_however_long_a_pool_is_paid_for(kind: VmKind, share: float) -> None:
+    found = rented(kind, prices=Prices(spot_discount=0.75)).metrics
+    assert found["cost_total"] / found["core_h_paid"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("kind", "share"), [(VmKind.REGULAR, 1.0), (VmKind.SPOT, 0.25)])
 def test_the_cost_is_that_of_the_cores_that_were_held_from_the_first_job_on(kind: VmKind, share: float) -> None:
     found = rented(kind, prices=Prices(spot_discount=0.75))
     assert found.acquired is not None

@@ -11,13 +11,14 @@ import pytest
 from ebbtide.matcher.predict.predictor import PredictorOptions
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.generators.harvest import Packing
+from ebbtide.simulator.inputs.batches import Floats
 from ebbtide.simulator.jobs.engine import Engine
 from ebbtide.simulator.jobs.state import as_mapping
 from ebbtide.simulator.matching.calibrating import calibrate
 from ebbtide.simulator.matching.pools import Pool, PoolSettings, pool
 from ebbtide.simulator.matching.running import WARM_UP_S, run
 from ebbtide.simulator.matching.schemes import SCHEMES, engine_policy, engine_settings
-from ebbtide.simulator.matching.workload import Workload, jobs, runtimes
+from ebbtide.simulator.matching.workload import SHAPES, Workload, jobs, runtimes
 
 DAY_S = 86_400.0
 SMALL = Workload(load=0.5, jobs=4, least_tasks=3, most_tasks=6, most_task_s=3600.0, cores=(1, 2))
@@ -43,6 +44,11 @@ def made(machines: int = 5, seed: int = 1, days: float = 2.5) -> Pool:
         last[machine] = cores
     columns = list(zip(*kept, strict=True))
     return Pool(np.array(columns[1]), np.array(columns[0]), np.array(columns[2]), machines, days * DAY_S, 0.0)
+
+
+def still(machines: int, cores: int) -> Pool:
+    """Machines that never change."""
+    return Pool(np.arange(machines), np.zeros(machines), np.full(machines, cores), machines, 2.5 * DAY_S, 0.0)
 
 
 @pytest.mark.parametrize("scheme", [name for name in SCHEMES if not SCHEMES[name].checkpoint_cost_s])
@@ -76,10 +82,8 @@ def test_interruptible_jobs_are_told_apart_and_lose_less() -> None:
 def test_a_job_is_slowed_down_by_what_it_takes_longer_than_its_longest_task() -> None:
     found = run(made(), SMALL, "capacity-random", 2, compile=False)
     assert (found.slowdown >= 1.0 - 1e-9).all()
-    still = Pool(np.arange(5), np.zeros(5), np.full(5, 10), 5, 2.5 * DAY_S, 0.0)
-    assert run(still, SMALL, "capacity-random", 2, compile=False).metrics["slowdown_geometric_mean"] == pytest.approx(
-        1.0
-    )
+    calm = run(still(5, 10), SMALL, "capacity-random", 2, compile=False)
+    assert calm.metrics["slowdown_geometric_mean"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("until_s", "left"), [(5400.0, range(1, 4)), (0.0, range(4, 5))])
@@ -157,12 +161,55 @@ def test_a_load_that_the_pool_is_too_short_for_is_refused() -> None:
         jobs(Workload(load=0.001), made(), WARM_UP_S, 7)
 
 
-@pytest.mark.parametrize("shape", ["uniform", "gaussian", "pareto"])
+def drawn(shape: str) -> Floats:
+    return runtimes(Workload(shape=shape), 100_000, np.random.default_rng(1))
+
+
+@pytest.mark.parametrize("shape", ["uniform", "gaussian"])
 def test_runtimes_stay_between_a_minute_and_the_most(shape: str) -> None:
-    values = runtimes(Workload(shape=shape), 5000, np.random.default_rng(1))
+    values = drawn(shape)
     assert values.min() >= 60.0
     assert values.max() <= 3600.0
     assert values.std() > 100.0
+
+
+def test_runtimes_of_all_shapes_have_one_mean() -> None:
+    """Else what is compared by shape is long tasks with short ones."""
+    assert {shape: drawn(shape).mean() for shape in SHAPES} == pytest.approx(dict.fromkeys(SHAPES, 1830.0), rel=0.03)
+
+
+def test_pareto_runtimes_are_bounded_an_hour_to_a_minute_apart_and_have_the_heaviest_tail() -> None:
+    values = drawn("pareto")
+    assert values.min() == pytest.approx(490.0, rel=1e-3)
+    assert values.max() <= 60 * values.min()
+    assert values.std() > 1.5 * drawn("uniform").std()
+
+
+def test_a_pool_is_as_full_as_its_load_says_between_the_edges_of_a_window() -> None:
+    """50 jobs come, and go, on a pool that is empty at both ends."""
+    few = Workload(load=0.9, most_task_s=7200.0)
+    window = Workload(load=0.9, most_task_s=7200.0, window_s=12 * 3600.0, edge_s=3 * 3600.0)
+    ramps, full = (run(still(20, 40), one, "capacity-least-loaded", 3).metrics["utilisation"] for one in (few, window))
+    assert ramps < 0.7
+    assert full >= 0.8
+
+
+def test_between_the_edges_only_what_comes_and_is_done_there_is_measured() -> None:
+    whole = Workload(load=0.3, least_tasks=3, most_tasks=6, window_s=12 * 3600.0)
+    every, inner = (run(still(20, 10), one, "capacity-random", 3) for one in (whole, replace(whole, edge_s=3 * 3600.0)))
+    came_s = every.jobs["submitted_s"] - WARM_UP_S
+    within = (came_s >= 3 * 3600.0) & (came_s < 9 * 3600.0)
+    assert 0 < within.sum() < len(within)
+    assert inner.completion_s.tolist() == every.completion_s[within].tolist()
+    assert inner.slowdown.tolist() == every.slowdown[within].tolist()
+    assert inner.results.measures["completion_count"] == within.sum()
+    assert inner.results.useful_core_s < 0.7 * every.results.useful_core_s
+
+
+@pytest.mark.parametrize("hours", [None, 6.0])
+def test_edges_are_less_than_half_of_a_window(hours: float | None) -> None:
+    with pytest.raises(InvalidParameter, match="edge_h"):
+        Workload(window_s=hours and 3600.0 * hours, edge_s=3 * 3600.0)
 
 
 @pytest.mark.parametrize(
