@@ -80,15 +80,14 @@ class Host:
 
     def came_as(self, raw: bytes) -> bool:
         """Whether its report came in this body, or was stored as it by an earlier run, and can be read."""
-        if self.digest is None and isinstance(self._report, StoredHost):
-            self.digest = _digest(self._report.report_json.encode())
         # Nothing is known of one that cannot be read, its address neither.
-        return self.digest == _digest(raw) and self.report.url != ""
+        return self.report.url != "" and self.digest == _digest(raw)
 
     @property
     def report(self) -> HostReport:
         """One that cannot be read is that of a host of which nothing is known but its name, until the next."""
         if isinstance(stored := self._report, StoredHost):
+            self.digest = _digest(stored.report_json.encode())
             try:
                 self._report = read_of_agent(HostReport, stored.report_json, stored.id)
             except ValidationError as error:

@@ -21,6 +21,9 @@ CLOCKS_S: Final = 60.0
 #: No clock that is set right goes back so far, seconds: none is wrong by more than a time zone, but one that has begun
 #: at 1970.
 _BACK_S: Final = 86_400.0
+#: A last change that is dated further ahead than this was dated by a manager's clock that was wrong for a while; what
+#: comes after it is not dated by it. Earlier versions dated changes up to so far ahead.
+_AHEAD_S: Final = 3600.0
 
 
 def dated(changes: Iterable[CoreChange], last: float | None, now: float) -> list[float]:
@@ -32,6 +35,8 @@ def dated(changes: Iterable[CoreChange], last: float | None, now: float) -> list
     :param last: when its last one before these was, if there was one.
     """
     found = []
+    if last is not None and last > now + _AHEAD_S:
+        last = None
     for change in changes:
         at = min(change.at, now + CLOCKS_S)
         if last is not None and at < last:

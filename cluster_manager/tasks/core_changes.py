@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from cluster_manager.inventory.hosts import Hosts
+from cluster_manager.inventory.hosts import LOOKS, Hosts
 from cluster_manager.store.rows import StoredChange
 from cluster_manager.store.store import Store
 from ebbtide.deflation.allocations import Priority
@@ -95,6 +94,7 @@ class CoreChanges:
             None, or one that cannot be read: the past day is learned again.
         """
         self._acknowledged = await self._store.acknowledged()
+        await self._read_reports()
         if found is not None and self._resume(found):
             await self._catch_up()
         else:
@@ -102,6 +102,15 @@ class CoreChanges:
             await self._learn_again()
         # Before hosts tell of the time in which no manager heard them: it is no time in which they kept all cores.
         self.predictor.advance(self._clock())
+
+    async def _read_reports(self) -> None:
+        """Read what earlier runs have stored of hosts: a look asks for the VMs of them all, and thousands of reports
+        that are read only then would hold the loop up for seconds.
+        """
+        for number, (_, host) in enumerate(self._hosts.items(), 1):
+            _ = host.report
+            if number % LOOKS == 0:
+                await asyncio.sleep(0)
 
     async def _learn_again(self) -> None:
         """Learn the past day from the store, each change once, whatever reports bring meanwhile."""
@@ -317,13 +326,20 @@ class CoreChanges:
         return predictor
 
     def _heard_until(self) -> dict[str, float]:
-        """Up to when each VM's host has been heard of; one that is not silent tells what happens now at once."""
+        """Up to when each VM of a silent host has been heard of; the others tell what happens now at once."""
         until: dict[str, float] = {}
-        for host_id, host in self._hosts.items():
-            at = host.seen_at + _SEEN_S if self._hosts.is_silent(host_id) else math.inf
-            for vm in host.report.vms:
-                # Another host may tell of it: it has moved, or was begun again there.
-                until[vm.name] = max(until.get(vm.name, at), at)
+        hosts = self._hosts.items()
+        silent = {host_id for host_id, _ in hosts if self._hosts.is_silent(host_id)}
+        for host_id, host in hosts:
+            if host_id in silent:
+                at = host.seen_at + _SEEN_S
+                for vm in host.report.vms:
+                    until[vm.name] = max(until.get(vm.name, at), at)
+        for host_id, host in hosts if until else ():
+            if host_id not in silent:
+                for vm in host.report.vms:
+                    # It has moved, or was begun again there.
+                    until.pop(vm.name, None)
         return until
 
     def _observe(self, stored: StoredChange, now: float) -> None:

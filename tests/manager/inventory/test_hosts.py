@@ -270,6 +270,23 @@ async def test_hosts_of_an_earlier_run_are_known_and_not_open_until_they_report(
 
 
 @each_store
+async def test_a_stored_body_is_a_repeated_one_also_where_somebody_has_read_it(
+    store: Writes,
+) -> None:
+    await hosts_of(store, Clock()).take(report())
+    (stored,) = await store.hosts()
+    for asked in (False, True):
+        hosts = hosts_of(store, Clock())
+        await hosts.load()
+        if asked:
+            assert hosts.state("host-a")[0] == "silent"
+            assert [host.report.id for host in hosts.all()] == ["host-a"]
+        assert not hosts.repeat("host-a", b"another")
+        assert hosts.repeat("host-a", stored.report_json.encode())
+        assert ranked(hosts.availability, 1) == ["host-a"]
+
+
+@each_store
 async def test_when_a_host_was_last_seen_is_stored_now_and_then_though_its_reports_say_nothing_new(
     store: Writes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

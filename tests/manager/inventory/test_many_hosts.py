@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cluster_manager.plans.report_queries import allocations_of, demand_of, low_
 from cluster_manager.store.database import Database
 from cluster_manager.store.rows import StoredHost
 from cluster_manager.store.store import Store
+from cluster_manager.tasks.core_changes import CoreChanges
 from ebbtide.deflation.allocations import deflatable_capacity
 from ebbtide.deflation.modes import HostMode
 from ebbtide.deflation.resources import ZERO, ResourceVector
@@ -115,6 +117,29 @@ async def test_the_loop_does_other_work_while_all_reports_are_read(store: Store)
         await asyncio.gather(beside, return_exceptions=True)
     assert [status.id for status in found] == ["host-0007", "host-0290"]
     assert turns >= 300 // LOOKS - 1
+
+
+async def test_the_loop_does_other_work_while_a_manager_begins_that_asks_for_the_vms_of_all(store: Store) -> None:
+    await store.save_hosts([named(number) for number in range(300)])
+    hosts = Hosts(store, 10.0, lambda: 1e6)
+    await hosts.load()
+    changes = CoreChanges(store, hosts, lambda: 1e6)
+    left = []
+
+    async def other() -> None:
+        while True:
+            left.append(sum(isinstance(host._report, StoredHost) for host in hosts._hosts.values()))
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other(), name="other work")
+    try:
+        await changes.load()
+    finally:
+        beside.cancel()
+        await asyncio.gather(beside, return_exceptions=True)
+    left.append(sum(isinstance(host._report, StoredHost) for host in hosts._hosts.values()))
+    assert (left[0], left[-1]) == (300, 0)
+    assert max(before - after for before, after in itertools.pairwise(left)) <= LOOKS
 
 
 @pytest.mark.parametrize("given", [{}, {"mode": HostMode.ACTIVE}, {"state": "silent"}])

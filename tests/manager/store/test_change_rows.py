@@ -30,6 +30,11 @@ def changes(*moments: float) -> list[CoreChange]:
         # It has begun anew at 1970, or a month ago.
         ((90.0, 95.0), NOW_S - 10 * DAY_S, (NOW_S, NOW_S)),
         ((NOW_S - 30 * DAY_S,), NOW_S - 10.0, (NOW_S,)),
+        # An earlier version has dated its last one ahead.
+        ((NOW_S - 5.0, NOW_S + 9.0), NOW_S + 3000.0, (NOW_S + 3000.0, NOW_S + 3000.0)),
+        # So had the manager's own clock, which was ahead for a while: it does not hold all that comes after.
+        ((NOW_S - 5.0, NOW_S + 9.0), NOW_S + 2 * DAY_S, (NOW_S - 5.0, NOW_S + 9.0)),
+        ((NOW_S - 5.0,), NOW_S + 3000 * DAY_S, (NOW_S - 5.0,)),
     ],
 )
 def test_a_change_is_dated_by_its_hosts_clock_but_neither_ahead_nor_before_what_came_first(

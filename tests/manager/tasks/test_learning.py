@@ -47,7 +47,8 @@ class Term:
     def __init__(self, database: Database, clock: Clock, options: PredictorOptions = LIVE_PREDICTION) -> None:
         self.store = Store(database, clock)
         self.clock = clock
-        self.hosts = Hosts(self.store, 10.0, clock)
+        # Nobody who has reported is silent, however slow this machine is.
+        self.hosts = Hosts(self.store, 10.0, clock, lambda: 0.0)
         #: By how much the clock was set forward while it ran.
         self.stepped_s = 0.0
         self.changes = CoreChanges(self.store, self.hosts, clock, options, lambda: clock.now - self.stepped_s)
