@@ -209,7 +209,7 @@ class Manager:
         if self._followed.elsewhere and (stored := await self.store.stored_epoch()) is not None:
             await self.hosts.load()
             await self._followed.check(self.hosts, partial(self._agents(0).host, retry=False), stored)
-        self.epoch = await self.store.open(self.settings.url, max(self._followed.above, self.epoch))
+        self.epoch = await self.store.open(self.settings.url, self._followed.above, self.epoch)
         self.hosts.epoch = self.epoch
         self._followed.begin()
         if not self.backing_up.locked():

@@ -24,6 +24,8 @@ from ebbtide.messages.hosts import HostReport
 
 #: So many of the silent hosts are asked at a time.
 ASKED: Final = 8
+#: For how long others of them are asked before a term, where too few answer, seconds.
+CHECKED_S: Final = 60.0
 
 #: Asks a host's agent for its report. Raises AgentError.
 Ask = Callable[[str], Awaitable[HostReport]]
@@ -57,7 +59,7 @@ class Followed:
 
     def begin(self) -> None:
         """A term begins."""
-        self.elsewhere, self._since, self._begun_at = False, None, self._monotonic()
+        self.above, self.elsewhere, self._since, self._begun_at = 0, False, None, self._monotonic()
 
     async def look(self, hosts: Hosts, ask: Ask, epoch: int) -> None:
         """End the term if it has to.
@@ -77,7 +79,7 @@ class Followed:
         self._since = None
         if 2 * len(reported) >= len(hosts) or now - self._begun_at <= self._silent_after_s:
             return
-        said = reported + await self._answers(hosts, ask)
+        said = reported + list((await self._answers(hosts, ask)).values())
         if (agreed := self._outvoted(epoch, said)) is not None:
             self._single |= len(said) == 1
             self.elsewhere = True
@@ -89,14 +91,20 @@ class Followed:
         :param epoch: that of the store.
         :raises StoreError: they do so still.
         """
-        if (agreed := self._outvoted(epoch + 1, await self._answers(hosts, ask))) is not None:
+        begun_at, said = self._monotonic(), dict[str, int]()
+        # The first of them may all be off: each term that begins without an answer comes nearer to the other epoch.
+        for _ in range(0, len(hosts), ASKED):
+            said |= await self._answers(hosts, ask)
+            if len(said) >= ASKED or self._monotonic() - begun_at > CHECKED_S:
+                break
+        if (agreed := self._outvoted(epoch + 1, list(said.values()))) is not None:
             raise StoreError(_elsewhere(agreed, epoch))
 
     def _outvoted(self, epoch: int, said: list[int]) -> int | None:
         return None if len(said) == 1 and self._single else outvoted(epoch, said)
 
-    async def _answers(self, hosts: Hosts, ask: Ask) -> list[int]:
-        """What a few of the silent hosts say, others each time."""
+    async def _answers(self, hosts: Hosts, ask: Ask) -> dict[str, int]:
+        """What a few of the silent hosts say, by id, others each time."""
         silent = sorted(hosts.ids() - hosts.reporting().keys())
         later = [host_id for host_id in silent if host_id > self._asked]
         asked = (later + silent)[: min(ASKED, len(silent))]
@@ -109,7 +117,7 @@ class Followed:
                 return None
 
         answers = await asyncio.gather(*map(one, asked))
-        return [epoch for epoch in answers if epoch is not None]
+        return {host_id: epoch for host_id, epoch in zip(asked, answers, strict=True) if epoch is not None}
 
 
 def _elsewhere(agreed: int, epoch: int) -> str:
