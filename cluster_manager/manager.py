@@ -271,6 +271,10 @@ class Manager:
             self.revoked,
         )
 
+    def refuse_report(self, host_id: str) -> None:
+        """A host has reported while this manager does not lead."""
+        self._followed.refused(host_id)
+
     def _end_followed(self, why: str) -> None:
         if isinstance(self.settings.database, PostgreSQL):
             turn_to_next(self.settings.database)

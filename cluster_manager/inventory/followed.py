@@ -54,12 +54,22 @@ class Followed:
         #: Since when the hosts that report say that they follow a higher epoch.
         self._since: float | None = None
         self._begun_at = 0.0
+        #: Since when hosts have had their reports refused here, and until when, by id: no other manager takes them.
+        self._refused: dict[str, tuple[float, float]] = {}
         #: The last one of the silent hosts that was asked.
         self._asked = ""
 
     def begin(self) -> None:
         """A term begins."""
+        self._refused.clear()
         self.above, self.elsewhere, self._since, self._begun_at = 0, False, None, self._monotonic()
+
+    def refused(self, host_id: str) -> None:
+        """A host wanted to report here while this manager stands by."""
+        if self.elsewhere:
+            now = self._monotonic()
+            since, until = self._refused.get(host_id, (now, now))
+            self._refused[host_id] = (since if now - until <= self._silent_after_s else now, now)
 
     async def look(self, hosts: Hosts, ask: Ask, epoch: int) -> None:
         """End the term if it has to.
@@ -88,6 +98,8 @@ class Followed:
     async def check(self, hosts: Hosts, ask: Ask, epoch: int) -> None:
         """Before a term after one that ended since the hosts follow another manager: it would raise the epoch.
 
+        Those that have wanted to report here for a while have no other manager any more, whomever they followed.
+
         :param epoch: that of the store.
         :raises StoreError: they do so still.
         """
@@ -97,8 +109,14 @@ class Followed:
             said |= await self._answers(hosts, ask)
             if len(said) >= ASKED or self._monotonic() - begun_at > CHECKED_S:
                 break
-        if (agreed := self._outvoted(epoch + 1, list(said.values()))) is not None:
+        words = [0 if self._waits(host_id) else followed for host_id, followed in said.items()]
+        if (agreed := self._outvoted(epoch + 1, words)) is not None:
             raise StoreError(_elsewhere(agreed, epoch))
+
+    def _waits(self, host_id: str) -> bool:
+        now = self._monotonic()
+        since, until = self._refused.get(host_id, (now, now))
+        return now - until <= self._silent_after_s and now - since > 2 * self._silent_after_s
 
     def _outvoted(self, epoch: int, said: list[int]) -> int | None:
         return None if len(said) == 1 and self._single else outvoted(epoch, said)

@@ -151,6 +151,45 @@ async def test_of_many_silent_hosts_a_few_are_asked_at_a_time_and_others_the_nex
     assert set(said.calls) == set(said.asked)
 
 
+async def test_hosts_that_want_to_report_to_a_manager_that_stands_by_for_them_follow_no_other_one_any_more() -> None:
+    said = Said(asked={"a": 9, "b": 9, "c": None})
+    followed = said.followed()
+    await said.look(followed, 3)
+    assert followed.elsewhere
+    for host in ("a", "b"):
+        followed.refused(host)  # on its way to another manager
+    said.now += 15.0
+    for turn in range(5):
+        for host in ("a", "b"):
+            followed.refused(host)
+        if turn < 4:
+            with pytest.raises(StoreError, match="follow another manager"):
+                await followed.check(cast(Hosts, said), said.ask, 5)
+        said.now += 5.5
+    await followed.check(cast(Hosts, said), said.ask, 5)
+    # They have found one.
+    said.now += 15.0
+    with pytest.raises(StoreError, match="follow another manager"):
+        await followed.check(cast(Hosts, said), said.ask, 5)
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_hosts_whose_reports_did_not_get_through_come_back_to_a_manager_that_stands_by_for_them(
+    tmp_path: Path,
+) -> None:
+    agents = two(9)
+    async with cluster_of(tmp_path, *agents, silent_after_s=SILENT_AFTER_S) as cluster:
+        manager = cluster.manager
+        assert manager is not None
+        for agent in agents:
+            agent.manager = None
+        await until(lambda: "follow another manager, of epoch 9" in manager.leadership.why)
+        for agent in agents:
+            agent.manager = cluster.url
+        await until(lambda: leads(cluster) and manager.epoch == 10)
+        await until(lambda: len(manager.hosts.ready()) == 2)
+
+
 async def test_before_a_term_others_of_many_silent_hosts_are_asked_until_enough_have_answered() -> None:
     off: dict[str, int | None] = {f"host-{number:02}": None for number in range(3 * ASKED)}
     said = Said(asked=off | {f"up-{number:02}": 9 for number in range(2 * ASKED)})
@@ -247,7 +286,8 @@ async def test_a_manager_whose_store_falls_behind_its_own_terms_lets_its_hosts_s
         rows_of(cluster.settings.database, "UPDATE counters SET value = 1 WHERE name = 'epoch'")
         manager.leadership.fail("by the test")
         await until(lambda: leads(cluster) and manager.epoch == 5)
-        assert begun == [2, 3, 4, 2, 5]
+        # On a slow machine hosts may fall silent meanwhile, and be asked.
+        assert (begun[:4], begun[-1]) == ([2, 3, 4, 2], 5)
 
 
 @pytest.mark.usefixtures("each_store")
