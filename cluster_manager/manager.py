@@ -209,7 +209,7 @@ class Manager:
         if self._followed.elsewhere and (stored := await self.store.stored_epoch()) is not None:
             await self.hosts.load()
             await self._followed.check(self.hosts, partial(self._agents(0).host, retry=False), stored)
-        self.epoch = await self.store.open(self.settings.url, max(self._followed.above, self.epoch))
+        self.epoch = await self.store.open(self.settings.url, self._followed.above, self.epoch)
         self.hosts.epoch = self.epoch
         self._followed.begin()
         if not self.backing_up.locked():
@@ -270,6 +270,10 @@ class Manager:
             epoch,
             self.revoked,
         )
+
+    def refuse_report(self, host_id: str) -> None:
+        """A host has reported while this manager does not lead."""
+        self._followed.refused(host_id)
 
     def _end_followed(self, why: str) -> None:
         if isinstance(self.settings.database, PostgreSQL):

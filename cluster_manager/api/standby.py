@@ -21,6 +21,7 @@ log = structlog.get_logger()
 
 #: When a client may ask again, seconds: a take-over takes a few of them.
 RETRY_AFTER_S: Final = 1
+REPORT: Final = "/v1/hosts/{id}/report"
 #: What a manager answers whoever leads. Who may join only the leader knows.
 ANYWHERE: Final = OPEN_ROUTES - {"/v1/enrolments"} | {PATH}
 
@@ -31,6 +32,8 @@ async def leader_middleware(request: web.Request, handler: Handler) -> web.Strea
     resource = request.match_info.route.resource
     if resource is None or resource.canonical in ANYWHERE or request.app[MANAGER].leadership.leads():
         return await handler(request)
+    if resource.canonical == REPORT:
+        request.app[MANAGER].refuse_report(request.match_info["id"])
     return _refusal(request)
 
 

@@ -331,7 +331,9 @@ class Agents:
             except AgentError as error:
                 why = str(error)
             self._unproven[host] = reported, time.monotonic() + self._limits.retry_s
-            log.warning("an address is not used", host=host, address=reported, why=why)
+            # Once: a host that is off is asked again and again.
+            said = log.debug if failed == reported else log.warning
+            said("an address is not used", host=host, address=reported, why=why)
         if proven is None:
             raise AgentUnreachable(f"{host} has not proved to be at {reported} ({why})", sent=False)
         return proven

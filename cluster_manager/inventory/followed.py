@@ -24,6 +24,8 @@ from ebbtide.messages.hosts import HostReport
 
 #: So many of the silent hosts are asked at a time.
 ASKED: Final = 8
+#: For how long others of them are asked before a term, where too few answer, seconds.
+CHECKED_S: Final = 60.0
 
 #: Asks a host's agent for its report. Raises AgentError.
 Ask = Callable[[str], Awaitable[HostReport]]
@@ -52,12 +54,22 @@ class Followed:
         #: Since when the hosts that report say that they follow a higher epoch.
         self._since: float | None = None
         self._begun_at = 0.0
+        #: Since when hosts have had their reports refused here, and until when, by id: no other manager takes them.
+        self._refused: dict[str, tuple[float, float]] = {}
         #: The last one of the silent hosts that was asked.
         self._asked = ""
 
     def begin(self) -> None:
         """A term begins."""
-        self.elsewhere, self._since, self._begun_at = False, None, self._monotonic()
+        self._refused.clear()
+        self.above, self.elsewhere, self._since, self._begun_at = 0, False, None, self._monotonic()
+
+    def refused(self, host_id: str) -> None:
+        """A host wanted to report here while this manager stands by."""
+        if self.elsewhere:
+            now = self._monotonic()
+            since, until = self._refused.get(host_id, (now, now))
+            self._refused[host_id] = (since if now - until <= self._silent_after_s else now, now)
 
     async def look(self, hosts: Hosts, ask: Ask, epoch: int) -> None:
         """End the term if it has to.
@@ -77,7 +89,7 @@ class Followed:
         self._since = None
         if 2 * len(reported) >= len(hosts) or now - self._begun_at <= self._silent_after_s:
             return
-        said = reported + await self._answers(hosts, ask)
+        said = reported + list((await self._answers(hosts, ask)).values())
         if (agreed := self._outvoted(epoch, said)) is not None:
             self._single |= len(said) == 1
             self.elsewhere = True
@@ -86,17 +98,31 @@ class Followed:
     async def check(self, hosts: Hosts, ask: Ask, epoch: int) -> None:
         """Before a term after one that ended since the hosts follow another manager: it would raise the epoch.
 
+        Those that have wanted to report here for a while have no other manager any more, whomever they followed.
+
         :param epoch: that of the store.
         :raises StoreError: they do so still.
         """
-        if (agreed := self._outvoted(epoch + 1, await self._answers(hosts, ask))) is not None:
+        begun_at, said = self._monotonic(), dict[str, int]()
+        # The first of them may all be off: each term that begins without an answer comes nearer to the other epoch.
+        for _ in range(0, len(hosts), ASKED):
+            said |= await self._answers(hosts, ask)
+            if len(said) >= ASKED or self._monotonic() - begun_at > CHECKED_S:
+                break
+        words = [0 if self._waits(host_id) else followed for host_id, followed in said.items()]
+        if (agreed := self._outvoted(epoch + 1, words)) is not None:
             raise StoreError(_elsewhere(agreed, epoch))
+
+    def _waits(self, host_id: str) -> bool:
+        now = self._monotonic()
+        since, until = self._refused.get(host_id, (now, now))
+        return now - until <= self._silent_after_s and now - since > 2 * self._silent_after_s
 
     def _outvoted(self, epoch: int, said: list[int]) -> int | None:
         return None if len(said) == 1 and self._single else outvoted(epoch, said)
 
-    async def _answers(self, hosts: Hosts, ask: Ask) -> list[int]:
-        """What a few of the silent hosts say, others each time."""
+    async def _answers(self, hosts: Hosts, ask: Ask) -> dict[str, int]:
+        """What a few of the silent hosts say, by id, others each time."""
         silent = sorted(hosts.ids() - hosts.reporting().keys())
         later = [host_id for host_id in silent if host_id > self._asked]
         asked = (later + silent)[: min(ASKED, len(silent))]
@@ -109,7 +135,7 @@ class Followed:
                 return None
 
         answers = await asyncio.gather(*map(one, asked))
-        return [epoch for epoch in answers if epoch is not None]
+        return {host_id: epoch for host_id, epoch in zip(asked, answers, strict=True) if epoch is not None}
 
 
 def _elsewhere(agreed: int, epoch: int) -> str:

@@ -71,7 +71,7 @@ class Transactions:
         self._epoch = 0
         self._closed = False
 
-    async def open(self, url: str | None = None, above: int = 0) -> int:
+    async def open(self, url: str | None = None, above: int = 0, led: int = 0) -> int:
         """Raise the epoch by one, and migrate. From then on every write under a lower epoch fails: before the first
         step, which may be long, where there is a store.
 
@@ -79,15 +79,17 @@ class Transactions:
         rows have used the next ones.
 
         :param url: where clients reach this manager.
-        :param above: an epoch that was in use: this process led with it, or agents follow it; 0: not known.
+        :param above: an epoch that agents follow which go on to report here; 0: not known.
+        :param led: the last one of this process; 0: it has not led. A store that is further behind may be another than
+            the one of that term, where the next epoch belongs to whoever leads there: it is for the hosts to say.
         :returns: the new epoch.
         :raises StoreError: the database cannot be used, or was made by a newer version; or it is empty, and was not.
         """
 
         async def fence(connection: AsyncConnection) -> int | None:
-            if not await connection.run_sync(schema.version_of) and above:
+            if not await connection.run_sync(schema.version_of) and (known := max(above, led)):
                 raise StoreError(
-                    f"the {_shown(self._database)} is empty, but it has held a store of epoch {above}: restore it from "
+                    f"the {_shown(self._database)} is empty, but it has held a store of epoch {known}: restore it from "
                     "a backup; or start this manager again to begin with an empty one"
                 )
             return await _raised(connection) if await connection.run_sync(schema.is_older) else None
@@ -96,8 +98,9 @@ class Transactions:
             epoch, now = fenced or await _raised(connection), self._clock()
             if moved := await _moved(connection, now):
                 epoch = await _raised(connection, LOST_EPOCHS)
-            if epoch <= above:
-                epoch = await _raised(connection, above + 1 - epoch)
+            if epoch <= above or epoch == led:
+                # Under one that was used before, the counts of its commands would be taken for those of before.
+                epoch = await _raised(connection, max(above, epoch) + 1 - epoch)
                 moved = moved or "its hosts follow a later manager than this store knows of"
             await connection.execute(insert(schema.terms).values(epoch=epoch, url=url, begun_at=now))
             if moved:

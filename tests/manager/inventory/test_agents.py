@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from structlog.testing import capture_logs
 
 from cluster_manager.errors import AgentUnreachable
 from cluster_manager.inventory.agents import Agents, connector_to_hosts, telling_what_was_sent
@@ -86,3 +87,20 @@ async def test_a_call_that_got_no_connection_in_time_is_known_not_to_have_been_s
         with pytest.raises(AgentUnreachable) as lost:
             await agents.operation("host-1", "r", retry=False)
     assert (never.value.sent, lost.value.sent) == (False, True)
+
+
+async def test_an_address_where_no_agent_answers_is_said_once_however_often_the_host_is_asked() -> None:
+    async with aiohttp.ClientSession() as session:
+        at = ["http://127.0.0.1:1"]
+        agents = Agents(session, lambda host: at[-1], "key", AgentLimits(retry_s=0.0))
+        with capture_logs() as logs:
+            for where in ("http://127.0.0.1:1", "http://127.0.0.1:2"):
+                at.append(where)
+                for _ in range(3):
+                    with pytest.raises(AgentUnreachable, match="has not proved to be at"):
+                        await agents.host("host-0", retry=False)
+        said = [(line["log_level"], line["address"]) for line in logs if line["event"] == "an address is not used"]
+        assert [line for line in said if line[0] == "warning"] == [
+            ("warning", "http://127.0.0.1:1"),
+            ("warning", "http://127.0.0.1:2"),
+        ]

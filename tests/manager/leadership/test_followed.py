@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_manager.errors import AgentUnreachable, StoreError
-from cluster_manager.inventory.followed import ASKED, Followed
+from cluster_manager.inventory.followed import ASKED, CHECKED_S, Followed
 from cluster_manager.inventory.hosts import Hosts
 from ebbtide.deflation.fencing import MOST_RAISE, Fence, outvoted
 from tests.manager.cluster import Cluster, cluster_of, vm
@@ -151,6 +151,79 @@ async def test_of_many_silent_hosts_a_few_are_asked_at_a_time_and_others_the_nex
     assert set(said.calls) == set(said.asked)
 
 
+async def test_hosts_that_want_to_report_to_a_manager_that_stands_by_for_them_follow_no_other_one_any_more() -> None:
+    said = Said(asked={"a": 9, "b": 9, "c": None})
+    followed = said.followed()
+    await said.look(followed, 3)
+    assert followed.elsewhere
+    for host in ("a", "b"):
+        followed.refused(host)  # on its way to another manager
+    said.now += 15.0
+    for turn in range(5):
+        for host in ("a", "b"):
+            followed.refused(host)
+        if turn < 4:
+            with pytest.raises(StoreError, match="follow another manager"):
+                await followed.check(cast(Hosts, said), said.ask, 5)
+        said.now += 5.5
+    await followed.check(cast(Hosts, said), said.ask, 5)
+    # They have found one.
+    said.now += 15.0
+    with pytest.raises(StoreError, match="follow another manager"):
+        await followed.check(cast(Hosts, said), said.ask, 5)
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_hosts_whose_reports_did_not_get_through_come_back_to_a_manager_that_stands_by_for_them(
+    tmp_path: Path,
+) -> None:
+    agents = two(9)
+    async with cluster_of(tmp_path, *agents, silent_after_s=SILENT_AFTER_S) as cluster:
+        manager = cluster.manager
+        assert manager is not None
+        for agent in agents:
+            agent.manager = None
+        await until(lambda: "follow another manager, of epoch 9" in manager.leadership.why)
+        for agent in agents:
+            agent.manager = cluster.url
+        await until(lambda: leads(cluster) and manager.epoch == 10)
+        await until(lambda: len(manager.hosts.ready()) == 2)
+
+
+async def test_before_a_term_others_of_many_silent_hosts_are_asked_until_enough_have_answered() -> None:
+    off: dict[str, int | None] = {f"host-{number:02}": None for number in range(3 * ASKED)}
+    said = Said(asked=off | {f"up-{number:02}": 9 for number in range(2 * ASKED)})
+    followed = said.followed()
+    with pytest.raises(StoreError, match="follow another manager"):
+        await followed.check(cast(Hosts, said), said.ask, 5)
+    assert len(set(said.calls)) == len(said.calls) == 4 * ASKED
+    # Each has one voice, however often it is asked.
+    said = Said(asked=off | {"liar": 9, "up-0": 5, "up-1": 5})
+    await said.followed().check(cast(Hosts, said), said.ask, 5)
+    assert set(said.calls) == set(said.asked)
+
+
+async def test_before_a_term_hosts_that_do_not_answer_are_not_asked_for_ever() -> None:
+    said = Said(asked={f"host-{number:03}": None for number in range(1000)})
+    ask = said.ask
+
+    async def slow(host: str) -> Any:
+        said.now += 1.0
+        return await ask(host)
+
+    await said.followed().check(cast(Hosts, said), slow, 5)
+    assert len(said.calls) <= CHECKED_S + ASKED
+
+
+async def test_what_one_term_learned_of_the_hosts_is_not_for_the_ones_behind_the_next() -> None:
+    said = Said(reports={"a": 9, "b": 9})
+    followed = said.followed()
+    await said.look(followed, 6)
+    assert followed.above == 9
+    followed.begin()
+    assert followed.above == 0
+
+
 SILENT_AFTER_S = 0.5
 
 
@@ -187,6 +260,34 @@ async def test_a_manager_on_a_store_that_was_put_back_says_so_and_leads_above_wh
         (event,) = await cluster.events("restored")
         assert "its hosts follow a later manager than this store knows of" in event["sentence"]
         assert (await cluster.create(vm("web"))).state == "done"
+
+
+@pytest.mark.usefixtures("each_store")
+async def test_a_manager_whose_store_falls_behind_its_own_terms_lets_its_hosts_say_whether_it_goes_on_above_them(
+    tmp_path: Path,
+) -> None:
+    agents = two(0)
+    async with cluster_of(tmp_path, *agents, silent_after_s=SILENT_AFTER_S) as cluster:
+        manager = cluster.manager
+        assert manager is not None
+        begun: list[int] = []
+        begin = manager.begin_term
+
+        async def noted() -> int:
+            begun.append(await begin())
+            return begun[-1]
+
+        manager.leadership._term.begin_term = noted  # type: ignore[method-assign]
+        for epoch in (2, 3, 4):
+            manager.leadership.fail("by the test")
+            await until(lambda epoch=epoch: leads(cluster) and manager.epoch == epoch)  # type: ignore[misc]
+        await until(lambda: [agent.epoch for agent in agents] == [4, 4])
+        rows_of(cluster.settings.database, "DELETE FROM terms WHERE epoch > 1")
+        rows_of(cluster.settings.database, "UPDATE counters SET value = 1 WHERE name = 'epoch'")
+        manager.leadership.fail("by the test")
+        await until(lambda: leads(cluster) and manager.epoch == 5)
+        # On a slow machine hosts may fall silent meanwhile, and be asked.
+        assert (begun[:4], begun[-1]) == ([2, 3, 4, 2], 5)
 
 
 @pytest.mark.usefixtures("each_store")

@@ -256,7 +256,7 @@ async def test_a_process_that_has_led_begins_no_new_store_in_an_empty_database(p
     database = postgresql.new()
     store = Store(database, time.time)
     with pytest.raises(StoreError, match="is empty, but it has held a store of epoch 8: restore it from a backup"):
-        await store.open(above=8)
+        await store.open(led=8)
     await store.close()
     assert rows_of(database, "SELECT * FROM pg_tables WHERE schemaname = 'public'") == []
     postgresql.drop(database)

@@ -18,10 +18,10 @@ from tests.manager.cluster import cluster_of
 from tests.manager.databases import USER, Server, rows_of
 
 
-async def opened(database: PostgreSQL, above: int = 0) -> int:
+async def opened(database: PostgreSQL, above: int = 0, led: int = 0) -> int:
     store = Store(database, time.time)
     try:
-        return await store.open(above=above)
+        return await store.open(above=above, led=led)
     finally:
         await store.close()
 
@@ -47,14 +47,32 @@ async def test_a_store_in_another_history_of_its_server_goes_on_far_above_the_ep
 
 
 @pytest.mark.service
-async def test_a_process_that_has_led_begins_no_term_with_an_epoch_that_it_had(postgresql: Server) -> None:
+async def test_a_term_has_an_epoch_above_the_one_that_hosts_follow_and_not_the_last_one_of_its_process(
+    postgresql: Server,
+) -> None:
     database = postgresql.migrated()
     assert await opened(database) == 1
     assert await opened(database, above=9) == 10
     assert "follow a later manager" in rows_of(database, "SELECT sentence FROM events")[0][0]
-    assert await opened(database, above=10) == 11
+    assert await opened(database, above=10, led=10) == 11
     assert len(rows_of(database, "SELECT * FROM events")) == 1
+    # The last term of this process was lost.
+    assert await opened(database, led=12) == 13
+    assert len(rows_of(database, "SELECT * FROM events")) == 2
     postgresql.give_back(database)
+
+
+@pytest.mark.service
+async def test_a_process_that_comes_to_a_store_far_behind_its_last_term_takes_no_epoch_of_the_other_store(
+    postgresql: Server,
+) -> None:
+    old, new = postgresql.migrated(), postgresql.migrated()
+    rows_of(new, "UPDATE counters SET value = 1008 WHERE name = 'epoch'")
+    led = await opened(new)
+    # It comes to the old primary, and another manager leads on the new one.
+    assert await opened(old, led=led) < await opened(new)
+    for database in (old, new):
+        postgresql.give_back(database)
 
 
 @pytest.mark.service
