@@ -105,10 +105,7 @@ def _not_done(sweep: Sweep) -> Iterator[str]:
     text += (
         "in the last 30, were all of them of those. They never started, or were killed and wait again: the machines "
     )
-    text += (
-        "that their rule would let them have are not there. They have no waits, so waits beside such a share are of "
-    )
-    text += "the others only."
+    text += "that their rule would let them have are not there. In percentiles of waits they never start."
     yield from ("", filled(text), "")
     yield from head("jobs not done, %", *MIXES.values())
     for name, (title, _, _) in {"first-fit": ("first fit", None, None), **HEURISTICS}.items():

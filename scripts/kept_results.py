@@ -19,6 +19,7 @@ KEPT = ROOT / "experiments" / "results"
 #: Kept by seed, so that schemes are compared seed by seed.
 BY_SEED = ("jct_mean_s", "jct_p90_s", "jct_geometric_mean_s", "waste", "kills_per_task", "wait_mean_s", "cost_total")
 BY_SEED += ("goodput", "wasted_share", "kills", "failure_rate", "wait_p50_s", "wait_p90_s", "wait_p99_s", "intervals")
+BY_SEED += ("wait_p95_s",)
 BY_SEED += ("kills_under_1_h", "kills_under_5_h", "kills_under_30_h", "on_demand_cost", "wait_mean_h", "total_cost")
 BY_SEED += ("low_preempted_share", "low_rejected_share", "high_rejected_share")
 BY_SEED += ("preempted_vms_share", "preemptions_per_day", "deflated_vm_h_share", "taken_core_h_per_day")

@@ -81,7 +81,8 @@ def persistent() -> Iterator[str]:
         base, live, best = ({"least_lifetime_s": life, "policy": who} for who in ("random", "live", "oracle"))
         shares, word = aim(sweep, base, live, best)
         yield ""
-        yield f"Of the Oracle's gain over the same order, {titles[number]}: mean {shares[0]}, p90 {shares[1]}: {word}."
+        text = f"Of the Oracle's gain over the same order, {titles[number]}: mean {shares[0]}, p90 {shares[1]}: {word}."
+        yield filled(text)
 
 
 def mixed() -> Iterator[str]:

@@ -10,6 +10,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks.engines.spark_host import GRACE_S
@@ -507,12 +508,17 @@ def test_a_small_figure_is_met_only_where_ours_is_told_apart_from_nothing() -> N
     assert verdict((1.5, 2.0), 2.0, 1.0) == "met"
 
 
-def test_no_percentile_of_waits_is_compared_where_jobs_are_left_undone() -> None:
-    """Those that are missing wait longest: the median of the others is none of all."""
+def test_jobs_that_are_never_done_have_infinite_waits() -> None:
     names = made("interval_tables")
-    lines = [line for line in names["claims"]() if line.startswith("| Fig. 6.2d")]
-    assert len(lines) == 2
-    assert all("| P50 not comparable; P90 not comparable: up to" in line for line in lines)
+    functions = names["claims"].__globals__
+    ever, never = np.array([1.0, 2.0, 1.5]), np.array([1.0, np.inf, 1.5])
+    said = [functions["_hours"](one) for one in (ever, never, never + np.inf)]
+    assert said == ["1.5", "never in 1 of 3 seeds", "never"]
+    assert [functions["_less"](one, ever + more) for one, more in ((ever, 1.0), (ever, 0.0), (never, 1.0))] == [
+        "met",
+        "not told apart",
+        "missed",
+    ]
     left = names["not_done"](names["Sweep"]("intervals-mixes"), policy="four-ias-10")
     assert left == pytest.approx((4.78, 9.56), abs=0.01)
 

@@ -7,6 +7,7 @@ exact where a bin holds equal values only.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -80,8 +81,11 @@ def fresh() -> tuple[Ints, Floats, Floats]:
     return np.zeros((rows, BINS), np.int64), np.zeros((rows, BINS)), moments
 
 
-def figures(bins: Ints, bin_sums: Floats, moments: Floats) -> dict[str, float]:
-    """Count, mean, percentiles and most of every measure; NaN where nothing was measured."""
+def figures(bins: Ints, bin_sums: Floats, moments: Floats, left: Sequence[int] = ()) -> dict[str, float]:
+    """Count, mean, percentiles and most of every measure; NaN where nothing was measured.
+
+    :param left: of each measure, how many were not done: in percentiles, and there alone, their values are infinite.
+    """
     found: dict[str, float] = {}
     for row, name in enumerate(MEASURES):
         stem, unit = (name[:-2], "_s") if name.endswith("_s") else (name, "")
@@ -89,11 +93,12 @@ def figures(bins: Ints, bin_sums: Floats, moments: Floats) -> dict[str, float]:
         count = int(upto[-1])
         found[f"{stem}_count"] = float(count)
         found[f"{stem}_mean{unit}"] = float(moments[row, 0] + moments[row, 1]) / count if count else math.nan
+        every = count + (left[row] if left else 0)
         for percent in PERCENTILES:
-            key = f"{stem}_p{percent}{unit}"
-            found[key] = math.nan
-            if count:
-                place = int(np.searchsorted(upto, math.ceil(count * percent / 100)))
+            key, number = f"{stem}_p{percent}{unit}", math.ceil(every * percent / 100)
+            found[key] = math.inf if every else math.nan
+            if 0 < number <= count:
+                place = int(np.searchsorted(upto, number))
                 found[key] = float(bin_sums[row, place] / bins[row, place])
         found[f"{stem}_max{unit}"] = float(moments[row, 2]) if count else math.nan
     return found

@@ -119,7 +119,8 @@ def runtimes(workload: Workload, count: int, generator: np.random.Generator) -> 
     ratio = least / most
     times = _TAIL / (_TAIL - 1.0) * (1.0 - ratio ** (_TAIL - 1.0)) / (1.0 - ratio**_TAIL)
     drawn: Floats = (1.0 - generator.random(count) * (1.0 - ratio**_TAIL)) ** (-1.0 / _TAIL)
-    return drawn * (least + most) / 2 / times
+    found: Floats = drawn * (least + most) / 2 / times
+    return found
 
 
 def estimates(workload: Workload, runtimes_s: Floats, generator: np.random.Generator) -> Floats:

@@ -217,6 +217,18 @@ def test_no_jobs_at_all_are_no_figures() -> None:
     assert math.isnan(results.waste)
 
 
+def test_percentiles_are_of_all_jobs_and_those_that_are_never_done_wait_for_ever() -> None:
+    """Six take turns on one core, and wait 0 to 5 s; four want two cores that never come."""
+    queue = [job(0, 1, 1.0)] * 6 + [job(0, 2, 1.0)] * 4
+    measures = run(queue, moves=[(0.0, "m0", 1.0)]).results.measures
+    assert (measures["wait_count"], measures["wait_mean_s"]) == (6, 2.5)
+    assert measures["wait_p50_s"] == 4.0
+    assert measures["task_wait_p50_s"] == 4.0
+    assert measures["wait_p90_s"] == measures["completion_p90_s"] == math.inf
+    later = run(queue, moves=[(0.0, "m0", 1.0)], from_s=1.0).results.measures
+    assert math.isnan(later["wait_p50_s"])
+
+
 def test_the_least_loaded_node_has_the_fewest_cores_in_use_whatever_it_has_free() -> None:
     """A node of 4 cores that has none in use is taken before one of 9 that has one, and the first of those alike."""
     queue = [job(0, 1, 10.0), job(1, 1, 10.0), job(2, 3, 10.0), job(3, 2, 10.0), job(4, 6, 10.0)]
