@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from hostagent.errors import HypervisorError
+from hostagent.vm.host import Host
 from hostagent.vm.managed_vm import ManagedVM
 
 #: A clock that differs by less from what it was is not put right for, seconds.
 LEAST_STEP_S: Final = 60.0
+#: What is dated by less than this before the boot may be dated by it, seconds: the kernel tells it in whole ones
+#: (`HostBoot.at`).
+WHOLE_S: Final = 2.0
 
 
 def clocks() -> tuple[float, float]:
@@ -30,7 +34,7 @@ def put_right(at: float | None, before: float, after: float, up_s: float) -> flo
 
     :param before: when the host booted by the clock as it was, and ``after`` as it is.
     """
-    if at is None or not 0.0 <= at - before <= up_s:
+    if at is None or not -WHOLE_S < at - before <= up_s:
         return at
     return at + after - before
 
@@ -60,10 +64,10 @@ class ClockSteps:
         return found
 
 
-async def date_start(vm: ManagedVM, was: float, right: float) -> None:
-    """Date a VM's start anew, unless it was started again meanwhile."""
+async def date_start(host: Host, vm: ManagedVM, was: float, right: float) -> None:
+    """Date a VM's start anew, unless it was started again meanwhile, or is another one by now."""
     async with vm.lock:
-        if vm.intent.started_at != was:
+        if not host.holds(vm) or vm.intent.started_at != was:
             return
         vm.record.intent = vm.intent.changed(started_at=right)
         # What cannot be written now, the reconciler writes later.

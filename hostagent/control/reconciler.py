@@ -178,7 +178,7 @@ class Reconciler:
     def _follow_clock(self, vms: Iterable[ManagedVM]) -> None:
         for vm, was, right in self._clock_steps.look(vms):
             # Beside the round: one that is busy may be so for long.
-            self._begin(f"clock:{vm.name}:{right}", date_start(vm, was, right))
+            self._begin(f"clock:{vm.name}:{right}", date_start(self._host, vm, was, right))
 
     def _begin(self, name: str, work: Coroutine[None, None, None]) -> None:
         self._checks[name] = task = asyncio.create_task(work, name=name)

@@ -55,6 +55,19 @@ async def read(records: Records) -> Record:
         return (await records.read([ATTEMPT]))[ATTEMPT]
 
 
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0])
+async def test_an_end_is_dated_as_the_managers_clock_has_it_whatever_that_of_a_file_server_says(
+    records: Records, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    write(records, "claim", BEGUN)
+    ended_at, wall = write(records, "end", "7 1700000001.25\n").stat().st_mtime, time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + by_s)
+    found = await read(records)
+    assert found.ended_at == pytest.approx(ended_at + by_s, abs=60.0)
+    assert found.silent_s is not None
+    assert found.silent_s < 60.0
+
+
 async def test_what_an_attempt_writes_is_read(records: Records) -> None:
     assert await read(records) == Record()
     write(records, "claim", BEGUN)

@@ -20,6 +20,7 @@ import secrets
 import shlex
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,6 +49,8 @@ _PART: Final = 500
 BEAT_S: Final = 3.0
 #: One from further ahead than this is as good as never touched, seconds: its command dated it, or a clock was set back.
 _AHEAD_S: Final = 60.0
+#: A file system whose clock differs by less has the manager's, seconds: its times are coarse.
+_SAME_S: Final = 1.0
 _MACHINE: Final = re.compile(r"[A-Za-z0-9._-]{1,200}")
 #: What opening says of links, sockets, devices without a driver, and files that their owner keeps (a write lease).
 _NO_RECORD: Final = {
@@ -230,15 +233,17 @@ class Records:
         if not attempts:
             return {}
         # The file system's own time: machines and its server may have others.
+        asked_at = time.time()
         with tempfile.NamedTemporaryFile(dir=self.directory, prefix=".now.") as file:
             now = os.fstat(file.fileno()).st_mtime
+        beyond_s = _beyond_s(now, asked_at, time.time())
         with self._opened() as root:
             if begun and all(_owner(root, attempt) is None for attempt in begun):
                 raise EngineUnreachable(
                     f"none of the attempts that have begun ({len(begun)}) has its record in {self.directory}: is that "
                     "mounted here, and is it (and label) the same as before? Nothing is begun or ended without them"
                 )
-            return {attempt: _read(root, attempt, now) for attempt in attempts}
+            return {attempt: _read(root, attempt, now, beyond_s) for attempt in attempts}
 
     async def owners(self, attempts: Collection[str]) -> dict[str, int]:
         """Whose attempts these are, by uid; those without a directory are left out: they were never ours."""
@@ -423,7 +428,13 @@ def _owner(root: int, attempt: str) -> int | None:
         return None
 
 
-def _read(root: int, attempt: str, now: float | None = None) -> Record:
+def _beyond_s(there: float, before: float, after: float) -> float:
+    """By how much the clock of a file system is beyond the manager's, which said these before and after it was read."""
+    beyond_s = there - min(max(there, before), after)
+    return beyond_s if abs(beyond_s) > _SAME_S else 0.0
+
+
+def _read(root: int, attempt: str, now: float | None = None, beyond_s: float = 0.0) -> Record:
     try:
         with _directory(attempt, root) as own:
             claim, touched_at = _content(own, CLAIM)
@@ -442,8 +453,9 @@ def _read(root: int, attempt: str, now: float | None = None) -> Record:
             silent_s = max(silent_s, 0.0) if silent_s > -_AHEAD_S else math.inf
             record = replace(record, silent_s=silent_s, touched_at=touched_at)
         if (code := _end(end)) is not None:
-            # By the file system, as above: the clock of a guest that was suspended stands where that was done.
-            record = replace(record, exit_code=code, ended_at=ended_at)
+            # By the file system, as above: the clock of a guest that was suspended stands where that was done. But as
+            # the manager's has it, with whose dates it is compared.
+            record = replace(record, exit_code=code, ended_at=ended_at - beyond_s)
     return record
 
 
