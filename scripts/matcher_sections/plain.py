@@ -71,16 +71,17 @@ def plain() -> Iterator[str]:
     """Each pool: the rules, what matcher and Oracle gain over the best, and whether the aim holds against it."""
     yield from ("## Against the best of the rules that predict nothing", "")
     yield filled(
-        "YARN's default fills the node that reports until nothing more fits, and the Oracle fills, too; Slurm's "
-        "`LLN` takes the least loaded node, where a shrink finds idle cores first; a random node spreads a job over "
-        "many machines. So not all that is gained over a random node, in the other sections, is the prediction's. "
-        "Here is what is left of it: filling and the least loaded node against a random node in the same order of "
-        "kills; which of the three has the shortest completion times in the mean over seeds; then `live` and the "
-        "Oracle against that one, and the aim with it in the random node's place. Mean, p90, per cent. The best is "
-        "chosen by the figure that is then compared, which is in its favour. Rows are of the experiments of the "
-        "sections below, which have their commands; orders are a manager's where none is named. With an acquirer, with "
-        "jobs that save their work, with wrong estimates and beside checkpoints and replicas the least loaded node was "
-        "not run, and filling stands in their sections: what is left there is against that."
+        "YARN's default fills the node that reports until nothing more fits, and the Oracle fills, too; Slurm's `LLN` "
+        "takes the node with the fewest cores in use, where all nodes have as many CPUs; a random node spreads a job "
+        "over many machines. So not all that is gained over a random node, in the other sections, is the "
+        "prediction's. Here is what is left of it: filling and the least loaded node against a random node in the "
+        "same order of kills; which of the three has the shortest completion times in the mean over seeds; then "
+        "`live` and the Oracle against that one, and the aim with it in the random node's place. Mean, p90, per cent. "
+        "The best is chosen by the figure that is then compared, which is in its favour. Rows are of the experiments "
+        "of the sections below, which have their commands; orders are a manager's where none is named. With an "
+        "acquirer, with jobs that save their work, with wrong estimates and beside checkpoints and replicas the least "
+        "loaded node was not run, and filling stands in their sections: what is left there is against that. The node "
+        "with the most idle cores, or with the largest share of them, was not run anywhere."
     )
     yield ""
     shares = ("of its gain: mean", "p90", "")

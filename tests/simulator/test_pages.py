@@ -382,6 +382,32 @@ def test_the_best_of_the_rules_that_predict_nothing_is_that_with_the_shortest_me
         assert all(sweep.mean("jct_mean_s", **case) <= sweep.mean("jct_mean_s", **at, policy=name) for name in who[:3])
 
 
+def test_what_the_rules_that_predict_nothing_gain_is_said_of_all_pools() -> None:
+    names = made("matcher_tables")
+    page = " ".join(names["PAGE"].read_text().split())
+    packed, cut, others = [], [], []
+    for text, sweep, at, (random, fills, least, _, knows) in names["plain"].__globals__["cases"]():
+        base = at | {"policy": random}
+        filling, loaded, known = (
+            sweep.against(base, "jct_mean_s", **at | {"policy": name})[0] for name in (fills, least, knows)
+        )
+        if text.startswith(("persistent", "packing", "calm, packing")):
+            packed.append((filling, loaded))
+        elif text.startswith("wind") and text.endswith("cut by servers"):
+            cut.append(filling)
+            others.append(loaded)
+        else:
+            others += [filling, loaded]
+            if text.startswith("wind"):
+                assert 1.5 < -known < 3.5
+    filled, loaded = zip(*packed, strict=True)
+    assert f"VMs are packed: {-max(filled):.0f} to {-min(filled):.0f} % of the mean" in page
+    assert f"is {min(loaded):.0f} to {max(loaded):.0f} % slower than one there" in page
+    assert f"within {max(map(abs, others)):.0f} % of a random node, but that filling" in page
+    assert f"gains {-max(cut):.0f} to {-min(cut):.0f} % where renewable power is cut by servers" in page
+    assert "the Oracle gains 2 to 3 % only" in page
+
+
 def test_an_aim_is_asked_by_the_interval_of_the_oracles_gain() -> None:
     class Gains:
         def __init__(self, found: tuple[float, float]) -> None:

@@ -105,7 +105,11 @@ def choose(s: State, p: Nodes, task: int, now_s: float) -> int:
 
 
 def least_loaded(s: State, task: int) -> int:
-    """Slurm's `LLN`: of the nodes that have room the one with the fewest cores in use, ties by number; -1: none has."""
+    """Of the nodes that have room the one with the fewest cores in use, ties by number; -1: none has.
+
+    Slurm's `LLN` takes the largest share of idle CPUs: the same where all nodes have as many CPUs, whatever a count
+    beside them (`vcore`) leaves of them.
+    """
     found = -1
     for machine in range(len(s.machines)):
         if fits(s, machine, task) and (

@@ -48,7 +48,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
     # YARN's: a random node that has room; or the node that reports is filled as far as it goes (its default).
     "capacity-random": Scheme("random"),
     "capacity-filling": Scheme("filling"),
-    # Slurm's LLN, which predicts nothing either: the node with the fewest cores in use, where shrinks find idle cores.
+    # The node with the fewest cores in use: Slurm's LLN on nodes of as many CPUs, which predicts nothing either.
     "capacity-least-loaded": Scheme("least-loaded"),
     "oracle-no-shrink": Scheme("oracle-no-shrink"),
     "oracle-no-kill": Scheme("oracle-no-kill"),
