@@ -1,6 +1,6 @@
 """What an extra of Ebbtide brings along, and how it is installed: by the names of those packages, never by our own.
 
-No index has Ebbtide. Whoever took its name there would be installed by ``pip install 'ebbtide[...]'``.
+No index has Ebbtide: whoever took its name there would be installed in its place.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ async def test_an_option_of_the_host_agent_arrives(here: Path, monkeypatch: pyte
     def note(what: str) -> Any:
         return lambda *given: made.update({what: given[0] if len(given) == 1 else given}) or given[0]
 
-    def host(part: Any, _hypervisor: Any, _journal: Any, directories: Any) -> None:
+    def host(part: Any, _hypervisor: Any, _journal: Any, directories: Any, boot: Any) -> None:
         made.update(part=part, directories=SimpleNamespace(**directories))
 
     monkeypatch.setattr(running, "LibvirtHypervisor", note("libvirt"))

@@ -306,7 +306,7 @@ def test_a_running_task_is_cancelled_and_one_that_was_done_first_is_done() -> No
 
 
 def test_what_an_engine_ends_is_broken_off_and_not_what_its_owner_wanted() -> None:
-    """A scheduler that has lost its state gives a job's number to another job, and ends the wrong one."""
+    # A scheduler that has lost its state gives a job's number to another job, and ends the wrong one.
     after, steps = look_at(WAITING, Seen(AttemptState.ENDED, reason="cancelled"))
     assert (after.stop, steps) == ("again", (Cancel(NAME, begun_too=False),))
     after, _ = look_at(restartable(RUNNING), replace(LOST, reason="cancelled"))
@@ -435,10 +435,7 @@ def test_who_must_make_room_is_ended_in_the_turn_that_sees_it_and_begun_again_in
 
 
 class AnyEngine(RuleBasedStateMachine):
-    """An engine that loses, repeats and kills at will; only records are to be trusted.
-
-    The test knows each attempt's record, and what the engine would do by itself.
-    """
+    """An engine that loses, repeats and kills at will; only records, which the test knows, are to be trusted."""
 
     def __init__(self) -> None:
         super().__init__()
