@@ -174,17 +174,11 @@ class CoreChanges:
         return CalibrationReport(machines=_curve(self.check.calibration), tasks=_curve(self.tasks))
 
     def _resume(self, found: Mapping[str, Any]) -> bool:
-        """Whether it could be gone on with; if not, only the calibrations are taken over."""
-        self._take_over_calibrations(found)
+        """Whether it could be gone on with; of one that is of another time only the calibrations are taken over."""
         try:
             if found.get("version") != _VERSION:
                 raise InvalidField("version", f"must be {_VERSION}, but is {found.get('version')!r}")
             predictor = self._followed(memory.restored(found["predictor"], self._options))
-            if self.is_ahead(predictor):
-                raise InvalidField("now", f"is {predictor.now - self._clock():.0f} s ahead of this manager's clock")
-            if (old_s := self._clock() - predictor.now) > WINDOW_S:
-                # By a clock that was behind, perhaps: then it says that it knows what is in no window of it.
-                raise InvalidField("now", f"is {old_s:.0f} s old: nothing of it would count any more")
             check = SelfCheck(predictor)
             check.resume(found["check"])
             tasks = Calibration.of(found["tasks"])
@@ -192,17 +186,15 @@ class CoreChanges:
         except (InvalidField, KeyError, TypeError, ValueError, AttributeError) as error:
             log.warning("what was learned cannot be read, and is learned again", why=str(error))
             return False
+        old_s = self._clock() - predictor.now
+        # Too old by a clock that was behind, perhaps: then it says that it knows what is in no window of it.
+        if self.is_ahead(predictor) or old_s > WINDOW_S:
+            log.warning("what was learned is of another time, and is learned again", old_s=round(old_s))
+            # These have no dates, and hold whatever the clock says.
+            self.check.calibration, self.tasks = check.calibration, tasks
+            return False
         self.predictor, self.check, self.tasks, self._learned = predictor, check, tasks, learned
         return True
-
-    def _take_over_calibrations(self, found: Mapping[str, Any]) -> None:
-        """They have no dates, and hold whatever the clock says."""
-        try:
-            machines, tasks = Calibration.of(found["check"]["calibration"]), Calibration.of(found["tasks"])
-        except (InvalidField, KeyError, TypeError, ValueError, AttributeError) as error:
-            log.warning("how well predictions came true cannot be read", why=str(error))
-            return
-        self.check.calibration, self.tasks = machines, tasks
 
     async def _catch_up(self) -> None:
         """Learn what was stored after the document was written, in the order in which it happened."""
