@@ -214,12 +214,14 @@ async def test_who_waits_for_a_placement_to_end_does_not_read_it_at_every_report
     ends = asyncio.Event()
     monkeypatch.setattr(executor._store, "plan", read_it)
     state = start_cancel("plan.2", "cancel", "high-1", "request")
+    begun = asyncio.get_running_loop().time()
     waits = asyncio.create_task(executor.perform(state, False, lambda: 0.0))
     for number in range(50):
         await hosts.take(report_of(f"host-{number}"))
         await asyncio.sleep(0)
     assert set(reads) == {"request"}
-    assert len(reads) <= 5
+    # One a second, however slow this machine is.
+    assert len(reads) <= 2 + asyncio.get_running_loop().time() - begun
     ends.set()
     assert isinstance(await waits, PlanEnded)
 
