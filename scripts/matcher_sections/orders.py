@@ -50,7 +50,8 @@ def orders() -> Iterator[str]:
 HEARTBEATS = {
     "capacity-random": "CapacityScheduler, random node",
     "capacity-filling": "CapacityScheduler, filling of the node that reports",
-    "capacity-least-loaded": "the least loaded node (Slurm's `LLN`)",
+    "capacity-least-loaded": "the node with the fewest cores in use (Slurm's `LLN`)",
+    "capacity-worst-fit": "the node with the most idle cores (`LLN` where lost cores count as in use)",
     "algorithm-1": "Algorithm 1, completed intervals",
     "oracle-no-shrink": "the paper's Oracle (no shrink at all)",
 } | {

@@ -1,4 +1,4 @@
-"""The section on rules that predict nothing, beside the matcher: a random node, filling, the least loaded node."""
+"""The section on rules that predict nothing, beside the matcher: a random node, filling, least loaded, worst fit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from kept_results import MEAN, P90, Sweep, change, filled, head, row
 
 from matcher_sections.compared import LIFE, aim
 
-#: A case of a sweep: a pool in words, and who is meant by a random node, filling, the least loaded node, `live` and the
-#: Oracle there.
-Case = tuple[str, Sweep, dict[str, Any], tuple[str, str, str, str, str]]
-RULES = ("a random node", "filling", "least loaded")
-PLAIN = ("capacity-random", "capacity-filling", "capacity-least-loaded")
+#: A case of a sweep: a pool in words, and who is meant by each of the rules, `live` and the Oracle there.
+Case = tuple[str, Sweep, dict[str, Any], tuple[str, ...]]
+RULES = ("a random node", "filling", "least loaded", "worst fit")
+PLAIN = ("capacity-random", "capacity-filling", "capacity-least-loaded", "capacity-worst-fit")
 LIVE = (*PLAIN, "live", "oracle-no-kill")
 YARN = (*PLAIN, "live", "oracle-no-shrink")
 #: The Oracle loses no task: where killed ones wait is nothing to it.
@@ -25,8 +24,8 @@ def cases() -> Iterator[Case]:
     sweep = Sweep("persistent")
     for life in sweep.values(LIFE):
         text = f"persistent, VMs of at least {life / 60:.0f} min"
-        yield text, sweep, {LIFE: life}, ("random", "filling", "least-loaded", "live", "oracle")
-        who = ("yarn", "yarn-filling", "yarn-least-loaded", "yarn-live", "yarn-oracle")
+        yield text, sweep, {LIFE: life}, ("random", "filling", "least-loaded", "worst-fit", "live", "oracle")
+        who = ("yarn", "yarn-filling", "yarn-least-loaded", "yarn-worst-fit", "yarn-live", "yarn-oracle")
         yield f"{text}, YARN's order", sweep, {LIFE: life}, who
     sweep = Sweep("matching-load")
     for load in sweep.values("load"):
@@ -42,15 +41,14 @@ def cases() -> Iterator[Case]:
     orders |= {"least-lost-submission": "least work lost, by submission"}
     for packing in sweep.values("packing"):
         for order, text in orders.items():
-            rules = (f"random-{order}", f"filling-{order}", f"least-loaded-{order}")
+            rules = (f"{rule}-{order}" for rule in ("random", "filling", "least-loaded", "worst-fit"))
             yield f"{packing}, {text}", sweep, {"packing": packing}, (*rules, f"live-{order}", ORACLE_OF_ORDERS)
     sweep = Sweep("runtimes")
     for shape in sweep.values("shape"):
         yield f"persistent, {shape} runtimes, YARN's order", sweep, {"shape": shape}, YARN
     sweep = Sweep("drawn-lives")
     for name in dict.fromkeys(str(one).rpartition(": ")[0] for one in sweep.values("policy")):
-        random, fills, least, live, best = (f"{name}: {policy}" for policy in LIVE)
-        yield name, sweep, {}, (random, fills, least, live, best)
+        yield name, sweep, {}, tuple(f"{name}: {policy}" for policy in LIVE)
     sweep = Sweep("calm")
     for packing in sweep.values("packing"):
         yield f"calm, {packing}", sweep, {"packing": packing}, LIVE
@@ -71,30 +69,30 @@ def plain() -> Iterator[str]:
     """Each pool: the rules, what matcher and Oracle gain over the best, and whether the aim holds against it."""
     yield from ("## Against the best of the rules that predict nothing", "")
     yield filled(
-        "YARN's default fills the node that reports until nothing more fits, and the Oracle fills, too; Slurm's `LLN` "
-        "takes the node with the fewest cores in use, where all nodes have as many CPUs; a random node spreads a job "
-        "over many machines. So not all that is gained over a random node, in the other sections, is the "
-        "prediction's. Here is what is left of it: filling and the least loaded node against a random node in the "
-        "same order of kills; which of the three has the shortest completion times in the mean over seeds; then "
+        "YARN's default fills the node that reports until nothing more fits, and the Oracle fills, too. Slurm's `LLN` "
+        "takes the node with the largest share of idle CPUs: where all nodes have as many, that with the fewest cores "
+        "in use (least loaded), or with the most idle cores (worst fit) where the cores that a machine lost count as "
+        "in use. A random node spreads a job over many machines. So not all that is gained over a random node, in the "
+        "other sections, is the prediction's. Here is what is left of it: the other rules against a random node in "
+        "the same order of kills; which of the four has the shortest completion times in the mean over seeds; then "
         "`live` and the Oracle against that one, and the aim with it in the random node's place. Mean, p90, per cent. "
         "The best is chosen by the figure that is then compared, which is in its favour. Rows are of the experiments "
         "of the sections below, which have their commands; orders are a manager's where none is named. With an "
-        "acquirer, with jobs that save their work, with wrong estimates and beside checkpoints and replicas the least "
-        "loaded node was not run, and filling stands in their sections: what is left there is against that. The node "
-        "with the most idle cores, or with the largest share of them, was not run anywhere."
+        "acquirer, with jobs that save their work, with wrong estimates and beside checkpoints and replicas least "
+        "loaded and worst fit were not run, and filling stands in their sections: what is left there is against that."
     )
     yield ""
     shares = ("of its gain: mean", "p90", "")
-    titles = ("filling", "least loaded", "the best", "waste, %", "`live` against it", "waste, %", "Oracle against it")
-    yield from head("pool", *titles, *shares)
+    yield from head(
+        "pool", *RULES[1:], "the best", "waste, %", "`live` against it", "waste, %", "Oracle against it", *shares
+    )
     for text, sweep, at, (*rules, lives, oracle) in cases():
-        random, fills, least, live, knows = (at | {"policy": name} for name in (*rules, lives, oracle))
+        random, *others, live, knows = (at | {"policy": name} for name in (*rules, lives, oracle))
         word, base = best_rule(sweep, at, rules)
         told, verdict = aim(sweep, base, live, knows)
         yield row(
             text,
-            _both(sweep, random, fills),
-            _both(sweep, random, least),
+            *(_both(sweep, random, other) for other in others),
             word,
             f"{100 * sweep.mean('waste', **base):.1f}",
             _both(sweep, base, live),

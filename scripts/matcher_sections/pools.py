@@ -62,12 +62,14 @@ def persistent() -> Iterator[str]:
     shown = (
         ("yarn-filling", "yarn", "YARN's order: filling, YARN's default"),
         ("yarn-least-loaded", "yarn", "YARN's order: the least loaded node"),
+        ("yarn-worst-fit", "yarn", "YARN's order: worst fit"),
         ("yarn-algorithm-3", "yarn", "YARN's order: Algorithm 3, threshold .7"),
         ("yarn-live", "yarn", "YARN's order: `live`"),
         ("yarn-oracle", "yarn", "YARN's order: the paper's Oracle"),
         ("random", "yarn", "a manager's order alone, against YARN's"),
         ("filling", "random", "a manager's order: filling"),
         ("least-loaded", "random", "a manager's order: the least loaded node"),
+        ("worst-fit", "random", "a manager's order: worst fit"),
         ("live", "random", "a manager's order: `live`"),
         ("oracle", "random", "a manager's order: Oracle, no shrink that kills"),
     )
@@ -348,6 +350,7 @@ def allocations() -> Iterator[str]:
 CALM = {
     "capacity-filling": "filling of the node that reports",
     "capacity-least-loaded": "the least loaded node",
+    "capacity-worst-fit": "worst fit",
     "paper": "Algorithm 1, completed intervals",
     "sized": "Eq. 1, and the size of shrinks",
     "landmark": "landmarks",

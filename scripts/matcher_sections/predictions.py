@@ -9,6 +9,7 @@ from typing import Any
 from kept_results import MEAN, P90, Sweep, change, filled, head, of_sums, part, row
 
 from matcher_sections.compared import compared
+from matcher_sections.plain import PLAIN, RULES
 
 
 def runtimes() -> Iterator[str]:
@@ -20,14 +21,8 @@ def runtimes() -> Iterator[str]:
         "shape 1.1 between bounds that are as many times apart, 8 min and 8 h.",
         "",
     )
-    policies = ("capacity-filling", "capacity-least-loaded", "paper-heartbeat", "live", "oracle-no-shrink")
-    titles = (
-        "filling",
-        "least loaded",
-        "Algorithm 3, completed intervals, threshold .7",
-        "`live`",
-        "the paper's Oracle",
-    )
+    policies = (*PLAIN[1:], "paper-heartbeat", "live", "oracle-no-shrink")
+    titles = (*RULES[1:], "Algorithm 3, completed intervals, threshold .7", "`live`", "the paper's Oracle")
     yield from head("runtimes", "waste, %", *titles)
     for shape in sweep.values("shape"):
         base = {"shape": shape, "policy": "capacity-random"}

@@ -372,13 +372,13 @@ def test_the_matcher_is_held_against_the_rules_that_predict_nothing_which_the_be
     assert nodes == {"first-fit", "least-loaded", "random"}
     for _, sweep, _, who in made("matcher_tables")["plain"].__globals__["cases"]():
         policies = sweep.kept["policies"]
-        assert nodes - {"first-fit"} < {SCHEMES[policies[name]["policy"]].nodes for name in who[:3]}
+        assert (nodes - {"first-fit"}) | {"worst-fit"} < {SCHEMES[policies[name]["policy"]].nodes for name in who[:4]}
 
 
 def test_the_best_of_the_rules_that_predict_nothing_is_that_with_the_shortest_mean() -> None:
     names = made("matcher_tables")["plain"].__globals__
     for _, sweep, at, who in names["cases"]():
-        _, case = names["best_rule"](sweep, at, who[:3])
+        _, case = names["best_rule"](sweep, at, who[:4])
         assert all(sweep.mean("jct_mean_s", **case) <= sweep.mean("jct_mean_s", **at, policy=name) for name in who[:3])
 
 

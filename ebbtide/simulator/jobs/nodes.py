@@ -1,7 +1,7 @@
-"""Policies that look at room only: best fit, first fit, a random node, filling of the node that reports, least loaded.
+"""Policies that look at room only: best, first, worst fit, random, filling of the node that reports, least loaded.
 
-The choices themselves are kernels of `simulator.nodes` (levels, tree, bins), but for the least loaded node, for which
-all are looked at. Here is what they know of the machines, kept up to date; one compiled loop serves all five.
+The choices themselves are kernels of `simulator.nodes` (levels, tree, bins), but for worst fit and the least loaded
+node, for which all are looked at. Here is what they know of the machines, kept up to date, for one compiled loop.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ FIRST_FIT: Final = 1
 RANDOM: Final = 2
 FILLING: Final = 3
 LEAST_LOADED: Final = 4
+WORST_FIT: Final = 5
 KINDS: Final = {
     "best-fit": BEST_FIT,
     "first-fit": FIRST_FIT,
     "random": RANDOM,
     "filling": FILLING,
     "least-loaded": LEAST_LOADED,
+    "worst-fit": WORST_FIT,
 }
 
 
@@ -92,8 +94,8 @@ def choose(s: State, p: Nodes, task: int, now_s: float) -> int:
         return best_fit(p.sets, p.offsets, p.levels, p.level_offsets, p.spare, cores, memory_mib)
     if kind == FIRST_FIT:
         return first_fit(p.tree, p.spare, cores, memory_mib)
-    if kind == LEAST_LOADED:
-        return least_loaded(s, task)
+    if kind in (LEAST_LOADED, WORST_FIT):
+        return emptiest(s, task, kind == WORST_FIT)
     if kind == FILLING:
         reporting = p.facts[1]
         if reporting >= 0 and fits(s, reporting, task):
@@ -104,18 +106,18 @@ def choose(s: State, p: Nodes, task: int, now_s: float) -> int:
     return machine
 
 
-def least_loaded(s: State, task: int) -> int:
-    """Of the nodes that have room the one with the fewest cores in use, ties by number; -1: none has.
+def emptiest(s: State, task: int, idle: bool) -> int:
+    """Of the nodes with room the one with the fewest cores in use, or the most `idle`, ties by number; -1: none has.
 
-    Slurm's `LLN` takes the largest share of idle CPUs: the same where all nodes have as many CPUs, whatever a count
-    beside them (`vcore`) leaves of them.
+    Slurm's `LLN` takes the largest share of idle CPUs: the fewest in use where all nodes have as many CPUs, whatever a
+    count beside them (`vcore`) leaves of them; the most idle where what a node lost counts as in use.
     """
-    found = -1
+    found, most = -1, 0
     for machine in range(len(s.machines)):
-        if fits(s, machine, task) and (
-            found < 0 or s.machines[machine, MACHINE.used] < s.machines[found, MACHINE.used]
-        ):
-            found = machine
+        if fits(s, machine, task):
+            room = free_cores(s, machine) if idle else -s.machines[machine, MACHINE.used]
+            if found < 0 or room > most:
+                found, most = machine, room
     return found
 
 
@@ -132,7 +134,7 @@ def moved(s: State, p: Nodes, machine: int) -> None:
         move_level(p.sets, p.offsets, p.levels, p.level_offsets, machine, before, free)
     elif kind == FIRST_FIT:
         change_tree(p.tree, machine, free)
-    elif kind != LEAST_LOADED:
+    elif kind in (RANDOM, FILLING):
         move_bin(p.by_free, p.places, p.starts, machine, before, free)
 
 

@@ -48,8 +48,10 @@ SCHEMES: Final[dict[str, Scheme]] = {
     # YARN's: a random node that has room; or the node that reports is filled as far as it goes (its default).
     "capacity-random": Scheme("random"),
     "capacity-filling": Scheme("filling"),
-    # The node with the fewest cores in use: Slurm's LLN on nodes of as many CPUs, which predicts nothing either.
+    # The node with the fewest cores in use, or with the most idle ones: Slurm's LLN on nodes of as many CPUs, whose
+    # lost cores stand idle, or count as in use. Neither predicts anything.
     "capacity-least-loaded": Scheme("least-loaded"),
+    "capacity-worst-fit": Scheme("worst-fit"),
     "oracle-no-shrink": Scheme("oracle-no-shrink"),
     "oracle-no-kill": Scheme("oracle-no-kill"),
     "checkpoint-1-min": Scheme("random", checkpoint_every_s=600.0, checkpoint_cost_s=60.0),

@@ -25,6 +25,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"policy": "filling", "discipline": "conserving", "checkpoint_every_s": 2.0, "checkpoint_cost_s": 0.25},
     {"policy": "first-fit", "discipline": "conserving", "replicas": 3, "memory": False},
     {"policy": "least-loaded", "discipline": "conserving", "kills": "newest"},
+    {"policy": "worst-fit", "discipline": "conserving", "kills": "oldest"},
 ]
 
 

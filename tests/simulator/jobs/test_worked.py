@@ -237,6 +237,14 @@ def test_the_least_loaded_node_has_the_fewest_cores_in_use_whatever_it_has_free(
     assert [int(row[2]) for row in sorted(rows)] == [0, 1, 0, 1, 0]
 
 
+def test_worst_fit_takes_the_node_with_the_most_idle_cores_whatever_is_in_use() -> None:
+    """Of 9 and 4 cores the first has more to spare until 6 of it are taken; it loses 7 and has none of its own left."""
+    queue = [job(0, 1, 10.0), job(1, 5, 10.0), job(2, 2, 10.0), job(20, 2, 10.0)]
+    moves = [(0.0, "m0", 9.0), (0.0, "m1", 4.0), (15.0, "m0", 3.0)]
+    rows = run(queue, moves=moves, policy="worst-fit").rows
+    assert [int(row[2]) for row in sorted(rows)] == [0, 0, 1, 1]
+
+
 def test_node_filling_fills_the_node_that_reports_and_random_spreads() -> None:
     """Eight tasks of one core at once on eight machines of two: whatever the draws, a filled node is full at once."""
     queue = [job(0, 1, *(10.0,) * 8)]
