@@ -386,7 +386,7 @@ def _hits() -> Iterator[str]:
         "",
         f"At 50 % and 5,000 reads/s: 1 kB values {other[0]}, uniform keys {other[1]}. With the application",
         f"{kept[0]} of the rate at full size is kept, {kept[1]} where misses are fetched and stored;",
-        "nothing is swapped in. The rate at full size was taken without a warm-up, which the others had, so that",
+        "nothing is swapped in. The rate at full size is one window of 1.5 s and moves from one to the next, so that",
         "shares of it can be above 1. 50 % are of memcached's footprint; in Fig. 5a they are of a VM of which",
         f"memcached holds half: the limit alone keeps {here:.2f} of the rate here and {there:.2f} there, so that the",
         f"application could gain some {100 * (1 / there - 1):.0f} % there at the most. Misses are paid for in one",
