@@ -65,8 +65,10 @@ class OnPreemption(StrEnum):
 
 
 def _measurable(size: Vector) -> Vector:
-    cores = round(size.cpu_cores, 4)
-    return type(size).of(size.vector().with_component("cpu_cores", cores))
+    given = size.__dict__
+    told = {name: round(value, 4 if name == "cpu_cores" else 6) for name, value in given.items()}
+    # Of thousands of stored ones, which are so already, not one is made anew.
+    return size if told == given else type(size)(**told)
 
 
 #: What a VM is sold, to the digits that hosts measure and tell: of more, what a VM has would never come up to it.
