@@ -26,6 +26,7 @@ FILES: Final = {
         {
             "own": "first fit",
             "spread": "least loaded (as Slurm's `LLN=YES`)",
+            "idle": "worst fit: the most idle cores",
             "capacity-random": "`capacity-random`",
             "live": "`live`: a manager's default, landmarks",
             "sized-live": "`sized-live`: as the real run, Eq. 1 with sizes",

@@ -30,11 +30,13 @@ from ebbtide.simulator.matching.running import LIVE_ORDER
 from ebbtide.simulator.matching.schemes import SCHEMES, Scheme, engine_policy, engine_settings
 
 #: `own` is the first of the nodes, by their names, that has room, which is not how Slurm chooses by default; `spread`
-#: the least loaded one, as Slurm's `LLN`; `sized-live` is what the real run does, `live` the same by a manager's
-#: default prediction, `oracle-no-kill` knows what will come.
+#: the least loaded one, as Slurm's `LLN` there; `idle` that with the most idle cores, as `LLN` where lost cores count
+#: as in use; `sized-live` is what the real run does, `live` the same by a manager's default prediction,
+#: `oracle-no-kill` knows what will come.
 SHOWN: Final = {
     "own": Scheme("first-fit"),
     "spread": SCHEMES["capacity-least-loaded"],
+    "idle": SCHEMES["capacity-worst-fit"],
     **{name: SCHEMES[name] for name in ("capacity-random", "sized-live", "live", "oracle-no-kill")},
 }
 
