@@ -29,7 +29,7 @@ from ebbtide.extras import installing
 from ebbtide.lab import kvm_device, paths, services
 from ebbtide.lab.errors import LabError
 from hostagent.limits.cgroups import cgroup_layout, kernel_lacks_quotas, own_mountinfo
-from hostagent.mechanisms.accelerator import probe_accelerator
+from hostagent.mechanisms.accelerator import QEMUS, find_qemu, probe_accelerator
 from hostagent.options import HostAgentOptions, is_unnamed
 
 SEARCH_PATH = services.SEARCH_PATH
@@ -45,8 +45,8 @@ PROGRAMS = {
     "dpkg-deb": ("dpkg", "lab"),
     "unshare": ("util-linux", "lab"),
 }
-#: libvirt's modular daemon, where it has taken libvirtd's place.
-INSTEAD = {"libvirtd": "virtqemud"}
+#: libvirt's modular daemon, where it has taken libvirtd's place, and QEMU by its other names.
+INSTEAD = {"libvirtd": ("virtqemud",), "qemu-system-x86_64": QEMUS}
 #: Where the daemons of a machine keep what they know: agent, disks, enrolment, manager.
 DAEMONS = Path("/var/lib/ebbtide")
 #: Files that are for their owner only.
@@ -148,7 +148,7 @@ def _python() -> Finding:
 def _programs(purposes: frozenset[str]) -> list[Finding]:
     findings = []
     for program, (package, purpose) in PROGRAMS.items():
-        names = (program, INSTEAD.get(program, program))
+        names = (program, *INSTEAD.get(program, ()))
         path = next(filter(None, (shutil.which(name, path=SEARCH_PATH) for name in names)), None)
         findings.append(
             Finding(
@@ -208,7 +208,7 @@ def version_text(number: int) -> str:
 
 
 def _qemu(facts: dict[str, Any], *, needed: bool) -> Finding:
-    version = _version_of(["qemu-system-x86_64", "--version"])
+    version = _version_of([find_qemu(SEARCH_PATH) or QEMUS[0], "--version"])
     facts["qemu"] = version
     return Finding(name="qemu", ok=version is not None, needed=needed, detail=version or "not installed")
 

@@ -65,10 +65,24 @@ SERVICES = (DBUS, VIRTLOGD, LIBVIRTD)
 def libvirts_unit(path: str = SEARCH_PATH) -> str:
     """What systemd starts: the modular daemon's socket, where that has taken libvirtd's place.
 
+    Some distributions install both, and have one of them enabled.
+
     :param path: where programs are looked for.
     """
-    modular = shutil.which("virtqemud", path=path) and not shutil.which("libvirtd", path=path)
+    modular = shutil.which("virtqemud", path=path) is not None
+    if modular and shutil.which("libvirtd", path=path):
+        modular = _enabled("virtqemud.socket", path)
     return "virtqemud.socket" if modular else "libvirtd"
+
+
+def _enabled(unit: str, path: str) -> bool:
+    systemctl = shutil.which("systemctl", path=path)
+    if systemctl is None:
+        return False
+    try:
+        return subprocess.run([systemctl, "is-enabled", "--quiet", unit], timeout=10, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def ensure_services(state: LabState, logs: Path, save: Callable[[], None], report: Callable[[str], None]) -> None:

@@ -17,7 +17,8 @@ _OTHERS: Final = {
     libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: "a dump",
     libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT: "a snapshot",
     libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_REVERT: "the revert to a snapshot",
-    libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_DELETE: "the removal of a snapshot",
+    # Named since libvirt 9.0; the bindings are built with the machine's own.
+    getattr(libvirt, "VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_DELETE", 10): "the removal of a snapshot",
 }
 
 

@@ -27,7 +27,8 @@ from hostagent.mechanisms import initramfs
 MARKER = "ebbtide-probe-ok"
 TIME_LIMIT_S = 8.0
 KVM_DEVICE = Path("/dev/kvm")
-QEMU = "qemu-system-x86_64"
+#: What distributions call it, and where: the last is that of RHEL and what is built from it.
+QEMUS = ("qemu-system-x86_64", "qemu-kvm", "/usr/libexec/qemu-kvm")
 #: How long it counts that no guest booted under KVM.
 EMULATION_KEPT = timedelta(hours=1)
 _OUTPUT_BYTES = 1 << 20
@@ -48,20 +49,20 @@ def probe_accelerator(
     initrd: Path | None,
     cache_file: Path,
     *,
-    qemu: str = QEMU,
+    qemu: str | None = None,
     kvm_device: Path = KVM_DEVICE,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Accelerator:
     """The accelerator of this host: "kvm" where a guest boots under it within time_limit_s, else "qemu" (emulation).
 
     kernel: a bootable Linux image; None takes the host's own. initrd: one that prints MARKER on the serial console;
-    None takes a tiny one of ours. The answer is kept in cache_file, by the host's kernel and CPU and QEMU's version,
-    "qemu" for EMULATION_KEPT; it is not kept where nothing could be booted at all (no QEMU, no kernel). Blocks for up
-    to time_limit_s.
+    None takes a tiny one of ours. qemu: which one; None takes the host's. The answer is kept in cache_file, by the
+    host's kernel and CPU and QEMU's version, "qemu" for EMULATION_KEPT; it is not kept where nothing could be booted at
+    all (no QEMU, no kernel). Blocks for up to time_limit_s.
     """
-    qemu_path = shutil.which(qemu)
+    qemu_path = shutil.which(qemu) if qemu is not None else find_qemu()
     if qemu_path is None:
-        return _emulation(f"{qemu} is not installed, so nothing could be booted under KVM")
+        return _emulation(f"{qemu or ' or '.join(QEMUS)} is not installed, so nothing could be booted under KVM")
     try:
         os.close(os.open(kvm_device, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -172,10 +173,20 @@ def _probe_program(stays: bool) -> bytes:
     return elf + segment + body
 
 
+def find_qemu(path: str | None = None) -> str | None:
+    """QEMU's program, by whatever name; None: there is none.
+
+    :param path: where programs are looked for that are named without a directory; default: as the shell does.
+    """
+    return next(filter(None, (shutil.which(name, path=path) for name in QEMUS)), None)
+
+
 def host_kernel() -> Path | None:
     boot = Path("/boot")
     newest_first = sorted(boot.glob("vmlinuz-*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    candidates = [boot / f"vmlinuz-{platform.release()}", *newest_first, boot / "vmlinuz"]
+    # Where the boot loader has a partition of its own (systemd-boot, ostree) the kernel lies with its modules.
+    own = (boot / f"vmlinuz-{platform.release()}", Path(f"/usr/lib/modules/{platform.release()}/vmlinuz"))
+    candidates = [*own, *newest_first, boot / "vmlinuz"]
     return next((path for path in candidates if os.access(path, os.R_OK)), None)
 
 

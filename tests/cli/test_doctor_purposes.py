@@ -78,6 +78,28 @@ def test_libvirts_modular_daemon_is_as_good_as_libvirtd(bare: Path, monkeypatch:
     assert found["libvirt"].detail.endswith("systemctl start virtqemud.socket")
 
 
+@pytest.mark.parametrize(("enabled", "unit"), [(0, "virtqemud.socket"), (1, "libvirtd")])
+def test_of_two_daemons_of_libvirt_the_enabled_one_is_started(bare: Path, enabled: int, unit: str) -> None:
+    (bare / "bin").mkdir()
+    for name in ("virtqemud", "libvirtd"):
+        (bare / "bin" / name).touch(0o755)
+    assert services.libvirts_unit(str(bare / "bin")) == "libvirtd"
+    systemctl = bare / "bin" / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\n[ "$*" = "is-enabled --quiet virtqemud.socket" ] && exit {enabled}\nexit 9\n')
+    systemctl.chmod(0o755)
+    assert services.libvirts_unit(str(bare / "bin")) == unit
+
+
+def test_qemu_counts_by_the_name_that_other_distributions_give_it(bare: Path) -> None:
+    (bare / "bin").mkdir()
+    program = bare / "bin" / "qemu-kvm"
+    program.write_text("#!/bin/sh\necho QEMU emulator version 9.1.0\n")
+    program.chmod(0o755)
+    found = {one.name: one for one in diagnosis(bare, None, 'id = "host-a"').findings}
+    assert (found["qemu-system-x86_64"].ok, found["qemu-system-x86_64"].detail) == (True, str(program))
+    assert (found["qemu"].ok, found["qemu"].detail) == (True, "9.1.0")
+
+
 def test_a_system_without_apt_is_told_what_debians_packages_are_called(bare: Path) -> None:
     found = diagnosis(bare, None, 'id = "host-a"').findings
     fixes = [one.fix for one in found if one.fix is not None]

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from hostagent import running
+from hostagent.mechanisms import accelerator
 from hostagent.mechanisms.accelerator import MARKER, Accelerator, probe_accelerator
 from hostagent.options import HostAgentOptions
 
@@ -172,6 +173,18 @@ def test_without_qemu_nothing_is_remembered(bench: Bench) -> None:
     assert kind == "qemu"
     assert "not installed" in reason
     assert not bench.cache.exists()
+
+
+@pytest.mark.parametrize("name", ["qemu-system-x86_64", "qemu-kvm", "libexec/qemu-kvm"])
+def test_qemu_is_found_by_the_names_of_other_distributions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(accelerator, "QEMUS", (*accelerator.QEMUS[:2], str(tmp_path / "libexec/qemu-kvm")))
+    assert accelerator.find_qemu(str(tmp_path)) is None
+    program = tmp_path / name
+    program.parent.mkdir(exist_ok=True)
+    program.touch(0o755)
+    assert accelerator.find_qemu(str(tmp_path)) == str(program)
 
 
 def test_without_any_kernel_nothing_is_remembered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

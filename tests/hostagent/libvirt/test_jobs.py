@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import libvirt
 import pytest
 
 from hostagent.errors import HypervisorError, HypervisorTimeout
-from hostagent.libvirt import saving
+from hostagent.libvirt import jobs, saving
 from hostagent.libvirt.definitions import Definitions
 from hostagent.libvirt.moves import LibvirtMoves
 from hostagent.libvirt.settings import LibvirtSettings
@@ -102,3 +103,12 @@ async def test_only_a_move_counts_as_one_and_is_called_off(operation: int | None
     assert await moves(domain).whereabouts("web") == where
     await moves(domain).stop_move("web")
     assert domain.aborted == aborted
+
+
+def test_of_a_libvirt_before_9_0_the_jobs_that_it_names_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(libvirt, "VIR_DOMAIN_JOB_OPERATION_SNAPSHOT_DELETE")
+    old = importlib.reload(jobs)
+    assert old.held_by({"type": 2, "operation": BACKUP}) == "a backup of it by another program is under way"
+    assert (
+        old.held_by({"type": 2, "operation": 10}) == "the removal of a snapshot of it by another program is under way"
+    )
