@@ -165,7 +165,13 @@ class TrafficControl:
         :raises TrafficControlError: it cannot be read.
         """
         commands = f"qdisc show\nfilter show dev {tap.name} parent ffff:\n"
-        shape = parse(await self._run(tap.tc("-json", "-batch", "-"), commands), tap)
+        answered = await self._run(tap.tc("-json", "-batch", "-"), commands)
+        try:
+            shape = parse(answered, tap)
+        except TrafficControlError:
+            # What tc says of u32 is no JSON before iproute2 5.18; the words of it are as later.
+            filters = await self._run(tap.tc("filter", "show", "dev", tap.name, "parent", "ffff:"), "")
+            shape = parse(answered, tap, filters)
         if shape.root != LIBVIRTS_ROOT:
             return shape
         # Neither classes of HTB nor a policer's rate are in the JSON of all versions of tc.
@@ -316,15 +322,16 @@ def _bucket(tap: Tap, device: str, bytes_s: int) -> tuple[str, ...]:
     )
 
 
-def parse(text: str, tap: Tap) -> Shape:
+def parse(text: str, tap: Tap, words: str | None = None) -> Shape:
     """Read the answers to ``qdisc show`` and ``filter show`` of one tap, two JSON arrays one after the other.
 
+    :param words: the second one as tc says it in words, instead of its array.
     :raises TrafficControlError: they are not what tc prints.
     """
     decoder = json.JSONDecoder()
     try:
         qdiscs, end = decoder.raw_decode(text.lstrip())
-        filters, _ = decoder.raw_decode(text.lstrip()[end:].lstrip())
+        filters = decoder.raw_decode(text.lstrip()[end:].lstrip())[0] if words is None else _filters(words)
         on = {(q["dev"], bool(q.get("root"))): q for q in qdiscs}
         root, ifb = on.get((tap.name, True)), on.get((tap.ifb, True))
         held = root is not None and root["handle"] != KERNELS_HANDLE and root["kind"] != NO_QUEUE
@@ -344,6 +351,13 @@ def parse(text: str, tap: Tap) -> Shape:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TrafficControlError(f"tc answered what cannot be read: {text[:200]!r}") from error
+
+
+def _filters(words: str) -> list[dict[str, Any]]:
+    """What of tc's words on filters `parse` reads, in the form of its JSON."""
+    devices = re.findall(r"\bmirred \(Egress Redirect to device (\S+?)\)", words)
+    actions = [{"kind": "mirred", "to_dev": device} for device in devices]
+    return [{"options": {"actions": actions}}] if words.strip() else []
 
 
 def _half_made(root: Any, others: list[Any]) -> bool:

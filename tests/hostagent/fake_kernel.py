@@ -31,6 +31,8 @@ class FakeKernel:
     #: Which of them fails, counted from 0, and whether it has done its work all the same.
     fails: int | None = None
     done_nevertheless: bool = False
+    #: tc is older than iproute2 5.18: its JSON of a u32 filter is none.
+    old: bool = False
 
     def state(self) -> tuple[dict[str, Any], dict[str, str]]:
         return dict(self.devices), dict(self.ingress)
@@ -88,8 +90,11 @@ class FakeKernel:
             rate = self.devices[found[1]][2] * 8 // 1000
             return f"class htb 1:1 root prio 0 rate {rate}Kbit ceil {rate}Kbit burst 1589b cburst 1589b \n"
         if found := re.match(r"tc filter show dev (\S+)", line):
-            police = self.ingress.get(found[1], "")
-            return f"filter protocol all pref 49152 u32 chain 0 \n  match 00000000/00000000 at 0\n {police} \n"
+            done = self.ingress.get(found[1], "")
+            if done and "police" not in done:
+                done = f"\taction order 1: mirred (Egress Redirect to device {done}) stolen\n"
+            said = f"filter protocol all pref 49152 u32 chain 0 \n  match 00000000/00000000 at 0\n {done} \n"
+            return said if done else ""
         tap = text.split()[-3]
         self._refuse(tap not in self.devices, f'Cannot find device "{tap}"')
         qdiscs: list[dict[str, Any]] = [
@@ -101,4 +106,7 @@ class FakeKernel:
         to = self.ingress.get(tap, "")
         actions = [{"order": 1, "kind": "mirred", "to_dev": to}] if to and "police" not in to else []
         filters = [{"protocol": "all", "kind": "u32"}, {"protocol": "all", "options": {"actions": actions}}]
-        return json.dumps(qdiscs) + "\n" + json.dumps(filters if to else [])
+        said = json.dumps(filters if to else [])
+        if self.old and to:
+            said = '[{"protocol":"all","kind":"u32","chain":0,"options": {fh 800: ht divisor 1 }}]'
+        return json.dumps(qdiscs) + "\n" + said

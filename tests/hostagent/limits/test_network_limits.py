@@ -96,8 +96,9 @@ def networks(domain: FakeDomain, tmp_path: Path, namespace: str | None = None) -
     return Networks(connection, TrafficControl(domain.kernel.run, tmp_path / "netns", tmp_path / "net"))
 
 
-async def test_libvirt_does_it_where_tc_shows_the_limit(tmp_path: Path) -> None:
-    domain = FakeDomain(FakeKernel({"vnet0": FREE}))
+@pytest.mark.parametrize("old", [False, True], ids=["", "of a tc before 5.18"])
+async def test_libvirt_does_it_where_tc_shows_the_limit(tmp_path: Path, old: bool) -> None:
+    domain = FakeDomain(FakeKernel({"vnet0": FREE}, old=old))
     limits = networks(domain, tmp_path)
     for mib_s in (8.0, 2.0):
         assert await limits.limit("vm", mib_s) == ""
@@ -110,9 +111,10 @@ async def test_libvirt_does_it_where_tc_shows_the_limit(tmp_path: Path) -> None:
     assert domain.kernel.state() == ({"vnet0": FREE}, {})
 
 
+@pytest.mark.parametrize("old", [False, True], ids=["", "of a tc before 5.18"])
 @pytest.mark.parametrize("how", ["fails half way", "lies"])
-async def test_what_libvirt_cannot_do_is_taken_back_and_done_by_us(tmp_path: Path, how: str) -> None:
-    domain = FakeDomain(FakeKernel({"vnet0": FREE}), libvirt=how)
+async def test_what_libvirt_cannot_do_is_taken_back_and_done_by_us(tmp_path: Path, how: str, old: bool) -> None:
+    domain = FakeDomain(FakeKernel({"vnet0": FREE}, old=old), libvirt=how)
     limits = networks(domain, tmp_path)
     assert await limits.limit("vm", 8.0) == ""
     assert domain.kernel.devices == {"vnet0": ("tbf", "ebb0:", 8 * MIB), Tap("vnet0").ifb: ("tbf", "ebb0:", 8 * MIB)}

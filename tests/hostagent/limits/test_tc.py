@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from hostagent.errors import TrafficControlError
-from hostagent.limits.tc import Shape, Tap, TrafficControl
+from hostagent.limits.tc import Shape, Tap, TrafficControl, run
 
 pytestmark = pytest.mark.service
 MIB = 1 << 20
@@ -47,6 +48,27 @@ async def test_a_limit_is_set_changed_and_lifted_on_a_tap_that_is_found_in_its_n
     assert devices(tap) == {"lo", tap.name, tap.ifb}
     await tc.lift(tap)
     assert await tc.look(tap) == Shape()
+    assert devices(tap) == {"lo", tap.name}
+
+
+async def test_words_on_filters_say_the_same_as_their_json(tap: Tap) -> None:
+    """Before iproute2 5.18 there are only the words."""
+
+    asked: list[Sequence[str]] = []
+
+    async def as_old(argv: Sequence[str], text: str = "") -> str:
+        asked.append(argv)
+        said = await run(argv, text)
+        if "filter show" not in text:
+            return said
+        _, end = json.JSONDecoder().raw_decode(said)
+        return said[:end] + said[end:].replace('"options":{', '"options": {fh 800: ht divisor 1 ')
+
+    tc, old = TrafficControl(), TrafficControl(as_old)
+    await tc.limit(tap, 8 * MIB)
+    assert await old.look(tap) == await tc.look(tap)
+    assert "filter" in asked[-1]
+    await old.lift(tap)
     assert devices(tap) == {"lo", tap.name}
 
 
