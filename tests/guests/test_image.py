@@ -22,7 +22,7 @@ from ebbtide.lab.services import ensure_services, open_libvirt, stop_services
 from ebbtide.lab.state import LabState
 from hostagent.domain_xml.templates import DomainParameters, DomainTemplate, render_domain
 from hostagent.libvirt.disks import create_overlay
-from hostagent.mechanisms.accelerator import QEMU, boots
+from hostagent.mechanisms.accelerator import QEMUS, boots
 from tests.waiting import until
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
@@ -123,7 +123,7 @@ def test_all_files_of_the_image_can_be_read_by_qemus_user(image: Image) -> None:
 
 
 def test_the_probe_kernel_really_boots_in_emulation(image: Image) -> None:
-    booted, output = boots(QEMU, image.kernel, None, "tcg", READY_S)
+    booted, output = boots(QEMUS[0], image.kernel, None, "tcg", READY_S)
     assert booted, output
 
 
