@@ -77,9 +77,9 @@ def plain() -> Iterator[str]:
         "the same order of kills; which of the four has the shortest completion times in the mean over seeds; then "
         "`live` and the Oracle against that one, and the aim with it in the random node's place. Mean, p90, per cent. "
         "The best is chosen by the figure that is then compared, which is in its favour. Rows are of the experiments "
-        "of the sections below, which have their commands; orders are a manager's where none is named. With an "
-        "acquirer, with jobs that save their work, with wrong estimates and beside checkpoints and replicas least "
-        "loaded and worst fit were not run, and filling stands in their sections: what is left there is against that."
+        "of the sections below, which have their commands; orders are a manager's where none is named. Beside "
+        "checkpoints and replicas and with wrong estimates worst fit stands in their sections. With an acquirer and "
+        "with jobs that save their work only filling was run: what is left there is against that."
     )
     yield ""
     shares = ("of its gain: mean", "p90", "")

@@ -36,12 +36,12 @@ def estimated() -> Iterator[str]:
     yield from (
         "Tasks are said to run so many times as long as they do, but for a relative error drawn evenly from [-e, e];",
         "all VMs of the pool that persists, a manager's order of kills for all. Mean, p90, per cent, against right",
-        "estimates; mean against a random node and against filling in the same order, which ask for none. A task of",
+        "estimates; mean against a random node, filling and worst fit in the same order, which ask for none. A task of",
         "which nothing is said counts as one of half an hour (`fallback_s`, 1800 s), which is about the mean of these",
         "tasks (1830 s): that row does not show how the matcher does where such a guess is wrong.",
         "",
     )
-    bases = ("against a random node", "against filling")
+    bases = ("against a random node", "against filling", "against worst fit")
     yield from head("said", "`live`, against right estimates", *bases, "waste, %")
     right = {"estimate_factor": 1.0, "estimate_error": 0.0}
 
@@ -49,7 +49,7 @@ def estimated() -> Iterator[str]:
         found = ", ".join(change(sweep.against({"policy": "live", **right}, metric, **case)) for metric in (MEAN, P90))
         plain = (
             change(sweep.against({"policy": base, **right}, MEAN, **case))
-            for base in ("capacity-random", "capacity-filling")
+            for base in ("capacity-random", "capacity-filling", "capacity-worst-fit")
         )
         return row(text, found, *plain, f"{100 * sweep.mean('waste', **case):.1f}")
 
