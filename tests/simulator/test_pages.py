@@ -585,10 +585,10 @@ def test_savings_that_turn_with_the_window_are_not_called_met() -> None:
     assert not any("| met" in line for line in lines)
 
 
-def test_gains_over_checkpoints_say_that_filling_was_not_run_with_them() -> None:
+def test_gains_over_checkpoints_say_that_worst_fit_was_not_run_with_them() -> None:
     lines = [line for line in made("matcher_tables")["claims"]() if "on random nodes: Algorithm 3" in line]
     assert len(lines) == 3
-    assert all("with filling it was not run" in line for line in lines)
+    assert all("with worst fit it was not run" in line for line in lines)
 
 
 def test_what_is_kept_of_a_command_has_no_places_of_the_machine() -> None:
