@@ -79,8 +79,9 @@ def _enabled(unit: str, path: str) -> bool:
     systemctl = shutil.which("systemctl", path=path)
     if systemctl is None:
         return False
+    asked = [systemctl, "is-enabled", "--quiet", unit]
     try:
-        return subprocess.run([systemctl, "is-enabled", "--quiet", unit], timeout=10, check=False).returncode == 0
+        return subprocess.run(asked, stderr=subprocess.DEVNULL, timeout=10, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 

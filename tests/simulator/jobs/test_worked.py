@@ -238,7 +238,7 @@ def test_the_least_loaded_node_has_the_fewest_cores_in_use_whatever_it_has_free(
 
 
 def test_worst_fit_takes_the_node_with_the_most_idle_cores_whatever_is_in_use() -> None:
-    """Of 9 and 4 cores the first has more to spare until 6 of it are taken; it loses 7 and has none of its own left."""
+    """Of 9 and 4 cores the first has more to spare until 6 of it are taken, and no longer when it has shrunk to 3."""
     queue = [job(0, 1, 10.0), job(1, 5, 10.0), job(2, 2, 10.0), job(20, 2, 10.0)]
     moves = [(0.0, "m0", 9.0), (0.0, "m1", 4.0), (15.0, "m0", 3.0)]
     rows = run(queue, moves=moves, policy="worst-fit").rows
