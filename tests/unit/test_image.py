@@ -239,3 +239,14 @@ def test_a_channel_is_found_in_the_xml_of_a_running_domain() -> None:
     assert channel_path(f"<domain><devices>{channel}</devices></domain>") == Path("/run/x")
     with pytest.raises(LinkError, match="no channel"):
         channel_path("<domain><devices/></domain>")
+
+
+def test_what_runs_within_a_root_file_system_is_told_of_no_directory_outside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts of packages make their temporary files where TMPDIR says."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:3128")
+    said = rootfs.run(["env"]).splitlines()
+    assert "http_proxy=http://127.0.0.1:3128" in said
+    assert not any(str(tmp_path) in line for line in said)
