@@ -184,6 +184,7 @@ _BASES = {
     "harvest": "a random node; a random machine goes",
     "harvest-filling": "filling; a random machine goes",
     "harvest-filling-recent": "filling; the most recently changed goes: the matcher alone",
+    "harvest-worst-fit-recent": "worst fit; the most recently changed goes: the matcher alone",
 }
 
 

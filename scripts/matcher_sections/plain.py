@@ -78,8 +78,8 @@ def plain() -> Iterator[str]:
         "`live` and the Oracle against that one, and the aim with it in the random node's place. Mean, p90, per cent. "
         "The best is chosen by the figure that is then compared, which is in its favour. Rows are of the experiments "
         "of the sections below, which have their commands; orders are a manager's where none is named. Beside "
-        "checkpoints and replicas and with wrong estimates worst fit stands in their sections. With an acquirer and "
-        "with jobs that save their work only filling was run: what is left there is against that."
+        "checkpoints and replicas, with wrong estimates, with an acquirer and with jobs that save their work worst fit "
+        "stands in their sections."
     )
     yield ""
     shares = ("of its gain: mean", "p90", "")

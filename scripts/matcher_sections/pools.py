@@ -100,7 +100,12 @@ def mixed() -> Iterator[str]:
     titles = [_which(life) for life in lives]
     columns = [f"{title}, {kind}" for title in titles for kind in ("interruptible", "uninterruptible", "waste, %")]
     yield from head("scheme", *columns)
-    shown = (("capacity-filling", "filling"), ("paper-heartbeat", "Algorithm 3, threshold .7"), ("live", "`live`"))
+    shown = (
+        ("capacity-filling", "filling"),
+        ("capacity-worst-fit", "worst fit"),
+        ("paper-heartbeat", "Algorithm 3, threshold .7"),
+        ("live", "`live`"),
+    )
     for policy, text in shown:
         cells = []
         for life in lives:
@@ -127,6 +132,8 @@ def acquirer() -> Iterator[str]:
         sweep,
         ("none", "nothing is replaced"),
         ("filling", "filling of the node that reports instead of a random one"),
+        ("worst-fit", "the node with the most idle cores instead of a random one (worst fit)"),
+        ("worst-fit-recent", "it, and the most recently changed (Algorithm 2)"),
         ("recent", "acquirer alone: the most recently changed (Algorithm 2)"),
         ("stability", "acquirer alone: the least stable"),
         ("matcher", "matcher alone (`live`)"),
@@ -170,6 +177,8 @@ COSTS = {
     "harvest": "harvest, CapacityScheduler",
     "harvest-filling": "harvest, filling",
     "harvest-filling-recent": "harvest, filling and acquirer (Algorithm 2)",
+    "harvest-worst-fit": "harvest, worst fit",
+    "harvest-worst-fit-recent": "harvest, worst fit and acquirer (Algorithm 2)",
     "harvest-live": "harvest, `live` and acquirer (Algorithm 2)",
     "harvest-live-stability": "harvest, `live` and acquirer (by stability)",
     "lossless": "harvest, CapacityScheduler, but a kill costs no work, and its task goes ahead of all",
@@ -179,6 +188,7 @@ COSTS = {
 #: Of pools so small that a tenth of their machines is none: Algorithm 2 only says which is given back.
 SMALL = COSTS | {
     "harvest-filling-recent": "harvest, filling; when there are too many the most recently changed goes",
+    "harvest-worst-fit-recent": "harvest, worst fit; when there are too many the most recently changed goes",
     "harvest-live": "harvest, `live`; when there are too many the most recently changed goes",
 }
 
@@ -188,6 +198,7 @@ HARVEST = {
     "harvest": "harvest alone",
     "harvest-filling": "it, filling",
     "harvest-filling-recent": "it, filling, the most recently changed goes",
+    "harvest-worst-fit-recent": "it, worst fit, the most recently changed goes",
 }
 
 
@@ -208,8 +219,8 @@ def _none_replaced(sweep: Sweep) -> str:
         f"{count} harvest VMs in the mean a tenth, rounded down, is none (Algorithm "
         "2). It says which machine is given back when there are too many: the most recently changed instead of a "
         "random one. What `live` saves against harvest alone, or against filling, is the matcher's and that rule's "
-        "together. Filling with the same rule differs from `live` by the matcher alone: the last of the columns of "
-        "costs."
+        "together. Filling and worst fit with the same rule differ from `live` by the matcher alone: the last two "
+        "columns of costs."
     )
 
 
@@ -331,6 +342,7 @@ def allocations() -> Iterator[str]:
     schemes = {
         "capacity-random": "random node",
         "capacity-filling": "filling",
+        "capacity-worst-fit": "worst fit",
         "landmark": "landmarks",
         "live": "`live`",
     }

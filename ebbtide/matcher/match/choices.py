@@ -11,7 +11,7 @@ def choose(
     expected: Floats,
     waits: Floats,
     probability: Floats,
-    used: Value,
+    idle: Value,
     duration_s: float,
     delay: bool,
     spare: float,
@@ -23,11 +23,11 @@ def choose(
     :param waits: how long until there is room.
     :param probability: P_c; NaN counts as the least. Not looked at without ``spare``.
     :param delay: whether a busy machine may be chosen; without, the best of those with room now, or -1.
-    :param used: cores in use. Not looked at without ``spread``.
+    :param idle: cores that no task uses. Not looked at without ``spread``.
     :param spare: among machines with room whose expected time is this share of the duration above the least at most,
         the one with the least P_c is taken, if the best has room itself.
-    :param spread: among such machines with ``spread`` for ``spare``, the one with the least in use is taken: those that
-        are alike lose little one by one, whichever of them is the next to shrink.
+    :param spread: among such machines with ``spread`` for ``spare``, the one with the most idle is taken: a shrink
+        takes idle cores first, and of machines that are alike each gets tasks in turn.
     """
     if len(expected) == 0:
         return -1
@@ -41,7 +41,7 @@ def choose(
         best = int(np.argmin(np.where(near, steady, np.inf)))
     elif spread > 0.0 and waits[best] == 0.0:
         near = (waits == 0.0) & (expected <= expected[best] + spread * duration_s)
-        best = int(np.argmin(np.where(near, used, np.inf)))
+        best = int(np.argmax(np.where(near, idle, -np.inf)))
     return best
 
 

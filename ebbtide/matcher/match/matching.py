@@ -81,8 +81,8 @@ class MatchOptions:
     #: Of machines with room whose expected time is within this share of the duration of the best, the least steady is
     #: taken: steady ones are kept for tasks that need them. 0: paper.
     spare: float = 0.0
-    #: Of machines with room that are as near, the one with the least cores in use is taken: machines that are alike get
-    #: as much each. Not with `spare`. 0: paper.
+    #: Of machines with room that are as near, the one with the most idle cores is taken: a shrink takes these first,
+    #: and machines that are alike get as much each. Not with `spare`. 0: paper.
     spread: float = 0.0
     #: What a machine's tasks will have left by about the middle of this one counts as room that it can lose
     #: (`matcher.predict.expected_time.release_s`). For machines that the newest leave first; by landmarks and sizes
@@ -265,11 +265,11 @@ class MatchMaker:
             probability = found.failure
             if options.spare > 0.0:
                 probability = np.where(np.isnan(found.fatal), np.nan, 1.0 - probability)
-            used = found.compared
+            idle = found.compared
             if options.spread > 0.0:
-                used = np.append(self.fleet.used_cores[found.rows[:-1]], 0.0)
+                idle = np.append(self.fleet.free_cores(found.rows[:-1]), -np.inf)
             place = choose(
-                found.compared, found.waits, probability, used, duration_s, delay, options.spare, options.spread
+                found.compared, found.waits, probability, idle, duration_s, delay, options.spare, options.spread
             )
             if not delay or band.reach_s >= EVER_S:
                 return found, place

@@ -183,9 +183,9 @@ def choose(s: State, p: Matching, task: int, now_s: float) -> int:
         if math.isnan(failure):
             failure = 1.0 - numbers[NUMBER.unknown]
         p.expected[machine] = expected_s(wait_s, failure, wasted, restart, duration_s, checkpoint_s, weight)
-    used = s.machines[:, MACHINE.used]
+    idle = s.machines[:, MACHINE.cores] - s.machines[:, MACHINE.used]
     machine = choose_machine(
-        p.expected, p.waits, p.probability, used, duration_s, delay, numbers[NUMBER.spare], numbers[NUMBER.spread]
+        p.expected, p.waits, p.probability, idle, duration_s, delay, numbers[NUMBER.spare], numbers[NUMBER.spread]
     )
     if machine < 0:
         return -1

@@ -203,9 +203,9 @@ def plainly(maker: MatchMaker, demand: Demand, now: float) -> tuple[str | None, 
     aversion = figures.aversion(demand.preemption_aversion, demand.attempts, options.escalation)
     checkpoint_s = demand.checkpoint_s or math.inf
     expected = figures.expected_s(waits, 1.0 - usable, w, restart, duration_s, checkpoint_s, aversion)
-    used = fleet.used_cores
+    idle = fleet.free_cores()
     delay = figures.may_wait(options.delay, demand.waited_s, options.patience, duration_s, bool((waits == 0.0).any()))
-    row = choose(expected, waits, p, used, duration_s, delay, options.spare, options.spread)
+    row = choose(expected, waits, p, idle, duration_s, delay, options.spare, options.spread)
     if row < 0:
         return None, math.inf, None, math.inf
     known = None if math.isnan(p[row]) or fleet.lasting[row] else float(p[row])

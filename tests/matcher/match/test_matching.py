@@ -273,20 +273,20 @@ def test_the_least_expected_time_is_chosen_and_nothing_that_never_has_room() -> 
     assert choose(np.array([10.0, 10.4, 12.0]), np.zeros(3), near, np.zeros(3), 10.0, True, 0.05, 0.0) == 1
 
 
-def test_of_machines_nearly_as_good_the_one_with_the_least_in_use_is_taken() -> None:
+def test_of_machines_nearly_as_good_the_one_with_the_most_idle_cores_is_taken() -> None:
     expected, probability = np.array([10.0, 10.4, 12.0, 9.9]), np.full(4, 0.9)
-    used = np.array([6.0, 2.0, 0.0, 0.0])
+    idle = np.array([2.0, 6.0, 8.0, 8.0])
 
     def chosen(waits: list[float], spread: float) -> int:
-        return choose(expected, np.array(waits), probability, used, 10.0, True, 0.0, spread)
+        return choose(expected, np.array(waits), probability, idle, 10.0, True, 0.0, spread)
 
     assert chosen([0.0, 0.0, 0.0, math.inf], 0.0) == 3
-    assert choose(expected[:3], np.zeros(3), probability[:3], used[:3], 10.0, True, 0.0, 0.05) == 1
+    assert choose(expected[:3], np.zeros(3), probability[:3], idle[:3], 10.0, True, 0.0, 0.05) == 1
     assert chosen([0.0, 0.0, 0.0, 0.0], 0.05) == 3
     # A busy machine that is the best is waited for all the same.
     assert chosen([0.0, 0.0, 0.0, 5.0], 0.05) == 3
     # Who is too far above the least is not alike.
-    assert choose(expected[:3], np.zeros(3), probability[:3], used[:3], 10.0, True, 0.0, 0.3) == 2
+    assert choose(expected[:3], np.zeros(3), probability[:3], idle[:3], 10.0, True, 0.0, 0.3) == 2
 
 
 def test_a_machine_that_shrinks_has_as_many_tasks_as_those_alike() -> None:
@@ -300,6 +300,18 @@ def test_a_machine_that_shrinks_has_as_many_tasks_as_those_alike() -> None:
         decided = MatchMaker(fleet, MatchOptions(spread=spread)).decide_all(demands, 10.0)
         where = [decision.machine for decision in decided]
         assert sorted(where.count(name) for name in set(where)) == counts
+
+
+def test_of_machines_that_are_alike_a_larger_one_with_more_at_work_is_taken_for_its_idle_cores() -> None:
+    predictor = Predictor(0.0)
+    fleet = Fleet(predictor)
+    for name, cores in (("small", 2.0), ("large", 9.0)):
+        predictor.observe(Change(name, 0.0, 0.0, cores))
+        fleet.put(name, cores)
+    for number in range(4):
+        fleet.start("large", Running(f"r{number}", 1.0, 0.0, 0.0, 600.0))
+    taken = MatchMaker(fleet, MatchOptions(spread=0.01)).decide(Demand("t", 1.0, duration_s=600.0), 10.0)
+    assert taken.machine == "large"
 
 
 def test_a_task_that_has_waited_for_long_takes_what_has_room() -> None:

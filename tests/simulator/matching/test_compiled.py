@@ -92,8 +92,8 @@ def _ask(knowledge: Any, form: int, sized: bool, questions: Any, answers: Any) -
 
 
 @compiled
-def _choose(expected: Any, waits: Any, p: Any, used: Any, delay: bool, spare: float, spread: float) -> int:
-    return choose(expected, waits, p, used, 100.0, delay, spare, spread)
+def _choose(expected: Any, waits: Any, p: Any, idle: Any, delay: bool, spare: float, spread: float) -> int:
+    return choose(expected, waits, p, idle, 100.0, delay, spare, spread)
 
 
 def events(seed: int, machines: int = 6, count: int = 700) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -157,8 +157,8 @@ def test_the_same_machine_is_chosen() -> None:
         expected = waits + generator.integers(1, 6, 8) * 10.0
         p = generator.choice([0.2, 0.7, np.nan], 8)
         # As the engine has it: a column of whole numbers.
-        used = generator.integers(0, 4, (8, 2))[:, 1]
+        idle = generator.integers(0, 4, (8, 2))[:, 1]
         for delay in (True, False):
             for spare, spread in ((0.0, 0.0), (0.15, 0.0), (0.0, 0.15)):
-                found = _choose(expected, waits, p, used, delay, spare, spread)
-                assert found == choose(expected, waits, p, used, 100.0, delay, spare, spread)
+                found = _choose(expected, waits, p, idle, delay, spare, spread)
+                assert found == choose(expected, waits, p, idle, 100.0, delay, spare, spread)
