@@ -11,6 +11,7 @@ from typing import Final
 
 from ebbtide.deflation import kernels
 from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.placement import waiting
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.vms import NOTICE_S, OnPreemption, VMSpec, VMState, VMStatus
@@ -128,7 +129,7 @@ def least_s(deadline_s: float) -> float:
 def kept_for_notice(sold: Iterable[VMSpec], left_s: float) -> float:
     """What a deflation leaves of the deadline to those that may have to go all the same: half of it at the most."""
     longest_s = max((vm.preemption_notice_s for vm in sold if vm.priority is not Priority.FIXED), default=0.0)
-    return min(longest_s, max(left_s, 0.0) / 2)
+    return waiting.kept_for_notice_s(longest_s, left_s)
 
 
 def why_preempted(reason: PreemptionReason, missing: ResourceVector, failed_layer: str | None, arriving: str) -> str:

@@ -35,9 +35,6 @@ from ebbtide.messages.vms import VMSpec, VMStatus
 
 #: VMs that a placement has moved away from one host, or has tried to.
 MOST_MOVES: Final = 3
-#: What is copied of a VM in a second at the least, on a link of 1 Gbit/s; and the shortest time for a move, seconds.
-MOVE_MIB_S: Final = 100.0
-SHORTEST_MOVE_S: Final = 5.0
 #: One host that others have is waited for so long, in parts of the deadline, where there are as many more to try.
 HOST_SHARES: Final = 4
 #: And no longer than this, seconds, where nobody has another one of them.
@@ -182,7 +179,8 @@ def move_away(state: WaitingPlan, event: HostRead, missing: ResourceVector, left
     """
     report, rooms = event.report, event.rooms
     seconds = left_s - kept_for_notice(event.sold.values(), left_s)
-    if rooms is None or state.victims or len(state.sent_away) >= MOST_MOVES or seconds < SHORTEST_MOVE_S:
+    most_mib = waiting.movable_mib(seconds)
+    if rooms is None or state.victims or len(state.sent_away) >= MOST_MOVES or not most_mib:
         return None
     known = {row.name: row for row in allocations_of(report) if row.name in event.recorded}
     rows = [row.keeping(row.current) for row in known.values()]
@@ -191,7 +189,6 @@ def move_away(state: WaitingPlan, event: HostRead, missing: ResourceVector, left
     source = HostRows.of(report.id, report.free.vector(), rows, report.vm_overhead_mib, staying)
     # A move ends what a target holds, which is less than an end: such a VM goes where no other one's leaving is enough.
     free_to_go = replace(source, staying=staying | {vm.name for vm in report.vms if vm.held})
-    most_mib = MOVE_MIB_S * seconds / 2
     move = move_instead(free_to_go, rooms, missing, most_mib) or move_instead(source, rooms, missing, most_mib)
     if move is None:
         return None

@@ -18,7 +18,6 @@ import numpy as np
 
 from ebbtide.deflation.kernels import DELETES, FIXED, STOPS, SUSPENDS
 from ebbtide.deflation.placement.fitness import fitness
-from ebbtide.deflation.placement.placement_step import MOST_HOSTS
 from ebbtide.deflation.placement.rebalance_pace import RebalancePace
 from ebbtide.deflation.placement.rebalancing import (
     HostRows,
@@ -28,8 +27,10 @@ from ebbtide.deflation.placement.rebalancing import (
     is_deflated,
     move_instead,
 )
+from ebbtide.deflation.placement.waiting import MOVE_MIB_S, kept_for_notice_s, movable_mib
 from ebbtide.deflation.resources import TOLERANCE, ResourceVector
 from ebbtide.deflation.sharing.return_queue import ReturnQueue, Waiting
+from ebbtide.deflation.sharing.suspension import why_not_saved
 from ebbtide.deflation.sharing.undo import SMALLEST_GROWTH
 from ebbtide.simulator.cluster.cluster import Cluster
 from ebbtide.simulator.cluster.members import CPU, MEMORY
@@ -72,12 +73,14 @@ class Costs:
     disk_mib_s: float = 200.0
     #: Between checkpoints that are made without a notice.
     checkpoint_every_s: float = 3600.0
-    #: Bandwidth of a move, MiB/s, and the longest that an arriving VM waits for one.
-    move_mib_s: float = 500.0
-    move_limit_s: float = 60.0
+    #: Bandwidth of a move, MiB/s, and for how long an arriving VM waits at the most, for moves as well.
+    move_mib_s: float = MOVE_MIB_S
+    deadline_s: float = 60.0
     #: Memory with which a guest boots, as a share of nominal.
     boot_memory_share: float = 0.5
-    rebalance_every_s: float = 600.0
+    #: Between two looks of the rebalancer, and how many of its moves are under way at a time, one of a host.
+    rebalance_every_s: float = 300.0
+    rebalance_most_moves: int = 2
 
 
 @dataclass(slots=True)
@@ -130,6 +133,8 @@ class ReturningCluster:
         self._looks: list[tuple[float, int]] = []
         self._looking: set[int] = set()
         self._rebalancer = Rebalancer(pace)
+        #: The rebalancer's moves that are not over, and when they are.
+        self._under_way: dict[Move, float] = {}
         self.account = Account()
 
     def run(self, until_s: float, progress: Callable[[float], None]) -> None:
@@ -217,7 +222,8 @@ class ReturningCluster:
 
     def _suspends(self, number: int) -> bool:
         """Whether its memory is on the disk before its notice is over, which is looked at before."""
-        return self._way is Way.SUSPEND and self._write_s(number) <= self._costs.notice_s
+        costs, state_mib = self._costs, float(self._arrivals.minimum[number, MEMORY])
+        return self._way is Way.SUSPEND and not why_not_saved(state_mib, math.inf, costs.notice_s, costs.disk_mib_s)
 
     def _write_s(self, number: int) -> float:
         return float(self._arrivals.minimum[number, MEMORY]) / self._costs.disk_mib_s
@@ -307,35 +313,37 @@ class ReturningCluster:
         ]
 
     def _move_instead(self, size: Floats) -> None:
-        """Make room for an arriving VM on one of the nodes where it would preempt, by one move."""
+        """Make room for an arriving VM on the node where it would preempt, by one move."""
         nodes, costs = self._cluster.nodes, self._costs
         able = np.flatnonzero(self._holds(nodes.preemptable, size))
         if not len(able):
             return
         scores = fitness(size, nodes.preemptable[able], nodes.capacity[able], nodes.capacity.max(axis=0))
-        hosts = self._hosts()
-        rooms = Rooms.of(hosts)
-        for node in able[np.argsort(-np.round(scores, 9), kind="stable")][:MOST_HOSTS].tolist():
-            missing = ResourceVector(*np.maximum(self._charged(size) - nodes.free[node], 0.0).tolist())
-            move = move_instead(hosts[node], rooms, missing, costs.move_mib_s * costs.move_limit_s)
-            if move is not None:
-                self.account.moves_instead += self._carry_out(move, shrunk=True) and self._in_window()
-                return
+        hosts, node = self._hosts(), int(able[np.round(scores, 9).argmax()])
+        missing = ResourceVector(*np.maximum(self._charged(size) - nodes.free[node], 0.0).tolist())
+        seconds = costs.deadline_s - kept_for_notice_s(costs.notice_s, costs.deadline_s)
+        move = move_instead(hosts[node], Rooms.of(hosts), missing, movable_mib(seconds, costs.move_mib_s))
+        if move is not None:
+            self.account.moves_instead += self._carry_out(move, shrunk=True) and self._in_window()
 
     def _rebalance(self) -> None:
         now = self._cluster.now_s
         heapq.heappush(self._looks, (now + self._costs.rebalance_every_s, NOBODY))
-        # As many as a pair of hosts can copy in the time between two looks.
-        left_mib = self._costs.move_mib_s * self._costs.rebalance_every_s
         hosts = self._hosts()
         self._rebalancer.observe(now, [host.id for host in hosts if is_deflated(host, SMALLEST_GROWTH)])
-        while left_mib > 0 and (move := self._rebalancer.due(now, hosts)) is not None:
+        self._under_way = {move: ends_s for move, ends_s in self._under_way.items() if ends_s > now}
+        while len(self._under_way) < self._costs.rebalance_most_moves:
+            standing_by = {host for move in self._under_way for host in (move.source, move.target)}
+            standing_by |= {str(node) for node, waiting in self._waiting.items() if waiting}
+            move = self._rebalancer.due(now, [host for host in hosts if host.id not in standing_by])
+            if move is None:
+                break
             self._rebalancer.moved(now, move)
             if self._carry_out(move):
-                left_mib -= move.memory_mib
+                self._under_way[move] = now + move.memory_mib / self._costs.move_mib_s
                 self._look(int(move.source))
                 self._look(int(move.target))
-            hosts = self._hosts()
+                hosts = self._hosts()
 
     def _carry_out(self, move: Move, shrunk: bool = False) -> bool:
         moved = self._cluster.move(int(move.vm), int(move.target), shrunk)

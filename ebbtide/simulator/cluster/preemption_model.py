@@ -56,7 +56,7 @@ class PreemptionModel:
     """The cluster of `deflation-cluster` under deflation, with what becomes of the preempted."""
 
     name: Final = "preemption"
-    version: Final = 3
+    version: Final = 4
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> PreemptionSettings:
@@ -70,9 +70,10 @@ class PreemptionModel:
             disk_mib_s=fields.number("disk_mib_s", usual.disk_mib_s, above=0),
             checkpoint_every_s=fields.number("checkpoint_every_s", usual.checkpoint_every_s, above=0),
             move_mib_s=fields.number("move_mib_s", usual.move_mib_s, above=0),
-            move_limit_s=fields.number("move_limit_s", usual.move_limit_s, least=0),
+            deadline_s=fields.number("deadline_s", usual.deadline_s, least=0),
             boot_memory_share=fields.number("boot_memory_share", usual.boot_memory_share, least=0, most=1),
             rebalance_every_s=fields.number("rebalance_every_s", usual.rebalance_every_s, above=0),
+            rebalance_most_moves=fields.whole("rebalance_most_moves", usual.rebalance_most_moves, least=1),
         )
         rebalancing = RebalancePace(
             hold_s=fields.number("rebalance_hold_s", pace.hold_s, least=0),

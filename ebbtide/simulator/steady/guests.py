@@ -15,8 +15,10 @@ import numpy as np
 from ebbtide.deflation.cascade.pressure import PressureReading
 
 #: Memory that the guest agent keeps for its kernel: this share of nominal, and at least so many MiB.
-RESERVE_SHARE: Final = 0.02
+RESERVE_SHARE: Final = 0.05
 LEAST_RESERVE_MIB: Final = 48.0
+#: What of it no program can have, since the kernel cannot do without: this share of nominal, and at least as much.
+KERNEL_SHARE: Final = 0.02
 PAGES_PER_MIB: Final = 256
 #: How long a task waits for a page of the guest's disk, seconds.
 FAULT_S: Final = 200e-6
@@ -62,6 +64,10 @@ class Guest:
     def reserve_mib(self) -> float:
         return max(RESERVE_SHARE * self.nominal_mib, LEAST_RESERVE_MIB)
 
+    @property
+    def kernel_mib(self) -> float:
+        return max(KERNEL_SHARE * self.nominal_mib, LEAST_RESERVE_MIB)
+
     def available_mib(self, size_mib: float) -> float:
         """What its kernel calls available at a size."""
         return max(size_mib - self.hot_mib, 0.0)
@@ -73,7 +79,7 @@ class Guest:
     def live_until(self, now_s: float, size_mib: float) -> float:
         """Let it live on at a size; the pages that it had to read again meanwhile."""
         passed_s, self.now_s = max(now_s - self.now_s, 0.0), now_s
-        usable_mib = max(size_mib - self.reserve_mib, 0.0)
+        usable_mib = max(size_mib - self.kernel_mib, 0.0)
         hot_short = max(self.hot_mib - usable_mib, 0.0)
         warm_short = min(max(self.hot_mib + self.warm_mib - usable_mib, 0.0), self.warm_mib)
         rate = PAGES_PER_MIB * (hot_short / self.habits.hot_again_s + warm_short / self.habits.warm_again_s)

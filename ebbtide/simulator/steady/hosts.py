@@ -1,7 +1,7 @@
 """One host of the simulation: its VMs, its memory, and the three ways to have room: asked for, steady, ballooned.
 
 Who gives how much is decided by the functions that the live system calls: `split_need`, `share_room`, `Trimmer`,
-`ReserveLearner`.
+`ReserveLearner`, `PressureWatch`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ebbtide.deflation.allocations import Allocation, deflatable_capacity, free_capacity
+from ebbtide.deflation.cascade.pressure import PressureWatch
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.deflation.sharing.proportional import share_room, split_need
 from ebbtide.deflation.sharing.reserve import ReserveLearner, reserve_of
@@ -25,9 +26,6 @@ PROXMOX: Final = "proxmox-like"
 SCHEMES: Final = (REACTIVE, STEADY, PROXMOX)
 #: Between two looks at a host, in seconds: that of Proxmox and of steady mode.
 LOOK_S: Final = 10.0
-#: Available memory under this share of the guest's reserve, or so many faults a second, is pressure: at once.
-PRESSED_SHARE: Final = 0.25
-PRESSED_FAULTS_PER_S: Final = 100.0
 
 
 @dataclass(slots=True)
@@ -36,6 +34,7 @@ class Member:
 
     allocation: Allocation
     guest: Guest | None
+    watch: PressureWatch = field(default_factory=PressureWatch)
     pressed: bool = False
 
     @property
@@ -103,20 +102,21 @@ class SimulatedHost:
         self._resize(name, self.vms[name].allocation.current.with_component("memory_mib", memory_mib))
 
     def live_until(self, now_s: float) -> None:
-        """Let guests live on at the sizes that they have; those that lack nothing when they are looked at next."""
+        """Let guests live on at the sizes that they have; those that lack nothing, and have not just been
+        short of it, when they are looked at next.
+        """
         self._now_s = now_s
         for vm in self._guests():
-            if vm.deflated:
+            if vm.deflated or vm.pressed:
                 self._live(vm)
 
     def _live(self, vm: Member) -> None:
         if vm.guest is None or self._now_s <= vm.guest.now_s:
             return
-        passed_s, size = self._now_s - vm.guest.now_s, vm.allocation.current.memory_mib
-        pages = vm.guest.live_until(self._now_s, size)
-        self.totals.refaults += pages
-        short = vm.guest.available_mib(size) < PRESSED_SHARE * vm.guest.reserve_mib
-        vm.pressed = short or pages / passed_s >= PRESSED_FAULTS_PER_S
+        size = vm.allocation.current.memory_mib
+        self.totals.refaults += vm.guest.live_until(self._now_s, size)
+        vm.watch.observe(self._now_s, vm.guest.reading(size))
+        vm.pressed = vm.watch.verdict(self._now_s, vm.allocation).under_pressure
 
     def take(self, now_s: float, vm: Allocation, guest: Guest | None) -> float:
         """Take a VM that fits by deflation at the most; how long it has to wait for its room, 0 if it fits at once."""

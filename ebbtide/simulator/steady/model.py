@@ -52,7 +52,7 @@ class SteadyModel:
     """VMs of a trace on as many hosts as make the wished demand for memory."""
 
     name: Final = "steady"
-    version: Final = 4
+    version: Final = 5
     metrics: Final = METRICS
 
     def settings(self, given: Mapping[str, Any]) -> Case:

@@ -100,9 +100,11 @@ def test_a_deleted_vm_is_gone_with_its_work() -> None:
         # No checkpoint within 20 s: the work since the last hour is lost; nor is the memory saved within 30 s.
         (Way.STOP, 50.0, 1000 - 600, 4060),
         (Way.SUSPEND, 50.0, 1000 - 600, 4060),
-        # Too slow for a checkpoint, not for the whole memory: nothing is lost, and it is read back.
-        (Way.STOP, 80.0, 1000 - 600, 4060),
-        (Way.SUSPEND, 80.0, 0, 4020 + 2 * GIB / 80),
+        # So fast that programs save their work in their 20 s, but not so that an agent begins to save the memory, which
+        # half as much again as it may take has to fit into.
+        (Way.STOP, 150.0, 0, 4060),
+        (Way.SUSPEND, 150.0, 0, 4060),
+        (Way.SUSPEND, 160.0, 0, 4020 + 2 * GIB / 160),
     ],
 )
 def test_what_the_notice_is_too_short_for_is_lost(way: Way, disk_mib_s: float, lost_s: float, back_s: float) -> None:
@@ -121,7 +123,7 @@ def test_of_two_that_are_as_far_the_one_goes_that_a_manager_would_choose(way: Wa
 def test_a_vm_moves_instead_of_being_preempted_where_that_does() -> None:
     # The other node has room for one at its minimum, and for the arriving VM by preemption only.
     vms = [*CROWD[:2], Vm(2.0, NEVER, 5.0, 5 * GIB), CROWD[2]]
-    run = played(Way.MIGRATION, vms, 4000.0, nodes=2)
+    run = played(Way.MIGRATION, vms, 4000.0, nodes=2, costs=Costs(deadline_s=120))
     assert run.account.preemptions == 0
     assert (run.account.moves, run.account.moves_instead, run.account.moved_mib) == (1, 1, 2 * GIB)
     assert sorted(map(len, (on(run, 0), on(run, 1)))) == [2, 2]
@@ -129,9 +131,12 @@ def test_a_vm_moves_instead_of_being_preempted_where_that_does() -> None:
 
 
 def test_it_is_not_waited_for_when_the_copy_would_take_too_long() -> None:
+    """2 GiB in half of what a notice of 30 s leaves of 60."""
     vms = [*CROWD[:2], Vm(2.0, NEVER, 5.0, 5 * GIB), CROWD[2]]
-    run = played(Way.MIGRATION, vms, 4000.0, nodes=2, costs=Costs(move_mib_s=30, move_limit_s=60))
+    run = played(Way.MIGRATION, vms, 4000.0, nodes=2, costs=Costs(move_mib_s=136))
     assert (run.account.moves, run.account.preemptions) == (0, 1)
+    run = played(Way.MIGRATION, vms, 4000.0, nodes=2, costs=Costs(move_mib_s=137))
+    assert (run.account.moves, run.account.preemptions) == (1, 0)
 
 
 def test_a_vm_that_stays_deflated_moves_to_where_there_is_room() -> None:
@@ -141,6 +146,25 @@ def test_a_vm_that_stays_deflated_moves_to_where_there_is_room() -> None:
     assert stays.account.moves == 0
     assert moves.account.moves == 1
     assert {**on(moves, 0), **on(moves, 1)} == {1: (4.0, 4 * GIB), 2: (4.0, 4 * GIB), 3: (3.0, 3 * GIB)}
+
+
+def test_no_more_moves_are_under_way_than_a_manager_makes_and_one_of_a_host() -> None:
+    """2 GiB at 1 MiB/s from the look at 2100 s on; the one at 4200 s is the first that finds the move over."""
+    vms = [Vm(0.0, 100.0, 8.0, 8 * GIB)] * 2 + [low(1.0)] * 4 + [Vm(3.0, NEVER, 3.0, 3 * GIB)] * 2
+
+    def moves(most: int, until_s: float) -> int:
+        costs = Costs(move_mib_s=1.0, rebalance_most_moves=most)
+        return played(Way.REBALANCING, vms, until_s, nodes=4, costs=costs).account.moves
+
+    assert [moves(1, 2200.0), moves(1, 4199.0), moves(1, 4201.0)] == [1, 1, 2]
+    assert moves(2, 2200.0) == 2
+
+
+def test_nobody_moves_away_from_where_a_preempted_vm_waits() -> None:
+    vms = [Vm(0.0, 100.0, 8.0, 8 * GIB), low(1.0), low(2.0), Vm(3.0, NEVER, 3.0, 3 * GIB)]
+    assert played(Way.REBALANCING, vms, 9000.0, nodes=2).account.moves == 1
+    run = played(Way.REBALANCING, [*vms, Vm(4.0, NEVER, 3.0, 3 * GIB)], 9000.0, nodes=2)
+    assert (run.account.preemptions, run.account.moves) == (1, 0)
 
 
 def run(trace: Input, way: str, seed: int = 1, **given: Any) -> Outcome:

@@ -52,7 +52,7 @@ def test_a_guest_with_all_its_memory_reads_nothing_again() -> None:
 def test_what_is_short_of_the_hot_part_is_read_again_each_time_it_is_touched() -> None:
     one = guest()
     short_mib = 1.0
-    size = one.hot_mib + one.reserve_mib - short_mib
+    size = one.hot_mib + one.kernel_mib - short_mib
     pages = one.live_until(60.0, size)
     assert pages == pytest.approx(short_mib * PAGES_PER_MIB * 60.0 / CALM.hot_again_s)
     assert one.stalled_s == pytest.approx(pages * FAULT_S)
@@ -165,6 +165,21 @@ def test_a_guest_that_missed_its_memory_is_left_alone_also_if_it_lacked_nothing_
     for now in range(1060, 1100, 10):
         full.look(now)
     assert one.deflated
+
+
+def test_pressure_lasts_until_the_guest_has_been_calm_for_as_long_as_a_host_asks_for() -> None:
+    full = filled(REACTIVE)
+    full.take(10.0, vm("new", low=False), None)
+    one = full.vms["0"]
+    assert one.guest is not None
+    one.guest.hot_mib = one.allocation.current.memory_mib - 0.2 * one.guest.reserve_mib
+    full.live_until(20.0)
+    pressed = []
+    for now in (30.0, 40.0, 50.0):
+        one.guest.hot_mib = 2048.0
+        full.live_until(now)
+        pressed.append(one.pressed)
+    assert pressed == [True, False, False]
 
 
 def looked(at: SimulatedHost, from_s: float, until_s: float) -> None:
