@@ -27,6 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import structlog
@@ -94,7 +95,8 @@ class Replay:
     """Cores and history by the plan, in place of what hosts report."""
 
     #: None is moved, none stands still.
-    moving = paused = frozenset[str]()
+    closing: Mapping[str, str] = MappingProxyType({})
+    paused = frozenset[str]()
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

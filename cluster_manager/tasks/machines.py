@@ -14,8 +14,10 @@ from cluster_manager.store import schema
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.core_changes import CoreChanges
 from ebbtide.deflation.allocations import Priority
+from ebbtide.deflation.modes import HostMode
 from ebbtide.matcher.match.matching import MatchOptions
 from ebbtide.matcher.match.rounds import LIVE, Pool
+from ebbtide.matcher.match.turns import DRAINING, MOVING
 from ebbtide.matcher.predict.changes import LastChange, whole_cores
 from ebbtide.matcher.predict.predictor import Predictor
 from ebbtide.messages.vms import VMState, VMStatus
@@ -39,7 +41,7 @@ class TaskMachines:
         #: Looks at landmarks that had been taken when it was copied.
         self._looks = 0
         self._variable: frozenset[str] = frozenset()
-        self._moving: frozenset[str] = frozenset()
+        self._closing: Mapping[str, str] = {}
         self._paused: frozenset[str] = frozenset()
 
     def changed(self) -> None:
@@ -56,7 +58,7 @@ class TaskMachines:
         """
         table, plans = schema.vms, schema.plans
         found = {}
-        variable, moving, paused = set(), set(), set()
+        variable, paused, closing = set(), set(), dict[str, str]()
         names = sorted(names)
         # SQLite takes a limited number of values in one statement.
         for begin in range(0, len(names), 500):
@@ -71,7 +73,9 @@ class TaskMachines:
                 moves = row.phase == VMPhase.MIGRATING.value
                 live = moves and row.plan_kind == "live-migrate"
                 if moves and not live:
-                    moving.add(row.name)
+                    closing[row.name] = MOVING
+                elif (host := self._hosts.get(row.host)) is not None and host.report.mode is HostMode.DRAINING:
+                    closing[row.name] = DRAINING
                 if row.phase == VMPhase.FAILED.value and row.host is None:
                     continue
                 unsure = row.preemption_unsure and row.phase in _PERHAPS_OFF
@@ -84,7 +88,7 @@ class TaskMachines:
                         paused.add(row.name)
                 if row.priority != Priority.FIXED.value:
                     variable.add(row.name)
-        self._variable, self._moving, self._paused = frozenset(variable), frozenset(moving), frozenset(paused)
+        self._variable, self._paused, self._closing = frozenset(variable), frozenset(paused), closing
         return found
 
     def _reported(self, row: Any, live: bool) -> VMStatus | None:
@@ -100,9 +104,11 @@ class TaskMachines:
         return there if has_arrived(there) else None
 
     @property
-    def moving(self) -> frozenset[str]:
-        """Of those whose cores were last asked for, the VMs that are to be stopped in order to move."""
-        return self._moving
+    def closing(self) -> Mapping[str, str]:
+        """Of those whose cores were last asked for, the VMs that are to be stopped in order to move, or whose hosts are
+        draining; and why nothing is to begin there.
+        """
+        return self._closing
 
     @property
     def paused(self) -> frozenset[str]:

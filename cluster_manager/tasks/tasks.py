@@ -71,7 +71,7 @@ class Machines(Protocol):
     async def cores(self, names: Collection[str]) -> dict[str, int]: ...
 
     @property
-    def moving(self) -> frozenset[str]: ...
+    def closing(self) -> Mapping[str, str]: ...
 
     @property
     def paused(self) -> frozenset[str]: ...
@@ -336,13 +336,13 @@ class TaskService:
         # In a thread, on a pool of its own: many tasks on many machines are not decided in an instant. Clients go on
         # meanwhile: what they submit gets its turn after this one, as does what they change.
         tasks, pool = dict(self._tasks), self._known.pool()
-        (closed, foreign), moving = self.closed(look.machines), self._known.moving
+        (closed, foreign), closing = self.closed(look.machines), self._known.closing
         now = self._clock()
         paused = self._stood_still(self._known.paused, self._monotonic())
         look, self._silences = measured(look, self._silences, self._monotonic(), paused)
-        closing = closed, notices, moving, paused, foreign
+        machines = closed, notices, closing, paused, foreign
         beside = self._unrecorded, tuple(self._unread.values()), self._unbegun, self._settings.most_held
-        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *closing, *beside)
+        made = await asyncio.to_thread(turn, tuple(tasks.values()), look, cores, pool, now, label, *machines, *beside)
         for machine, user in made.unrecorded.keys() - self._unrecorded.keys():
             log.warning(
                 "a machine takes no tasks: attempts cannot write their records there", machine=machine, user=user

@@ -41,9 +41,11 @@ NO_CORES: Final = "ebbtide: no core is left"
 LEAVING: Final = "ebbtide: it is to be given back"
 #: And one whose VM is to be stopped, and started on another host.
 MOVING: Final = "ebbtide: its VM is to be stopped and moved"
+#: And one whose VM is on a host that an operator empties.
+DRAINING: Final = "ebbtide: its VM's host is draining"
 #: For so long a machine takes no task of a user whose attempt could not write its record there, seconds.
 UNRECORDED_PAUSE_S: Final = 240.0
-_OURS: Final = (NO_CORES, LEAVING, MOVING, PREEMPTED)
+_OURS: Final = (NO_CORES, LEAVING, MOVING, DRAINING, PREEMPTED)
 #: Why a machine takes no task of this manager; it is not drained, since others' work may run there.
 FOREIGN: Final = "it is called as this manager's acquirer calls its machines, and was not opened by it"
 
@@ -91,7 +93,7 @@ def turn(
     label: str,
     leaving: Set[str] = frozenset(),
     notices: Mapping[str, Notice] = MappingProxyType({}),
-    moving: Set[str] = frozenset(),
+    closing: Mapping[str, str] = MappingProxyType({}),
     paused: Set[str] = frozenset(),
     foreign: Set[str] = frozenset(),
     unrecorded: Unrecorded = MappingProxyType({}),
@@ -107,7 +109,7 @@ def turn(
     :param now: seconds since the epoch.
     :param leaving: machines that take no new task, since they are to be given back.
     :param notices: machines that are about to go, since their VMs are being preempted.
-    :param moving: machines that take no new task, since their VMs are to be stopped and moved.
+    :param closing: machines that take no new task for what is to become of their VMs (`MOVING`, `DRAINING`), and why.
     :param paused: machines whose VMs stand still, or did so a moment ago: what runs there cannot be heard of.
     :param foreign: machines of somebody else that take no task of ours, and are left as they are.
     :param unrecorded: of the turn before.
@@ -116,7 +118,7 @@ def turn(
     :param most_held: so many attempts wait in the engine at the most, but for those that get their machine now, and
         now and then one that it has refused.
     """
-    closed = {**dict.fromkeys(moving, MOVING), **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
+    closed = {**closing, **dict.fromkeys(leaving, LEAVING), **dict.fromkeys(notices, PREEMPTED)}
     machines, instructions = _with_cores(look.machines, cores, closed, label, foreign)
     shut = {where: until for where, until in unrecorded.items() if 0.0 < until - now <= UNRECORDED_PAUSE_S}
     missed = {where: until for where, until in unbegun.items() if 0.0 < until - now <= UNBEGUN_PAUSE_S}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,7 @@ from cluster_manager.tasks import tasks
 from cluster_manager.tasks.machines import TaskMachines
 from ebbtide.matcher.match.attempts import AttemptState, EngineMachine
 from ebbtide.matcher.match.tasks import SILENCE_LIMIT_S
-from ebbtide.matcher.match.turns import MOVING
+from ebbtide.matcher.match.turns import DRAINING, MOVING
 from ebbtide.messages.common import Vector
 from ebbtide.messages.vms import VMState
 from tests.manager.cluster import Cluster, cluster_of, vm
@@ -152,6 +153,29 @@ async def test_nothing_begins_on_a_machine_that_is_to_be_stopped_and_moved_and_w
 
         await until(begun_again)
         assert (await cluster.ended("move")).host == "host-b"
+
+
+def _is_drained_with(engine: FakeEngine, machine: str, reason: str) -> bool:
+    return engine.machines[machine].drained == reason
+
+
+@each_store
+async def test_nothing_begins_on_a_draining_hosts_vms_and_what_runs_there_goes_on(tmp_path: Path) -> None:
+    agent, engine = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0), FakeEngine(**{"low-1": 4})
+    async with cluster_of(tmp_path, agent, **settings(engine)) as cluster:
+        await cluster.create(vm("low-1"))
+        await submit(cluster, "train", cores=2)
+        await becomes(cluster, "train", "running")
+        for mode, drained in (("draining", DRAINING), ("active", "")):
+            command = {"request_id": mode, "mode": mode}
+            status, answer = await cluster.call("PUT", "/v1/hosts/host-a/mode", json=command)
+            assert status == 202, answer
+            await until(condition(partial(_is_drained_with, engine, "low-1", drained)))
+            if drained:
+                await submit(cluster, "short", cores=1)
+                await looked_since(cluster, engine)
+                assert [(await task(cluster, name))["state"] for name in ("train", "short")] == ["running", "waiting"]
+        await becomes(cluster, "short", "running")
 
 
 @each_store
