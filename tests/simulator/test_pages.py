@@ -191,8 +191,8 @@ def test_what_steady_mode_gains_is_said_in_arrivals_too() -> None:
         for demand in (1.0, 1.3)
         for other in ("reactive", "proxmox-like")
     }
-    assert sorted(more[1.0, "reactive"]) == [0, 2, 2, 2, 2]
-    assert "two more of 314 arrivals do with it in four of five seeds, and none in the fifth" in page
+    assert more[1.0, "reactive"] == [2, 2, 2, 2, 2]
+    assert "two more of 314 arrivals do with it in each of five seeds" in page
     few, many = min(more[1.3, "reactive"]), max(more[1.3, "reactive"])
     assert f"with {few} to {many} arrivals more" in page
     rivals = more[1.0, "proxmox-like"] + more[1.3, "proxmox-like"]
@@ -206,11 +206,10 @@ def test_steady_mode_and_the_rule_like_proxmox_are_compared_seed_by_seed() -> No
     assert "within the intervals" not in page
     gains = steady_less(names, "proxmox-like")
     told = {demand: [abs(mean) > half for mean, half in row] for demand, row in gains.items()}
-    assert told == {1.0: [False, False, True, False], 1.3: [False, True, False, True]}
-    assert f"At 1.0 steady mode has {gains[1.0][2][0]:.0f} MiB an hour and VM more read again; neither" in page
-    shorter = f"the mean wait is {-gains[1.3][1][0]:.2f} s shorter".replace("is 0.", "is .")
+    assert told == {1.0: [False, False, False, False], 1.3: [False, False, False, True]}
     less = f"low-priority VMs have {-gains[1.3][3][0]:.1f} points less"
-    assert f"At 1.3 {shorter} with steady mode, and {less} of their nominal memory; what is read again is not" in page
+    assert "Neither are the waits and what is read again." in page
+    assert f"At 1.3 {less} of their nominal memory with steady mode; at 1.0 that is not told" in page
 
 
 def steady_less(names: dict[str, Any], other: str) -> dict[float, list[tuple[float, float]]]:
@@ -288,7 +287,7 @@ def test_right_estimates_are_no_case_of_wrong_ones() -> None:
     kept = json.loads((KEPT / "estimates.json").read_text())["cases"]
     said = {(case["estimate_factor"], case["estimate_error"]) for case in kept if case["policy"] == "live"}
     assert (1.0, 0.0) in said
-    assert f" of {len(said) - 1} (" in line
+    assert f" of {len(said) - 1}" in line
 
 
 def test_what_is_saved_whole_in_every_run_has_no_spread() -> None:
@@ -468,7 +467,8 @@ def test_wrong_estimates_that_are_told_apart_from_right_ones_are_named() -> None
     ]
     told = sorted((mean, half) for mean, half in found if mean > half)
     cells = ", ".join(f"{mean:+.0f} ± {half:.0f}" for mean, half in told)
-    assert f"slower, told apart from nothing: {len(told)} ({cells}) |" in line
+    named = f"slower, told apart from nothing: {len(told)} ({cells}) |"
+    assert named in line if told else "told apart" not in line
 
 
 def test_calibration_is_met_or_missed_only_where_the_interval_says_so() -> None:
@@ -490,17 +490,20 @@ def test_loads_are_of_the_same_hours_and_as_full_as_they_say() -> None:
 
 
 def test_what_the_matcher_saves_is_said_against_filling_with_the_same_rule_of_removal_too() -> None:
-    """The last of the bases differs by the matcher alone."""
+    """The last two of the bases differ by the matcher alone."""
     names = made("matcher_tables")
     lines = [line for line in names["claims"]() if "the matcher alone" in line]
     sweep = names["claims"].__globals__["Sweep"]("costs-persistent")
     at = {"most_task_s": 3600}
-    saved, half = sweep.against({"policy": "harvest-filling-recent"} | at, "cost_total", policy="harvest-live", **at)
-    assert len(lines) == 2
-    assert f"| {saved:+.0f} ± {half:.0f}, " in lines[0]
+    assert len(lines) == 4
+    for line, rule in zip(lines, ("filling", "worst-fit"), strict=False):
+        base = {"policy": f"harvest-{rule}-recent"} | at
+        saved, half = sweep.against(base, "cost_total", policy="harvest-live", **at)
+        assert f"| {saved:+.0f} ± {half:.0f}, " in line
     tables = [line for line in names["PAGE"].read_text().splitlines() if "| against harvest alone |" in line]
     assert len(tables) == 2
-    assert all("| against it, filling, the most recently changed goes |" in line for line in tables)
+    for rule in ("filling", "worst fit"):
+        assert all(f"| against it, {rule}, the most recently changed goes |" in line for line in tables)
 
 
 def test_trials_on_spot_machines_are_compared_at_one_price_too() -> None:
