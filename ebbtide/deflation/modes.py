@@ -33,6 +33,8 @@ class HostEvent(StrEnum):
     GROW = "grow"
     RECLAIM = "reclaim"
     REINFLATE = "reinflate"
+    #: An adopted VM is to be given back, with all that was taken from it.
+    RELEASE = "release"
     #: Readings, explanations, history, dry runs, reports to the manager.
     READING = "reading"
     #: A VM holds more than is committed, or a parked vCPU runs.
@@ -69,7 +71,10 @@ class Reaction(StrEnum):
 
 
 _ALWAYS: Final = (HostEvent.DELETE, HostEvent.READING, HostEvent.LIMIT_UNBACKED, HostEvent.HALF_DONE, HostEvent.ORPHAN)
-_COMMANDS: Final = (HostEvent.CREATE, HostEvent.SHRINK, HostEvent.GROW, HostEvent.RECLAIM, HostEvent.REINFLATE)
+_COMMANDS: Final = (
+    *(HostEvent.CREATE, HostEvent.SHRINK, HostEvent.GROW, HostEvent.RECLAIM, HostEvent.REINFLATE),
+    HostEvent.RELEASE,
+)
 #: What a mode does not do; all else is done.
 _NOT_DONE: Final[Mapping[HostMode, tuple[HostEvent, ...]]] = {
     # Room is shared by the manager, who knows for whom it was made.
@@ -77,7 +82,7 @@ _NOT_DONE: Final[Mapping[HostMode, tuple[HostEvent, ...]]] = {
     # Nothing new comes, so nothing is taken for it; what a target took would be given back at once.
     HostMode.DRAINING: (HostEvent.CREATE, HostEvent.SHRINK, HostEvent.RECLAIM, HostEvent.TRIM),
     HostMode.PAUSED: tuple(event for event in HostEvent if event not in _ALWAYS),
-    HostMode.OFF: tuple(event for event in HostEvent if event not in (*_ALWAYS, HostEvent.ROOM)),
+    HostMode.OFF: tuple(event for event in HostEvent if event not in (*_ALWAYS, HostEvent.ROOM, HostEvent.RELEASE)),
 }
 _WHY: Final[Mapping[HostMode, str]] = {
     HostMode.DRAINING: "is draining: it takes no new VM and its VMs only grow",

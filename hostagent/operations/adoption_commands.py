@@ -260,6 +260,7 @@ class AdoptionCommands:
             vm = self._host.vm(name)
             if vm.intent.adopted is None:
                 raise wrong_state(f"{name} was made here: it can be deleted, not released", "name")
+            self._host.modes.check(HostEvent.RELEASE)
             await self._check_not_saved(vm)
             await self._host.sample()
             return partial(self._release, vm=vm, deadline_s=command.deadline_s, request=request)

@@ -130,10 +130,12 @@ class ModeCommands:
 
     async def _run(self, operation: Operation, mode: HostMode, body: dict[str, Any]) -> Operation:
         modes, operations = self._host.modes, self._requests.operations
-        if mode in (HostMode.PAUSED, HostMode.OFF):
+        if mode is not HostMode.ACTIVE:
+            # On a draining host, too: what was begun may still bring a VM, which whoever empties it is to see.
             for other in operations.resizing():
                 operations.progress(operation.request_id, f"{other.kind} {other.request_id} was begun before and ends")
                 await operations.ended(other.request_id)
+        if mode in (HostMode.PAUSED, HostMode.OFF):
             # And what the reconciler was doing: from here on it checks the mode first. While one is waited for, none is
             # held.
             for vm in list(self._host.vms.values()):

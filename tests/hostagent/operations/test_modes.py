@@ -265,17 +265,19 @@ async def test_paused_what_is_left_of_a_failed_resize_is_left_and_settled_afterw
     assert sum(vm.intent.committed.cpu_cores for vm in host.vms.values()) == 6.0, "what failed is not carried out"
 
 
-async def test_paused_returns_when_what_was_begun_before_has_ended(
-    client: Client, command: Command, two_vms: list[Domain], host: Host, world: World
+@pytest.mark.parametrize("mode", ["paused", "draining"])
+async def test_the_answer_comes_when_what_was_begun_before_has_ended(
+    client: Client, command: Command, two_vms: list[Domain], host: Host, world: World, mode: str
 ) -> None:
     world.delay = lambda: 0.05
     response = await client.post("/v1/reclaims", json={"request_id": "slow", "need": {"memory_mib": 400.0}})
     assert response.status == 202
-    operation = await set_mode(command, "paused")
+    operation = await set_mode(command, mode)
     assert operation.progress == ("reclaim slow was begun before and ends",)
     slow = Operation.model_validate_json(await (await client.get("/v1/operations/slow")).text())
     assert slow.state == "done"
-    assert host.vms["low-1"].intent.committed.memory_mib == 824.0
+    # On a draining host it gets that back.
+    assert mode == "draining" or host.vms["low-1"].intent.committed.memory_mib == 824.0
 
 
 async def test_paused_a_restarted_agent_leaves_what_was_begun_and_goes_on_when_it_is_resumed(
