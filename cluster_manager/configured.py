@@ -94,6 +94,7 @@ def settings_of_all(options: ManagerOptions) -> tuple[Settings, Gate]:
         engine=engine,
         webhooks=read_webhooks(options.alerts_file) if options.alerts_file is not None else (),
         move_first=options.move_first,
+        move_mib_s=options.move_mib_s,
         authority=authority,
         certificates=gate.certificates,
         certificate_days=options.certificate_days,

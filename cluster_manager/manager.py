@@ -228,6 +228,7 @@ class Manager:
         lots = np.random.default_rng(self.settings.seed)
         chooser = InstructionExecutor(agents, self.hosts, self.store, limits, lots, self.epoch)
         chooser.move_first = self.settings.move_first
+        executor.move_mib_s = chooser.move_mib_s = self.settings.move_mib_s
         self.dry_runs = DryRuns(self.hosts, self.operations, self.store, chooser, self.settings.policy)
         if settings_ := self.settings.engine.acquirer:
             provider = HarvestMachines(

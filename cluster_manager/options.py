@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from cluster_manager.defaults import CERTIFICATE_DAYS, DAY_S, GONE_S, MOST_HOSTS, MoveFirst, RebalancingRules, Retention
+from ebbtide.deflation.placement.waiting import MOVE_MIB_S
 from ebbtide.rest.options import DaemonOptions, settings_config
 
 _RULES = RebalancingRules()
@@ -85,6 +86,11 @@ class ManagerOptions(DaemonOptions):
         "shared",
         description="before a VM is preempted, have one move while it runs to a host with room, where that is enough: "
         "one whose disk is shared, any (its disk is copied), or never",
+    )
+    move_mib_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = Field(
+        MOVE_MIB_S,
+        description="what such a move copies in a second at the least, MiB (100: a link of 1 Gbit/s); a VM with more "
+        "memory than it copies in half of the time does not move",
     )
     rebalance: bool = Field(
         False,

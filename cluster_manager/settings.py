@@ -19,6 +19,7 @@ from cluster_manager.defaults import (
 )
 from cluster_manager.store.database import Database
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
+from ebbtide.deflation.placement.waiting import MOVE_MIB_S
 from ebbtide.matcher.engines.interface import Engine, engine_of
 from ebbtide.matcher.engines.settings import EngineSettings
 
@@ -81,6 +82,8 @@ class Settings:
     most_hosts: int = MOST_HOSTS
     #: Which VMs a placement has move to a host with room before it preempts one: those whose disk is shared, or all.
     move_first: MoveFirst = "shared"
+    #: What such a move copies in a second at the least, MiB.
+    move_mib_s: float = MOVE_MIB_S
     #: How VMs are moved to hosts with room; None: nobody is, but by requests.
     rebalancing: RebalancingRules | None = None
     leadership: LeadershipTimes = field(default_factory=LeadershipTimes)

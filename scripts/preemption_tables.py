@@ -34,8 +34,12 @@ METRICS = tuple(name for name, *_ in COLUMNS)
 SAVED = (
     (PREEMPTIONS, "migration", "preemptions, `migration`"),
     (PREEMPTIONS, "rebalancing", "preemptions, `rebalancing`"),
+    (PREEMPTIONS, "migration-10g", "preemptions, `migration-10g`"),
+    (PREEMPTIONS, "rebalancing-10g", "preemptions, `rebalancing-10g`"),
     ("deflated_vm_h_share", "rebalancing", "deflated VM-hours, `rebalancing`"),
+    ("deflated_vm_h_share", "rebalancing-10g", "deflated VM-hours, `rebalancing-10g`"),
     ("taken_core_h_per_day", "rebalancing", "core-hours taken, `rebalancing`"),
+    ("taken_core_h_per_day", "rebalancing-10g", "core-hours taken, `rebalancing-10g`"),
 )
 
 
@@ -61,7 +65,7 @@ def tables() -> Iterator[str]:
         "What moves save against `stop`, of its sum over the seeds, with jackknife intervals over the seeds:",
         "",
     )
-    yield from head("overcommitment", *(words for *_, words in SAVED), "moves a day", "GiB a day")
+    yield from head("overcommitment", *(words for *_, words in SAVED))
     for level in sweep.values("overcommitment"):
         cells = []
         for metric, policy, _ in SAVED:
@@ -71,18 +75,20 @@ def tables() -> Iterator[str]:
                 cells.append(f"{-change:.0f} ± {half:.0f} %")
             else:
                 cells.append("-")
-        case = {"overcommitment": level, "policy": "rebalancing"}
-        moved = (f"{sweep.mean(metric, **case):,.0f}" for metric in ("moves_per_day", "moved_gib_per_day"))
-        yield row(f"{level:.1f}", *cells, *moved)
-    more = []
-    for level in sweep.values("overcommitment"):
-        alone, both = (
-            sweep.of(PREEMPTIONS, overcommitment=level, policy=name) for name in ("migration", "rebalancing")
+        yield row(f"{level:.1f}", *cells)
+    for link in ("", "-10g"):
+        more = []
+        for level in sweep.values("overcommitment"):
+            alone, both = (
+                sweep.of(PREEMPTIONS, overcommitment=level, policy=f"{name}{link}")
+                for name in ("migration", "rebalancing")
+            )
+            mean, half = interval(both - alone)
+            more.append(f"{mean:+.0f} ± {half:.0f} at {level:.1f}")
+        yield ""
+        yield filled(
+            f"Preemptions a day with `rebalancing{link}` beyond those with `migration{link}` alone: {', '.join(more)}."
         )
-        mean, half = interval(both - alone)
-        more.append(f"{mean:+.0f} ± {half:.0f} at {level:.1f}")
-    yield ""
-    yield filled(f"Preemptions a day with `rebalancing` beyond those with `migration` alone: {', '.join(more)}.")
     yield from _only_rebalancing(sweep)
     times = []
     for level in sweep.values("overcommitment"):
@@ -94,22 +100,23 @@ def tables() -> Iterator[str]:
 
 
 def _only_rebalancing(sweep: Sweep) -> Iterator[str]:
-    """Seeds in which somebody is preempted with it, and nobody under any other policy."""
+    """Seeds in which somebody is preempted with it, and nobody under any policy that moves none for room."""
     for level in sweep.values("overcommitment"):
         found = {name: sweep.of(PREEMPTIONS, overcommitment=level, policy=name) for name in sweep.values("policy")}
         ours = found.pop("rebalancing")
+        found.pop("rebalancing-10g")
         by_seed = zip(sweep.kept["seeds"], ours, np.sum(list(found.values()), axis=0), strict=True)
         mine = {seed: n for seed, n, others in by_seed if n > others == 0}
         if mine:
             seeds, counts = (" and ".join(words) for words in (map(str, mine), (f"{n:.1f}" for n in mine.values())))
             yield filled(
-                f"At {level:.1f} it has {counts} preemptions a day in seeds {seeds}, where no other policy has any."
+                f"At {level:.1f} it has {counts} preemptions a day in seeds {seeds}, where none without it has any."
             )
 
 
 def _cell(sweep: Sweep, metric: str, digits: int, scale: float, case: dict[str, Any]) -> str:
     """The mean over seeds in which there is a figure, and how many these are if not all."""
-    if metric.startswith("move") and case["policy"] not in ("migration", "rebalancing"):
+    if metric.startswith("move") and not case["policy"].startswith(("migration", "rebalancing")):
         return "-"
     if (metric.startswith(("back", "not_back")) and case["policy"] == "delete") or not sweep.has(metric, **case):
         return "-"

@@ -72,7 +72,8 @@ class DryRuns:
         sold = await self._operations.sold()
         reports = self._reports()
         known = Known(sold, {host: self._reserved(report) for host, report in reports.items()}, time.time())
-        return await _in_turns(dry_run_plan(state, reports, choose, choices, known, self._chooser.move_first))
+        moves = self._chooser.move_first, self._chooser.move_mib_s
+        return await _in_turns(dry_run_plan(state, reports, choose, choices, known, *moves))
 
     async def delete(self, name: str, request_id: str, precondition: Precondition = ANY_VERSION) -> DryRunReport:
         """Who would grow when a VM is deleted. Raises RequestError as the deletion itself."""

@@ -65,6 +65,7 @@ from cluster_manager.plans.report_queries import (
 from cluster_manager.plans.waits import hold_s, lined_up
 from cluster_manager.settings import AgentLimits
 from cluster_manager.store.store import Store
+from ebbtide.deflation.placement.waiting import MOVE_MIB_S
 from ebbtide.messages.commands import (
     Budget,
     Command,
@@ -134,6 +135,7 @@ class InstructionExecutor:
         #: How a VM moves away for a placement (`Lifecycle.move_away`), and which ones do before one is preempted.
         self.move_away: Callable[[str, MoveAway, str, float], Awaitable[Operation]] | None = None
         self.move_first: MoveFirst = "never"
+        self.move_mib_s = MOVE_MIB_S
 
     async def perform(self, state: Plan, resumed: bool, elapsed_s: Callable[[], float]) -> Event:
         """Carry out the state's instruction.
@@ -266,7 +268,8 @@ class InstructionExecutor:
         elsewhere, copies = self.ranking.elsewhere(state, host), self.move_first == "copied"
         # One of which cannot be read how it is to go is not to go.
         recorded &= sold.keys()
-        return replace(found, recorded=recorded, sold=sold, elsewhere=elsewhere, rooms=rooms, copies=copies)
+        found = replace(found, recorded=recorded, sold=sold, elsewhere=elsewhere, rooms=rooms, copies=copies)
+        return replace(found, move_mib_s=self.move_mib_s)
 
     def _may_wait_s(self, state: Plan, elapsed_s: float) -> float | None:
         """For how long a plan waits for the host that it is to read; None: for as long as it takes."""

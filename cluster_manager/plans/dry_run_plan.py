@@ -53,6 +53,7 @@ from ebbtide.deflation.allocations import Allocation, deflatable_capacity, lack,
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.rebalancing import Rooms
+from ebbtide.deflation.placement.waiting import MOVE_MIB_S
 from ebbtide.deflation.resources import ZERO, ResourceVector
 from ebbtide.deflation.sharing.harvest import without_harvest
 from ebbtide.deflation.sharing.proportional import share_room, split_need
@@ -96,6 +97,7 @@ def dry_run_plan(
     choices: Callable[[HostsChosen], tuple[HostChoice, ...]] = lambda chosen: (),
     known: Known | None = None,
     move_first: MoveFirst = "never",
+    move_mib_s: float = MOVE_MIB_S,
 ) -> Generator[None, None, DryRunReport]:
     """Run a plan to its end, in steps: a host of a thousand VMs takes time in each.
 
@@ -104,9 +106,9 @@ def dry_run_plan(
     :param choose: ranks the hosts as placement does.
     :param choices: the ranked hosts as they are shown.
     :param known: what the manager knows besides; default: it has all VMs that are reported, and no more of them.
-    :param move_first: which VMs move before any is preempted.
+    :param move_first: which VMs move before any is preempted, and what that copies in a second.
     """
-    world = _World(reports, dict(reports), known, move_first)
+    world = _World(reports, dict(reports), known, move_first, move_mib_s)
     hosts: tuple[HostChoice, ...] = ()
     need = Vector()
     first = True
@@ -176,6 +178,7 @@ class _World:
     reports: dict[str, HostReport]
     known: Known | None
     move_first: MoveFirst
+    move_mib_s: float
     _number: int = field(default=0)
 
     def vm(self, host: str | None, name: str) -> VMStatus | None:
@@ -236,11 +239,18 @@ class _World:
         return [replace(row, nominal=most[row.name]) for row in rows]
 
     def _read(self, state: Plan, report: HostReport) -> HostRead:
-        known, rooms, copies = self.known, self._rooms(state, report), self.move_first == "copied"
-        if known is None:
-            return HostRead(0.0, report, frozenset(vm.name for vm in report.vms), rooms=rooms, copies=copies)
-        sold = known.sold.get(report.id, {})
-        return HostRead(0.0, report, frozenset(sold), sold, at=known.at, rooms=rooms, copies=copies)
+        found = HostRead(
+            0.0,
+            report,
+            frozenset(vm.name for vm in report.vms),
+            rooms=self._rooms(state, report),
+            copies=self.move_first == "copied",
+            move_mib_s=self.move_mib_s,
+        )
+        if self.known is None:
+            return found
+        sold = self.known.sold.get(report.id, {})
+        return replace(found, recorded=frozenset(sold), sold=sold, at=self.known.at)
 
     def _rooms(self, state: Plan, host: HostReport) -> Rooms | None:
         """What the other hosts have for one more VM, for a placement that may preempt."""

@@ -30,6 +30,7 @@ from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.errors import ProtocolViolation
 from ebbtide.deflation.placement import placement_step
 from ebbtide.deflation.placement.rebalancing import Rooms
+from ebbtide.deflation.placement.waiting import MOVE_MIB_S
 from ebbtide.deflation.resources import ResourceVector
 from ebbtide.messages.common import PartialVector, Vector
 from ebbtide.messages.hosts import HostReport
@@ -366,6 +367,7 @@ class HostRead(Event):
     ``queue``: the arrivals that wait for this host behind a placement that has it.
     ``rooms``: what other hosts have free or deflatable, for a plan that may preempt; None: nobody moves first.
     ``copies``: whether one may move whose disk has to be copied.
+    ``move_mib_s``: what a move copies in a second at the least.
     """
 
     report: HostReport
@@ -376,6 +378,7 @@ class HostRead(Event):
     queue: tuple[Arrival, ...] = ()
     rooms: Rooms | None = None
     copies: bool = False
+    move_mib_s: float = MOVE_MIB_S
 
 
 @dataclass(frozen=True, slots=True)

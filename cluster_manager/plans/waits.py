@@ -179,7 +179,7 @@ def move_away(state: WaitingPlan, event: HostRead, missing: ResourceVector, left
     """
     report, rooms = event.report, event.rooms
     seconds = left_s - kept_for_notice(event.sold.values(), left_s)
-    most_mib = waiting.movable_mib(seconds)
+    most_mib = waiting.movable_mib(seconds, event.move_mib_s)
     if rooms is None or state.victims or len(state.sent_away) >= MOST_MOVES or not most_mib:
         return None
     known = {row.name: row for row in allocations_of(report) if row.name in event.recorded}

@@ -56,6 +56,7 @@ MANAGER: dict[str, tuple[Any, dict[str, Any]]] = {
     "gone_s": (11.0, {"gone_s": 11.0}),
     "most_hosts": (13, {"most_hosts": 13}),
     "move_first": ("never", {"move_first": "never"}),
+    "move_mib_s": (14.0, {"move_mib_s": 14.0}),
     "token_file": ("other-token", {"token": "said-in-other-token"}),
     "hosts_key_file": ("other-key", {"hosts_key": "said-in-other-key"}),
     "database_password_file": ("password", {"database.password": "said-in-password"}),

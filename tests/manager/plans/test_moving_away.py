@@ -118,6 +118,13 @@ def test_where_nobody_can_move_somebody_is_preempted_or_nobody(event: HostRead) 
     assert isinstance(instruction, Preempt) == bool(event.recorded & {"low-1"})
 
 
+@pytest.mark.parametrize(("mib_s", "moves"), [(21.0, False), (22.0, True)])
+def test_one_moves_whose_memory_the_link_copies_in_time(mib_s: float, moves: bool) -> None:
+    """300 MiB in 13.75 s."""
+    step = after(*RECLAIMED, replace(SHRUNK, move_mib_s=mib_s))
+    assert isinstance(step.state.instruction, MoveAway) is moves
+
+
 def test_one_whose_disk_must_be_copied_moves_by_choice() -> None:
     alone = at_a(low("low-1", LEAST), low("low-2", LEAST), templates=None)
     move = after(*RECLAIMED, replace(alone, copies=True)).state.instruction
