@@ -175,14 +175,14 @@ class Conformance:
         """The older attempt ends, and the newer is answered in time."""
         self._can_grow_again()
         older, newer = (self._body("deflate", self._size, mark) for mark in ("-off#1", "-off#2"))
-        self._ask(older)
-        state = self._ask(newer)[1]["state"]
-        self._ended(older)
-        self._ended(newer)
+        asked = [(body, *self._ask(body)) for body in (older, newer)]
+        for body, status, _ in asked:
+            if status == 202:
+                self._ended(body)
         late = self._hook.target(self._body("deflate", self._current, "-off#0"))
         _require(late[0] == 409, f"an older attempt that comes late: {late[0]}, not 409")
         self._grow()
-        return f"the newer is {state}"
+        return f"the newer is {asked[-1][2]['state']}"
 
     def give_back(self) -> None:
         """What was taken and not given back yet, whatever a check said: asked until the limit. Raises: as a check."""
@@ -222,6 +222,8 @@ class Conformance:
 
     def _ask(self, body: dict[str, Any]) -> Reply:
         """A checked answer to a target."""
+        # It may have grown since it was asked last: what it promises is of what it has now.
+        self.capabilities()
         self._shrunk |= body["direction"] == "deflate"
         began = time.monotonic()
         status, answer = self._hook.target(body)

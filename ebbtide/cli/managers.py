@@ -76,4 +76,7 @@ def check_protected(manager: str) -> None:
     for url in manager.split(","):
         if not is_protected(url.strip()):
             # Without a password that may stand in it.
-            raise EbbError(f"{url.strip().rpartition('@')[2]} would get the token over plain HTTP: give https://")
+            shown = url.strip().rpartition("@")[2]
+            if "://" not in url:
+                raise EbbError(f"{shown!r} is no address: it must be like http://127.0.0.1:7100")
+            raise EbbError(f"{shown} would get the token over plain HTTP: give https://")

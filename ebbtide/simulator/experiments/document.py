@@ -97,7 +97,7 @@ def parsed(
         name=name,
         model=model,
         description=own.text("description", ""),
-        inputs=_inputs(whole.table(INPUTS, {}), directory, inputs or {}),
+        inputs=_inputs(whole.table(INPUTS, {}), directory, inputs or {}, model),
         settings=settings,
         axes=axes,
         policies=policies,
@@ -118,10 +118,13 @@ def parsed(
 
 
 def value_of(word: str) -> Any:
-    """A word of a command line: TOML where it is some, else a text."""
+    """A word of a command line: TOML where it is some, else a text. Raises InvalidParameter."""
     try:
         return tomllib.loads(f"value = {word}")["value"]
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if word.startswith(("[", "{")):
+            why = f"{word!r} is no TOML ({error}): texts in it stand in quotes, as in '[\"random\"]'"
+            raise InvalidParameter("--set", why) from error
         return word
 
 
@@ -329,7 +332,8 @@ def _plain(value: Any, where: str) -> Any:
 
 def _allowed_name(name: str, where: str) -> None:
     if name in RESERVED or name.startswith(BOUND):
-        raise InvalidParameter(f"{where}.{name}", "is a name of the results' own")
+        hint = "; how many are run is experiment.seeds (--set seeds=N)" if name == "seed" else ""
+        raise InvalidParameter(f"{where}.{name}", f"is a name of the results' own{hint}")
 
 
 def _axes(given: Mapping[str, Any], where: str, before: str = "") -> Iterator[Axis]:
@@ -448,7 +452,15 @@ def _seeds(own: Given) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _inputs(given: Mapping[str, Any], directory: Path, others: Mapping[str, str | Path]) -> dict[str, Input]:
+def _inputs(
+    given: Mapping[str, Any], directory: Path, others: Mapping[str, str | Path], model: str
+) -> dict[str, Input]:
+    # What a model makes itself may be given as well.
+    known = dict.fromkeys((*given, *MADE.get(model, {})))
+    for name in others:
+        if name not in known:
+            there = f"there are {', '.join(known)}" if known else "there are none"
+            raise InvalidParameter(f"{INPUTS}.{name}", f"is no input of this experiment; {there}")
     found = {}
     for name, entry in given.items():
         place = f"{INPUTS}.{name}"
@@ -473,8 +485,4 @@ def _inputs(given: Mapping[str, Any], directory: Path, others: Mapping[str, str 
         if not path.is_file():
             raise InvalidParameter(place, f"is {path}, which is no file; --input {name}=PATH states another")
         found[name] = Input(path, form or None, dict(options), order or None)
-    for name in others:
-        if name not in given:
-            known = f"there are {', '.join(given)}" if given else "there are none"
-            raise InvalidParameter(f"{INPUTS}.{name}", f"is no input of this experiment; {known}")
     return found

@@ -207,6 +207,10 @@ class Model(Protocol[S]):
         """One run; the generator of its chance is made of ``seed`` alone."""
 
 
+#: A program of the path has no directory of one's own to look in.
+_WHERE: Final = "; where modules are, PYTHONPATH says, as in PYTHONPATH=. ebb sim run FILE"
+
+
 def model_named(name: str) -> Model[Any]:
     """The model of a name, or of ``module:attribute`` for models outside of this project.
 
@@ -223,7 +227,7 @@ def model_named(name: str) -> Model[Any]:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if module_name == missing or module_name.startswith(f"{missing}."):
-            raise InvalidParameter("model", f"{name!r} is not there: there is no module {missing}") from error
+            raise InvalidParameter("model", f"{name!r} is not there: there is no module {missing}{_WHERE}") from error
         raise InvalidParameter("model", f"{name!r} needs {missing}: {installing('sim')}") from error
     except AttributeError as error:
         raise InvalidParameter("model", f"{name!r} is not there: {error}") from error

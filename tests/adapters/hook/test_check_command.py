@@ -84,6 +84,14 @@ def test_a_check_without_a_size_asks_for_nothing_but_growth(tmp_path: Path) -> N
     assert {(direction, size_mib) for direction, size_mib, _ in elastic.targets} == {("reinflate", FULL_MIB)}
 
 
+def test_one_that_has_grown_by_the_check_itself_may_promise_that_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of 300 MiB it grows to 400 first, and has 350 to give then."""
+    with served(Elastic(300.0, maximum_mib=FULL_MIB), tmp_path) as arguments:
+        assert conformance.main([*arguments, "--memory-mib", "50"]) == 0, capsys.readouterr().out
+
+
 def test_an_application_has_grown_again_where_a_check_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Boastful(Elastic):
         def deflate(self, target: dict[str, float], mode: str, deadline: Deadline) -> Answer:

@@ -203,6 +203,6 @@ def test_the_same_seed_gives_the_same_figures(trace: Input) -> None:
 def test_the_experiment_is_read_with_all_its_cases(trace: Input) -> None:
     experiment = read(ROOT / "experiments" / "preemption.toml", inputs={"vms": trace.path})
     cases = experiment.cases()
-    assert len(cases) * len(experiment.seeds) == 5 * 5 * 10
+    assert len(cases) * len(experiment.seeds) == 7 * 5 * 10
     assert {MODEL.settings(case.given).way for case in cases} == set(Way)
     assert all(math.isfinite(MODEL.bounds(MODEL.settings(case.given))["incompressible"]) for case in cases)

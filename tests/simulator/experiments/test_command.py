@@ -118,6 +118,18 @@ def test_show_says_of_how_many_seeds_a_mean_is_where_some_have_no_number(
             2,
             "--input jobs is given twice; a trace is one",
         ),
+        (
+            ["run", "lines.toml", "--set", "policies=[flat]"],
+            1,
+            "--set '[flat]' is no TOML (Invalid value (at line 1, column 10)): texts in it stand in quotes, as in "
+            "'[\"random\"]'",
+        ),
+        (
+            ["run", "lines.toml", "--set", "settings.seed=2"],
+            1,
+            "lines.toml: settings.seed is a name of the results' own; how many are run is experiment.seeds (--set "
+            "seeds=N)",
+        ),
         (["run", "lines.toml", "--input", "a=b"], 1, "inputs.a is no input of this experiment; there are none"),
         (["show", "."], 1, "results are not in .: there is no meta.json"),
         (["compare", "."], 1, "results are not in ."),
@@ -161,9 +173,8 @@ def test_lines_of_progress_come_with_each_stage_and_then_now_and_then(
 
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = DOCS.read_text(encoding="utf-8")
-    (toml,) = re.findall(r"```toml\n(.*?)```", text, re.S)
-    python = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len(python) == 1
+    toml, *_ = re.findall(r"```toml\n(.*?)```", text, re.S)
+    python = re.findall(r"```python\n(.*?)```", text, re.S)[:1]
     monkeypatch.chdir(tmp_path)
     put(tmp_path, toml, "pools.toml")
     done = call("run", "pools.toml")

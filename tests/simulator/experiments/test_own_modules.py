@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -30,6 +32,22 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in set(sys.modules) - before:
         if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).is_relative_to(tmp_path):
             del sys.modules[name]
+
+
+def test_the_model_of_the_page_runs_as_it_is_printed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "experiments.md").read_text()
+    blocks = re.findall(r"```(\w+)\n(.*?)```", page[page.index("A whole one, `dice.py`") :], re.DOTALL)
+    (tmp_path / "dice.py").write_text(dict(blocks)["python"])
+    (tmp_path / "dice.toml").write_text(dict(blocks)["toml"])
+    words = ["ebb", *dict(blocks)["sh"].split()[2:]]
+    assert dict(blocks)["sh"].split()[:2] == ["PYTHONPATH=.", "ebb"]
+    ours = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    for path, status, sentence in ((".", 0, "20 runs: 20 made"), ("", 1, "PYTHONPATH=. ebb sim run FILE")):
+        ended = subprocess.run(
+            words, cwd=tmp_path, env=ours | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == status, ended.stderr
+        assert sentence in ended.stdout + ended.stderr
 
 
 def write(path: Path, text: str) -> None:
