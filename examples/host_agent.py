@@ -115,6 +115,7 @@ class Host:
             part: nominal[part] if fixed else min(max(minimum[part], FLOOR[part]), nominal[part]) for part in PARTS
         }
         row = {"name": name, "host": self.name, "domain": name, "state": "running", "nominal": nominal}
+        row["ceiling"] = vector(spec["ceiling"], "vm.ceiling") if spec.get("ceiling") else None  # of harvest VMs
         row |= {"priority": spec.get("priority", "deflatable"), "minimum": floor, "current": size, "generation": 0}
         row |= {"overhead_mib": OVERHEAD_MIB, "guest_connected": False, "guest_kind": "balloon", "held": False}
         self.vms[name] = row | {
@@ -130,7 +131,7 @@ class Host:
         if body.get("generation", 0) <= vm["generation"]:
             raise Refused(409, f"generation is not above {vm['generation']}", "generation")
         for part in PARTS:
-            if not vm["minimum"][part] - 1e-6 <= size[part] <= vm["nominal"][part] + 1e-6:
+            if not vm["minimum"][part] - 1e-6 <= size[part] <= (vm["ceiling"] or vm["nominal"])[part] + 1e-6:
                 raise Refused(400, f"target.{part} is outside of what {name} may have", f"target.{part}")
         vm["generation"], vm["held"] = body["generation"], size != vm["nominal"]
         return self.resize({name: size})
@@ -169,7 +170,8 @@ class Host:
         vm = self.vm(name)
         if vm["state"] == "stopped":
             size = vector(vm["start_size"] | (body.get("start_size") or {}), "start_size")
-            size = {part: min(max(size[part], vm["minimum"][part]), vm["nominal"][part]) for part in PARTS}
+            most = vm["ceiling"] or vm["nominal"]
+            size = {part: min(max(size[part], vm["minimum"][part]), most[part]) for part in PARTS}
             self.require_room(name, size, "start_size")
             vm |= {"state": "running", "current": size, "start_size": None, "held": False}
         return {"vm": name}

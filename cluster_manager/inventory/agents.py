@@ -151,11 +151,11 @@ class Agents:
         report = await self._call(HostReport, _Call(host, "GET", "/v1/host"), retry)
         if report.id != host:
             raise AgentRefused(409, f"the agent at {self._proven.get(host)} is {report.id}, not {host}")
-        try:
-            for vm in report.vms:
+        for vm in report.vms:
+            try:
                 vm.allocation()
-        except InvalidField as error:
-            raise AgentFailed(f"{host} says what cannot be: {error}") from error
+            except InvalidField as error:
+                raise AgentFailed(f"{host} says of {vm.name} what cannot be: {error}") from error
         # An answer registers no address: a report does.
         return report.model_copy(update={"url": self._url_of(host) or report.url})
 

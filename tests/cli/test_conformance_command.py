@@ -133,7 +133,7 @@ BROKEN = {
         "a VM that is off holds nothing",
     ),
     "a start asks for no room": (
-        '            size = {part: min(max(size[part], vm["minimum"][part]), vm["nominal"][part]) for part in PARTS}\n'
+        '            size = {part: min(max(size[part], vm["minimum"][part]), most[part]) for part in PARTS}\n'
         '            self.require_room(name, size, "start_size")\n',
         "",
         "a start needs room",
@@ -215,6 +215,10 @@ async def test_the_example_serves_a_placement_with_deflation(tmp_path: Path) -> 
                 return bool((await cluster.get("/v1/vms/low"))["current"]["cpu_cores"] == 6.0)
 
             await until(grown)
+            ceiling = {"cpu_cores": 2.0, "memory_mib": 1000.0}
+            for body in (vm("batch", "harvest", 1.0, 500.0, ceiling=ceiling), vm("beside-it", "fixed", 1.0, 500.0)):
+                placed = await cluster.create(body)
+                assert placed.state == "done", placed.sentence
 
 
 async def test_what_is_no_agent_fails_with_a_sentence() -> None:
