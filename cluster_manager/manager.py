@@ -38,6 +38,7 @@ from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.inventory.housekeeping import Housekeeping
 from cluster_manager.inventory.intake import REPEATED_PAUSE_S
 from cluster_manager.inventory.lists import Lists
+from cluster_manager.inventory.silence import Silence
 from cluster_manager.inventory.versions import vm_version
 from cluster_manager.leadership.leadership import Leadership
 from cluster_manager.leadership.locks import lock_of
@@ -104,6 +105,7 @@ class Manager:
         #: Whether the parts have been in a term.
         self._used = False
         self._looks: Periodic | None = None
+        self._silence: Periodic | None = None
         #: Hosts whose first report is being taken.
         self._registering: set[str] = set()
         #: One backup at a time.
@@ -257,6 +259,10 @@ class Manager:
             "looks whom the hosts follow", look, every_s, "whom the hosts follow is not known", every_s
         )
         self._looks.start()
+        # By then those that are there have reported to this term.
+        silence, why = Silence(self.hosts), "silent hosts are not told"
+        self._silence = Periodic("tells of silent hosts", silence.look, every_s, why, 2 * every_s)
+        self._silence.start()
         log.info("term begun", epoch=self.epoch, hosts=len(self.hosts))
         return self.epoch
 
@@ -295,8 +301,9 @@ class Manager:
             first = (self.operations, self.tasks, self.acquirer, self.feed, self.rebalancing, self.alerts)
             for part in (*saved, self._certificate_end, *first):
                 parts.push_async_callback(part.stop)
-            if self._looks is not None:
-                parts.push_async_callback(self._looks.stop)
+            for periodic in (self._looks, self._silence):
+                if periodic is not None:
+                    parts.push_async_callback(periodic.stop)
         log.info("term ended", epoch=self.epoch)
 
     @contextlib.asynccontextmanager

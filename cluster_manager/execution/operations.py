@@ -16,6 +16,7 @@ import structlog
 
 from cluster_manager.defaults import GONE_S
 from cluster_manager.errors import LostLeadership, RequestError, StoreError, already_exists, wrong_state
+from cluster_manager.execution import plan_log
 from cluster_manager.execution.instruction_executor import InstructionExecutor
 from cluster_manager.execution.plan_spans import of_plan, of_step, tell, traced, with_follow_ups
 from cluster_manager.execution.plan_totals import PlanTotals
@@ -537,8 +538,7 @@ class Operations:
         await self._remember(step.effects)
         if notices_of(step.state.instruction) != notices:
             self.on_notice()
-        for sentence in step.state.progress[said:]:
-            log.info("plan", plan=step.state.id, kind=step.state.kind, vm=step.state.vm, why=sentence)
+        plan_log.tell(step, step.state.progress[said:])
         news, running.news = running.news, asyncio.Event()
         news.set()
 

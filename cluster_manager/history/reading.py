@@ -69,13 +69,15 @@ class Histories:
         self, figures: Pack | None, columns: type[Columns], grid: Grid, asked: float, **of: str
     ) -> dict[str, Any]:
         """What the answers for hosts and VMs have in common."""
+        # As far as the figures reach: steps are not cut to what was asked for.
+        to = max(min(float(grid.end), self._clock()), asked)
         return {
             "columns": columns(**_series(figures, columns, grid)),
             "from_": grid.start,
-            "to": asked,
+            "to": to,
             "step_s": grid.step_s,
             "times": grid.times(),
-            "marks": await self._marks(grid.start, asked, **of),
+            "marks": await self._marks(grid.start, to, **of),
         }
 
     async def _grid(self, begin: float | None, end: float | None, points: int) -> tuple[Grid, float]:

@@ -66,7 +66,7 @@ class Recorder:
         self._over: dict[str, list[Pack]] = {}
         #: Where VMs are by the manager's record, and what of that is not in the store.
         self._homes: dict[str, str] = {}
-        self._new_homes: dict[str, str] = {}
+        self._new_homes: set[tuple[str, str]] = set()
         #: VMs of which the record is to be asked, and up to which of the changes they are in it.
         self._unasked: set[str] = set()
         self._asked_at = 0
@@ -76,7 +76,9 @@ class Recorder:
         #: The write under way, or the last one: it goes on where the turn that waits for it is broken off.
         self._storing: asyncio.Task[None] | None = None
         last = partial(self.write, under_way=True)
-        self._task = Periodic("recorder of the history", self.turn, SAMPLE_S, "the history was not kept", at_end=last)
+        why = "the history was not kept"
+        # A sample stands for that time.
+        self._task = Periodic("recorder of the history", self.turn, SAMPLE_S, why, at_end=last, on_the_beat=True)
         self.start, self.stop = self._task.start, self._task.stop
 
     async def turn(self) -> None:
@@ -126,7 +128,9 @@ class Recorder:
             if home is None:
                 self._homes.pop(name, None)
             elif self._homes.get(name) != home:
-                self._homes[name] = self._new_homes[name] = home
+                # Of one that moves on before that is stored, each.
+                self._homes[name] = home
+                self._new_homes.add((name, home))
         for known in self._hosts.values():
             if not known.reported.isdisjoint(asked):
                 known.sample = None
@@ -181,7 +185,7 @@ class Recorder:
                     del self._homes[name]
         if now // DAY_S != self._written_at // DAY_S:
             # They are kept from when they were known last.
-            self._new_homes.update(self._homes)
+            self._new_homes.update(self._homes.items())
         self._written_at = now
         for host_id, known in self._hosts.items():
             if known.step is not None and (under_way or known.step.start + STEP_S <= now):
@@ -190,13 +194,11 @@ class Recorder:
         for first in range(0, len(hosts), BATCH):
             await self._write_steps(hosts[first : first + BATCH])
             await asyncio.sleep(self._pause_s)
-        homes = list(self._new_homes.items())
+        homes = list(self._new_homes)
         for first in range(0, len(homes), BATCH):
             batch = homes[first : first + BATCH]
             await self._store.save_homes(batch)
-            for vm, host in batch:
-                if self._new_homes.get(vm) == host:
-                    del self._new_homes[vm]
+            self._new_homes.difference_update(batch)
             await asyncio.sleep(self._pause_s)
 
     async def _write_steps(self, hosts: Collection[str]) -> None:

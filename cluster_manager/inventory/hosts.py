@@ -23,7 +23,7 @@ from cluster_manager.inventory.changes import Changes
 from cluster_manager.inventory.host_locks import HostLocks
 from cluster_manager.inventory.intake import Intake
 from cluster_manager.inventory.later_words import read_of_agent
-from cluster_manager.inventory.report_news import News, has_room_to_share, news_in, same_essence
+from cluster_manager.inventory.report_news import News, has_room_to_share, news_in, same_essence, tell
 from cluster_manager.inventory.versions import host_version
 from cluster_manager.plans.report_queries import closed
 from cluster_manager.store.rows import StoredHost, why_unread
@@ -252,6 +252,7 @@ class Hosts:
                     said = {"kind": line.kind, "vm": line.vm, "host": host, "why": line.sentence}
                     log.info("event not written: its host has too many", **said)
             else:
+                tell(line, host)
                 lines.append((line.kind, line.vm, host, line.sentence))
         written = not news
         try:

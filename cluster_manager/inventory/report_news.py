@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from cluster_manager.alerts.endings import answers_again, within_capacity
 from ebbtide.messages.common import is_known
 from ebbtide.messages.explanations import EventKind
 from ebbtide.messages.hosts import HostReport
 from ebbtide.messages.vms import VMState, VMStatus
+
+log = structlog.get_logger()
 
 #: What is not worth a write: free memory and throttling move all the time, core changes have their own table, and which
 #: manager a host follows counts only for the one that hears it.
@@ -24,6 +28,17 @@ class News:
     kind: EventKind
     vm: str | None
     sentence: str
+
+
+#: Kinds that are no trouble by themselves.
+_QUIET: Final = ("mode", "pressure")
+
+
+def tell(news: News, host: str) -> None:
+    """Log what a report brings, as the event log has it; the end of a trouble is none."""
+    over = news.sentence in (answers_again(host), within_capacity(host))
+    level = log.info if over or news.kind in _QUIET else log.warning
+    level(news.kind, vm=news.vm, host=host, why=news.sentence)
 
 
 def news_in(report: HostReport, known: HostReport | None) -> list[News]:

@@ -12,11 +12,17 @@ from cluster_manager.errors import LostLeadership, StoreError
 log = structlog.get_logger()
 
 
+def due_after(due: float, now: float, every_s: float, on_the_beat: bool) -> float:
+    """When the next time is due after one that was due then and has ended now. What is late is not made up for."""
+    return max(due + every_s, now) if on_the_beat else now + every_s
+
+
 class Periodic:
     """Runs from `start` to `stop`. Work that fails is logged, and done again the next time.
 
     :param name: of the task.
-    :param every_s: seconds between the end of one time and the next.
+    :param every_s: seconds between the end of one time and the next; with ``on_the_beat`` from begin to begin, unless
+        one takes longer.
     :param failed: what the log says of a failure, such as "the store was not pruned".
     :param first_s: seconds until the first time.
     :param at_end: what is done at the end, if this manager still leads.
@@ -30,6 +36,7 @@ class Periodic:
         failed: str,
         first_s: float = 0.0,
         at_end: Callable[[], Awaitable[object]] | None = None,
+        on_the_beat: bool = False,
     ) -> None:
         self._name = name
         self._work = work
@@ -37,6 +44,7 @@ class Periodic:
         self._failed = failed
         self._first_s = first_s
         self._at_end = at_end
+        self._on_the_beat = on_the_beat
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -54,10 +62,13 @@ class Periodic:
         return True
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         await asyncio.sleep(self._first_s)
+        due = loop.time()
         while True:
             await self._once(self._work)
-            await asyncio.sleep(self._every_s)
+            due = due_after(due, loop.time(), self._every_s, self._on_the_beat)
+            await asyncio.sleep(due - loop.time())
 
     async def _once(self, work: Callable[[], Awaitable[object]]) -> None:
         try:

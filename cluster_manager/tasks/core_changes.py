@@ -225,7 +225,8 @@ class CoreChanges:
                 report.id, changes, learned, cache(self._reported)
             )
             for change in changes:
-                log.info("core change", machine=change.machine, host=report.id, why=change.cause)
+                cores = {"cores_before": change.cores_before, "cores_after": change.cores_after}
+                log.info("core change", machine=change.machine, host=report.id, **cores, why=change.cause)
             self._learn(report.id, new)
         return self.acknowledged(report.id)
 

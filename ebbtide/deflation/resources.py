@@ -104,11 +104,16 @@ class ResourceVector:
         return {name: getattr(self, name) for name in COMPONENTS}
 
     def __str__(self) -> str:
-        parts = [f"{value:g} {unit}" for value, unit in zip(self, _UNITS, strict=True) if value > 0]
+        parts = [f"{figure(value)} {unit}" for value, unit in zip(self, _UNITS, strict=True) if value > TOLERANCE]
         return ", ".join(parts) or "nothing"
 
     def _paired(self, other: ResourceVector, combine: Callable[[float, float], float]) -> ResourceVector:
         return ResourceVector(*(combine(a, b) for a, b in zip(self, other, strict=True)))
+
+
+def figure(value: float) -> str:
+    """A size as it stands in sentences and tables: six digits, and of a million and more all before the point."""
+    return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
 
 
 #: The components, in the order of the vector.

@@ -105,7 +105,7 @@ class History(Body):
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
 
     from_: float = Field(alias="from", description="where the first step begins, seconds since the epoch")
-    to: float = Field(description="where it was asked to end, seconds since the epoch; the last step may be under way")
+    to: float = Field(description="where the last step ends, or now, if it is under way; seconds since the epoch")
     step_s: float = Field(description="length of a step, seconds: 60 and multiples")
     times: tuple[float, ...] = Field(description="the beginning of each step, seconds since the epoch")
     marks: tuple[HistoryMark, ...] = Field(description="what happened meanwhile, oldest first, the latest 500")

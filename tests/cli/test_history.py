@@ -18,9 +18,9 @@ def history(**series: tuple[float | None, ...]) -> VMHistory:
 
 
 def test_a_line_has_a_bar_for_each_step_from_nothing_to_its_most_and_a_hole_where_nothing_is_known() -> None:
-    assert sparkline((0.0, 1.0, None, 2.0)) == "▁▅ █"
+    assert sparkline((0.0, 1.0, None, 2.0)) == "▁▅·█"
     assert sparkline((0.0, 0.0)) == "▁▁"
-    assert sparkline((None, None)) == "  "
+    assert sparkline((None, None)) == "··"
 
 
 def test_a_table_has_the_figures_that_are_known_and_what_happened(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
@@ -14,6 +16,7 @@ from ebbtide.cli.commands import completion
 from ebbtide.cli.commands.options import AWAY_LOOK_S, Asking, HostName, Limit, Listing, Showing, VMName, seconds
 from ebbtide.cli.commands.vms import carry_out, print_ledger
 from ebbtide.cli.output import Table, clock, print_lines, print_table, shown
+from ebbtide.deflation.resources import figure
 from ebbtide.messages.explanations import Event, EventKind
 from ebbtide.messages.history import HostHistory, VMHistory
 from ebbtide.messages.machines import CoreChange
@@ -206,8 +209,9 @@ CORE_CHANGES: Table[CoreChange] = Table(
 )
 
 
-#: From nothing to the most of its line; what is not known is left out.
+#: From nothing to the most of its line. What is not known is no space: a narrow terminal breaks lines there.
 _BARS: Final = "▁▂▃▄▅▆▇█"
+_UNKNOWN: Final = "·"
 #: Marks under the table; `-o json` has all.
 _MARKS: Final = 10
 
@@ -218,40 +222,52 @@ _From = Annotated[
     ),
 ]
 _To = Annotated[float | None, typer.Option("--to", parser=_moment, metavar="TIME", help="The same; default: now.")]
-_Points = Annotated[int, typer.Option(min=2, max=2000, help="Steps, at most.")]
+_Points = Annotated[
+    int | None, typer.Option(min=2, max=2000, help="Steps, at most; default: 40, or what the terminal has room for.")
+]
+#: Steps where there is room, and columns that the other cells of a line take.
+_MOST_POINTS: Final = 40
+_BESIDE: Final = 60
 
 
-def host_history(name: HostName, begin: _From = None, end: _To = None, points: _Points = 40, *, to: Asking) -> None:
+def host_history(name: HostName, begin: _From = None, end: _To = None, points: _Points = None, *, to: Asking) -> None:
     """Show how a host was: what was sold, bound, free and resident, pressure, and what each layer held."""
-    found = to.ask(lambda client: client.host_history(name, begin=begin, end=end, points=points))
+    found = to.ask(lambda client: client.host_history(name, begin=begin, end=end, points=points or _fitting()))
     to.say(found, lambda: _print_history(found))
 
 
-def vm_history(name: VMName, begin: _From = None, end: _To = None, points: _Points = 40, *, to: Asking) -> None:
+def vm_history(name: VMName, begin: _From = None, end: _To = None, points: _Points = None, *, to: Asking) -> None:
     """Show how a VM was, on whatever hosts: nominal, bound, resident, pressure, and what each layer held."""
-    found = to.ask(lambda client: client.vm_history(name, begin=begin, end=end, points=points))
+    found = to.ask(lambda client: client.vm_history(name, begin=begin, end=end, points=points or _fitting()))
     to.say(found, lambda: _print_history(found))
+
+
+def _fitting() -> int:
+    """Steps for which a line has room."""
+    if not sys.stdout.isatty():
+        return _MOST_POINTS
+    return min(_MOST_POINTS, max(shutil.get_terminal_size().columns - _BESIDE, 10))
 
 
 def _print_history(found: HostHistory | VMHistory) -> None:
     """A line for each figure that there was, and the latest marks."""
     rows = []
-    for figure in type(found.columns).model_fields:
-        series = getattr(found.columns, figure)
+    for name in type(found.columns).model_fields:
+        series = getattr(found.columns, name)
         known = [value for value in series if value is not None]
         if known:
-            last = "-" if series[-1] is None else f"{series[-1]:g}"
-            rows.append((figure, f"{min(known):g}", f"{max(known):g}", last, sparkline(series)))
-    title = f"{clock(found.from_)} to {clock(found.to)}, steps of {found.step_s / 60:g} min"
-    print_table(("figure", "least", "most", "last", title), rows, "nothing is known of that time")
+            last = "-" if series[-1] is None else figure(series[-1])
+            rows.append((name, figure(min(known)), figure(max(known)), last, sparkline(series)))
+    print(f"{clock(found.from_)} to {clock(found.to)}, steps of {found.step_s / 60:g} min, {_UNKNOWN}: not known")
+    print_table(("figure", "least", "most", "last", "course"), rows, "nothing is known of that time")
     for mark in found.marks[-_MARKS:]:
         print(shown(f"{clock(mark.time)}  {mark.kind:<12} {mark.sentence}"))
 
 
 def sparkline(series: Sequence[float | None]) -> str:
-    """A bar for each value, from 0 to the most of all; a space where it is not known."""
+    """A bar for each value, from 0 to the most of all; a point where it is not known."""
     most = max((value for value in series if value is not None), default=0.0)
     return "".join(
-        " " if value is None else _BARS[round((len(_BARS) - 1) * value / most)] if most > 0 else _BARS[0]
+        _UNKNOWN if value is None else _BARS[round((len(_BARS) - 1) * value / most)] if most > 0 else _BARS[0]
         for value in series
     )

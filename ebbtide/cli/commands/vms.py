@@ -35,7 +35,7 @@ from ebbtide.deflation.allocations import Priority
 from ebbtide.deflation.cascade.instructions import GuestKind
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
-from ebbtide.deflation.resources import ZERO
+from ebbtide.deflation.resources import ZERO, figure
 from ebbtide.errors import EbbError
 from ebbtide.messages.common import problem_of
 from ebbtide.messages.dry_runs import DryRunReport, Forecast
@@ -268,7 +268,7 @@ def print_forecast(forecast: Forecast) -> None:
     print_table(
         ("vm", "layer", "resource", "asked", "could", "reason"),
         (
-            (vm.name, row.layer.value, row.resource, f"{row.asked:g}", f"{row.could:g}", row.reason)
+            (vm.name, row.layer.value, row.resource, figure(row.asked), figure(row.could), row.reason)
             for vm in forecast.vms
             for row in vm.rows
         ),
@@ -301,7 +301,7 @@ def ditto(rows: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
 
 def amounts(row: LedgerRow) -> tuple[str, str, str, str]:
     """The figures of a ledger row as they stand in a table."""
-    return f"{row.asked:g}", f"{row.promised:g}", f"{row.verified:g}", f"{row.seconds:.1f}"
+    return figure(row.asked), figure(row.promised), figure(row.verified), f"{row.seconds:.1f}"
 
 
 def carry_out(to: Asking, start: Starter, what: str, *, host: str | None = None, undo: str = "") -> None:

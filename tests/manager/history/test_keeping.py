@@ -104,6 +104,26 @@ async def test_a_step_is_the_mean_of_its_samples_and_the_highest_pressure(term: 
     assert found["resident_memory_mib"] == [None]
 
 
+async def test_a_vm_that_moves_on_before_anything_is_written_has_the_history_of_both_its_hosts(
+    term: Term, time: list[float]
+) -> None:
+    await term.passes(180, report("host-a", 4.0, sized(4.0)))
+    record_move(term.store, "web", "host-b")
+    await term.passes(420, report("host-b", 4.0, sized(2.0)), report("host-a", 4.0))
+    found = await term.vm(begin=BEGIN, end=BEGIN + 600)
+    assert sum(cores * 60 for cores in known(found["bound_cpu_cores"])) == 4 * 180 + 2 * 420
+    assert sorted(await term.store.homes_of("web")) == ["host-a", "host-b"]
+
+
+async def test_an_answer_says_where_its_steps_begin_and_end(term: Term) -> None:
+    """They are whole: what is beside the time that was asked for is in the sums, too."""
+    await term.passes(900, report("host-a", 4.0, sized(4.0)))
+    found = await term.histories.of_vm("web", BEGIN + 200, BEGIN + 330, 2)
+    assert (found.from_, found.to, found.times) == (BEGIN + 120, BEGIN + 360, (BEGIN + 120, BEGIN + 240))
+    now = await term.histories.of_vm("web", BEGIN + 200, None, 2000)
+    assert now.to == term.now()
+
+
 async def test_what_was_written_is_there_after_a_restart_with_a_hole_while_no_manager_was(
     term: Term, time: list[float], tmp_path: Path
 ) -> None:

@@ -79,3 +79,9 @@ def test_a_vector_survives_its_dictionary(vector: ResourceVector) -> None:
 def test_a_scaled_vector_must_not_turn_negative() -> None:
     with pytest.raises(InvalidField, match="cpu_cores"):
         ResourceVector(cpu_cores=1) * -1
+
+
+def test_sizes_of_a_tebibyte_and_what_rounding_leaves_are_written_as_people_read_them() -> None:
+    assert str(ResourceVector(64.0, 1_048_576.0)) == "64 cores, 1048576 MiB"
+    assert str(ResourceVector(0.25, 1e-9)) == "0.25 cores"
+    assert str(ResourceVector(1e-9)) == "nothing"
