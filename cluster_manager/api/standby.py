@@ -48,8 +48,11 @@ def store_problem(request: web.Request, error: StoreError) -> web.Response:
 
 
 def unavailable(request: web.Request, sentence: str, code: ProblemCode | None = None) -> web.Response:
-    """503 for a while."""
-    return answer_problem(request, Problem.of(503, sentence, None, code), {hdrs.RETRY_AFTER: str(RETRY_AFTER_S)})
+    """503 for a while. A standby ends the connection: a name may lead to another manager by now."""
+    headers: dict[str, str] = {hdrs.RETRY_AFTER: str(RETRY_AFTER_S)}
+    if code is ProblemCode.STANDBY:
+        headers[hdrs.CONNECTION] = "close"
+    return answer_problem(request, Problem.of(503, sentence, None, code), headers)
 
 
 def not_leading(manager: Manager) -> str:

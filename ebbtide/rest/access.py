@@ -90,7 +90,9 @@ class Access:
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else None
             if route in OPEN_ROUTES:
-                self._count(request, f"address {counted(request.remote)}", "strangers")
+                # A proxy asks for its health from the address from which wrong tokens of its clients come as well.
+                whose = "health" if route in ("/healthz", "/readyz") else "address"
+                self._count(request, f"{whose} {counted(request.remote)}", "strangers")
             else:
                 request[_ACCESS] = self
                 request[PRINCIPAL] = self._admit(request, route)

@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any, Final, cast
 
 import structlog
@@ -117,6 +118,8 @@ class Listener:
         self._sockets: Sequence[socket.socket] = ()
         self._accepting: list[asyncio.Task[None]] = []
         self._connections: set[asyncio.Task[None]] = set()
+        #: Those from which nothing has come yet but a part of a handshake, the oldest first, with their addresses.
+        self._silent: dict[asyncio.Task[None], str] = {}
         self._by_address: Counter[str] = Counter()
         self._told = Buckets()
         self.port = 0
@@ -168,14 +171,16 @@ class Listener:
                     await asyncio.sleep(_FULL_S)
                 continue
             address = counted(peer[0] if isinstance(peer, tuple) else None)
-            if why := self._full(address):
+            if (why := self._full(address)) and not self._makes_way(address):
                 self._tell(address, why)
                 accepted.close()
                 continue
             self._by_address[address] += 1
             task = asyncio.create_task(self._connection(accepted, address, server), name=f"connection from {address}")
             self._connections.add(task)
+            self._silent[task] = address
             task.add_done_callback(self._connections.discard)
+            task.add_done_callback(lambda ended: self._silent.pop(ended, None))
 
     def _full(self, address: str) -> str | None:
         if len(self._connections) >= self._limits.in_all:
@@ -184,12 +189,26 @@ class Listener:
             return f"there are {self._limits.per_address} connections from there already"
         return None
 
+    def _makes_way(self, address: str) -> bool:
+        """Whether the oldest connection that has said nothing ends for one more: strangers without a certificate, who
+        come no further than into a handshake, are not to keep out those who have one. Of an address that has its share
+        one of its own does.
+        """
+        share = self._by_address[address] >= self._limits.per_address
+        oldest = next((task for task, of in self._silent.items() if of == address or not share), None)
+        if oldest is None:
+            return False
+        del self._silent[oldest]
+        oldest.cancel()
+        return True
+
     async def _connection(
         self, accepted: socket.socket, address: str, server: Callable[[], asyncio.BaseProtocol]
     ) -> None:
         """From the handshake to the end."""
         loop = asyncio.get_running_loop()
-        guarded = _Guarded(cast(asyncio.Protocol, server()), self._limits.unread_s)
+        speaks = partial(self._silent.pop, asyncio.current_task(), None)
+        guarded = _Guarded(cast(asyncio.Protocol, server()), self._limits.unread_s, speaks)
         seconds = {"ssl_handshake_timeout": self._limits.handshake_s, "ssl_shutdown_timeout": self._limits.lingering_s}
         options: dict[str, Any] = {"ssl": self._tls, **seconds} if self._tls is not None else {}
         try:
@@ -211,10 +230,11 @@ class Listener:
 class _Guarded(asyncio.Protocol):
     """aiohttp's protocol of one connection: tells when it is lost, and ends it where answers are not read."""
 
-    def __init__(self, inner: asyncio.Protocol, unread_s: float) -> None:
+    def __init__(self, inner: asyncio.Protocol, unread_s: float, speaks: Callable[[], object]) -> None:
         self.lost = asyncio.Event()
         self._inner = inner
         self._unread_s = unread_s
+        self._speaks = speaks
         self._transport: asyncio.WriteTransport | None = None
         self._giving_up: asyncio.TimerHandle | None = None
 
@@ -236,6 +256,7 @@ class _Guarded(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._speaks()
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:

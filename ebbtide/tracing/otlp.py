@@ -10,6 +10,7 @@ from importlib.metadata import version
 from typing import Final
 from urllib.parse import urlsplit
 
+import requests
 import structlog
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -21,6 +22,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, Sampler
 from opentelemetry.trace import NonRecordingSpan, SpanKind, Status, StatusCode, TraceFlags
 
+from ebbtide.rest.tls import is_loopback
 from ebbtide.tracing.context import TraceContext
 from ebbtide.tracing.spans import MOST_TEXT, PREFIX, Ended
 
@@ -74,6 +76,11 @@ class OtlpRecorder:
         self._library.addHandler(self._complaints)
         self._library.propagate = False
         self._exporter = OTLPSpanExporter()
+        if is_loopback(urlsplit(self.endpoint).hostname or ""):
+            # What the environment says of proxies is for other machines.
+            session = requests.Session()
+            session.trust_env = False
+            self._exporter = OTLPSpanExporter(session=session)
         self._processor = BatchSpanProcessor(self._exporter)
         self._ids = _Given()
         #: As the environment says.

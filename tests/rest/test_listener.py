@@ -68,8 +68,9 @@ async def closed(reader: asyncio.StreamReader) -> None:
                 pass
 
 
-async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    writer.write(GET)
+async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begun: int = 0) -> bool:
+    """:param begun: so many bytes of the request were sent before."""
+    writer.write(GET[begun:])
     with contextlib.suppress(ConnectionError):
         async with asyncio.timeout(20):
             return (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -79,13 +80,15 @@ async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def test_one_address_gets_only_its_share_and_others_are_served() -> None:
     async with listening(replace(PATIENT, per_address=3)) as listener, contextlib.AsyncExitStack() as stack:
         greedy = [await stack.enter_async_context(connected(listener, "127.0.0.2")) for _ in range(3)]
-        await until(lambda: listener.open_connections == 3)
+        for _, writer in greedy:
+            writer.write(GET[:8])
+        await until(lambda: listener.open_connections == 3 and not listener._silent)
         async with connected(listener, "127.0.0.2") as (reader, _):
             await closed(reader)
         async with connected(listener, "127.0.0.3") as streams:
             assert await served(*streams)
         for streams in greedy:
-            assert await served(*streams)
+            assert await served(*streams, begun=8)
         greedy[0][1].close()
         await until(lambda: listener.open_connections == 2)
         async with connected(listener, "127.0.0.2") as streams:
@@ -98,6 +101,32 @@ async def test_there_are_only_so_many_connections_in_all() -> None:
             assert await served(*await stack.enter_async_context(connected(listener, address)))
         async with connected(listener, "127.0.0.4") as (reader, _):
             await closed(reader)
+
+
+@pytest.mark.parametrize("limit", ["in_all", "per_address"])
+async def test_who_says_nothing_keeps_nobody_out_who_has_something_to_say(limit: str) -> None:
+    async with listening(replace(PATIENT, **{limit: 4})) as listener, contextlib.AsyncExitStack() as stack:
+        speaker = await stack.enter_async_context(connected(listener))
+        speaker[1].write(GET[:8])
+        await until(lambda: listener.open_connections == 1 and not listener._silent)
+        silent = [await stack.enter_async_context(connected(listener)) for _ in range(3)]
+        await until(lambda: listener.open_connections == 4)
+        late = await stack.enter_async_context(connected(listener))
+        assert await served(*late)
+        await closed(silent[0][0])
+        assert await served(*speaker, begun=8)
+        for streams in silent[1:]:
+            assert await served(*streams)
+
+
+async def test_of_an_address_that_has_its_share_one_of_its_own_makes_way() -> None:
+    async with listening(replace(PATIENT, per_address=1)) as listener, contextlib.AsyncExitStack() as stack:
+        other, first = [await stack.enter_async_context(connected(listener, f"127.0.0.{n}")) for n in (2, 3)]
+        await until(lambda: listener.open_connections == 2)
+        second = await stack.enter_async_context(connected(listener, "127.0.0.3"))
+        assert await served(*second)
+        await closed(first[0])
+        assert await served(*other)
 
 
 @pytest.mark.parametrize(
@@ -204,9 +233,11 @@ async def test_a_handshake_that_does_not_end_is_given_up_and_counts_until_then(t
         slow = [await stack.enter_async_context(connected(listener)) for _ in range(2)]
         await until(lambda: listener.open_connections == 2)
         async with connected(listener) as (reader, _):
+            # The oldest has said nothing, and makes way.
+            await closed(slow[0][0])
+            assert listener.open_connections <= 2
             await closed(reader)
-        for reader, _ in slow:
-            await closed(reader)
+        await closed(slow[1][0])
         await until(lambda: listener.open_connections == 0)
 
 
