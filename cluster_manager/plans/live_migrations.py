@@ -53,7 +53,7 @@ from cluster_manager.plans.reclaim_steps import (
     status_in,
     why_no_room,
 )
-from cluster_manager.plans.report_queries import demand_of, has_template, missing_on
+from cluster_manager.plans.report_queries import demand_of, lacks, missing_on, without_image
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
@@ -274,8 +274,8 @@ def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) 
         return _leave(state, why)
     if why := cannot_take(report):
         return _leave(state, why)
-    if not has_template(report, spec):
-        return _leave(state, f"{report.id} has no template {spec.template}")
+    if why := lacks(report, spec):
+        return _leave(state, why)
     demand = demand_of(spec, report, state.size.vector())
     if not state.shrinks and not (missing := missing_on(report, demand)).is_zero():
         said = f"{report.id}: short of {missing}, and nobody shrinks to rebalance"
@@ -299,6 +299,8 @@ def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) 
 
 def cannot_take(report: HostReport) -> str:
     """Why a host takes no VM that runs: another host is sent to no address but that of its own agent."""
+    if why := without_image(report):
+        return why
     address = report.migration
     if address is None:
         return f"{report.id} takes part in no live migration"
