@@ -17,7 +17,7 @@ from cluster_manager.plans.host_wait import MovePlan
 from cluster_manager.plans.live_migrations import cannot_take
 from cluster_manager.plans.placements import PlacementPlan
 from cluster_manager.plans.plans import ChooseHosts, HostsChosen, Plan
-from cluster_manager.plans.report_queries import asked_of_hosts, closed, has_template
+from cluster_manager.plans.report_queries import asked_of_hosts, closed, has_template, lacks
 from ebbtide.deflation.placement.fitness import HostView
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.placement.rebalancing import Rooms
@@ -70,7 +70,7 @@ class HostRanking:
             return HostsChosen(elapsed_s, (), why, ready=False)
         ready = self._hosts.ready()
         if ready and not any(has_template(host.report, spec) for host in ready):
-            where = ", ".join(f"{host.report.id} has no template {spec.template}" for host in ready[:LINE])
+            where = ", ".join(lacks(host.report, spec) for host in ready[:LINE])
             return HostsChosen(elapsed_s, (), f"no host is ready that could make it ({where})", ready=False)
         what = "free or held by low-priority VMs" if purpose == "preempt" else "free or deflatable"
         offers = [f"{host} has {offer}" for host, offer in open_hosts.offers(purpose, LINE + 1) if host != home][:LINE]

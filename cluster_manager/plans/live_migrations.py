@@ -53,7 +53,7 @@ from cluster_manager.plans.reclaim_steps import (
     status_in,
     why_no_room,
 )
-from cluster_manager.plans.report_queries import demand_of, has_template, missing_on
+from cluster_manager.plans.report_queries import demand_of, lacks, missing_on, without_image
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.deflation.resources import ResourceVector
@@ -197,24 +197,26 @@ def _on_source(state: LiveMigrationPlan, event: Event) -> Step:
                 return _stays(state, why)
             assert found is not None, "it can move"
             assert found.uuid is not None, "it can move"
-            most = (state.spec.ceiling or state.spec.nominal).vector()
-            if not found.current.vector().fits_in(most):
+            if not found.current.vector().fits_in(most := _most(state)):
                 # Its new host's VMs would shrink for it.
                 return _stays(state, f"{report.id} says that it has {found.current.vector()}, but {most} were sold")
-            state = state.having(
-                # Its host sends one VM after the other. What an arrival waits for has its time from the start.
-                clock_from_s=0.0 if state.why else event.elapsed_s,
-                size=found.current,
-                boot_memory_mib=found.boot_memory_mib,
-                generation=found.generation,
-                uuid=found.uuid,
-            )
+            # Its host sends one VM after the other. What an arrival waits for has its time from the start.
+            clock_from_s = 0.0 if state.why else event.elapsed_s
+            state = _as_it_is(state, found).having(clock_from_s=clock_from_s, uuid=found.uuid)
             if state.hosts_left:
                 return _next(state)
             return instruct(state, ChooseHosts(purpose="deflated"), stage="room")
         case HostFailed():
             return _stays(state, event.sentence, event.code)
     raise unexpected(state, event)
+
+
+def _most(state: LiveMigrationPlan) -> ResourceVector:
+    return (state.spec.ceiling or state.spec.nominal).vector()
+
+
+def _as_it_is(state: LiveMigrationPlan, found: VMStatus) -> LiveMigrationPlan:
+    return state.having(size=found.current, boot_memory_mib=found.boot_memory_mib, generation=found.generation)
 
 
 def cannot_move(report: HostReport, found: VMStatus | None) -> str:
@@ -272,8 +274,8 @@ def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) 
         return _leave(state, why)
     if why := cannot_take(report):
         return _leave(state, why)
-    if not has_template(report, spec):
-        return _leave(state, f"{report.id} has no template {spec.template}")
+    if why := lacks(report, spec):
+        return _leave(state, why)
     demand = demand_of(spec, report, state.size.vector())
     if not state.shrinks and not (missing := missing_on(report, demand)).is_zero():
         said = f"{report.id}: short of {missing}, and nobody shrinks to rebalance"
@@ -297,6 +299,8 @@ def _on_reading(state: LiveMigrationPlan, report: HostReport, elapsed_s: float) 
 
 def cannot_take(report: HostReport) -> str:
     """Why a host takes no VM that runs: another host is sent to no address but that of its own agent."""
+    if why := without_image(report):
+        return why
     address = report.migration
     if address is None:
         return f"{report.id} takes part in no live migration"
@@ -385,6 +389,10 @@ def _in_doubt(state: LiveMigrationPlan, event: Event) -> Step:
             if found is not None and not is_known(found.state):
                 return _await(state, stands(found), home, event.elapsed_s)
             if found is not None and found.state is not VMState.STOPPED:
+                if _has_grown(state, found, event.elapsed_s):
+                    # Not sent: when what was kept there has gone, the same host is asked for more.
+                    line, tried = (host, *state.hosts_left), state.tried - 1
+                    state = _as_it_is(state, found).having(sent=0, answered=False, hosts_left=line, tried=tried)
                 return _abort(state, f"{vm} runs on {home}")
             progress = once(state.progress, f"{vm} is off on {home}")
             return instruct(state, ReadHost(host=host), progress=progress, off_at_home=True)
@@ -402,6 +410,16 @@ def _in_doubt(state: LiveMigrationPlan, event: Event) -> Step:
         case ReadHost(host=asked), HostFailed():
             return _await(state, event.sentence, asked if state.answered else home, event.elapsed_s)
     raise unexpected(state, event)
+
+
+def _has_grown(state: LiveMigrationPlan, found: VMStatus, elapsed_s: float) -> bool:
+    """Whether a VM was not sent since it has more by now than room was made for, and there is time to make more.
+
+    On a draining host VMs grow as others leave. Each time it has more, at most what it was sold, so this ends.
+    """
+    now = found.current.vector()
+    in_time = elapsed_s < state.clock_from_s + state.deadline_s
+    return state.answered and in_time and not now.fits_in(state.size.vector()) and now.fits_in(_most(state))
 
 
 def _await(state: LiveMigrationPlan, why: str, host: str, elapsed_s: float) -> Step:

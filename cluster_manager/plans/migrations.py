@@ -52,7 +52,7 @@ from cluster_manager.plans.reclaim_steps import (
     status_in,
     why_no_room,
 )
-from cluster_manager.plans.report_queries import demand_of, has_template
+from cluster_manager.plans.report_queries import demand_of, lacks
 from ebbtide.deflation.modes import HostEvent, refusal
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import is_known
@@ -186,8 +186,8 @@ def _on_reading(state: MovePlan, report: HostReport, elapsed_s: float) -> Step:
         return _clean(state, f"{report.id} forgets that it was told to start {spec.name}")
     if why := refusal(report.id, report.mode, report.mode_reason, HostEvent.CREATE):
         return _leave(state, why)
-    if not has_template(report, spec):
-        return _leave(state, f"{report.id} has no template {spec.template}")
+    if why := lacks(report, spec):
+        return _leave(state, why)
     room = make_room(state, report, demand_of(spec, report), state.deadline_s - elapsed_s)
     if isinstance(room, Step):
         return room

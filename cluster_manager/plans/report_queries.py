@@ -291,9 +291,21 @@ def seen_elsewhere(report: HostReport, spec: VMSpec, vm: VMStatus) -> bool:
     return spec.xml is None and vm.saved_mib is None and not vm.adopted and shares_disk(report, vm)
 
 
+def without_image(report: HostReport) -> str:
+    """That a host has no base image, without which no VM is made there; empty: it has one, or does not say."""
+    return f"{report.id} has no base image" if report.templates == () else ""
+
+
+def lacks(report: HostReport, spec: VMSpec) -> str:
+    """What a host lacks that a VM is made of; empty: nothing. One that does not say may have any template."""
+    if why := without_image(report):
+        return why
+    return "" if has_template(report, spec) else f"{report.id} has no template {spec.template}"
+
+
 def has_template(report: HostReport, spec: VMSpec) -> bool:
-    """Whether a host has what a VM is made of; one that does not say may have any template."""
-    if spec.xml is not None or report.templates is None:
+    """Whether a host has what a VM is made of."""
+    if report.templates is None or (spec.xml is not None and report.templates):
         return True
     return any(template.name == spec.template for template in report.templates)
 

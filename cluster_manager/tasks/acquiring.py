@@ -215,7 +215,12 @@ class AcquirerService:
         busy |= {machine.name for machine in self._tasks.machines.values() if machine.foreign_cores}
         now = self._clock()
         self._views = {
-            name: View(float(cores[name]), max(now - last[name].at, 0.0) if name in last else math.inf, name in busy)
+            name: View(
+                float(cores[name]),
+                max(now - last[name].at, 0.0) if name in last else math.inf,
+                name in busy,
+                off=name in self._machines.off,
+            )
             for name in names
             if name in cores
         }
@@ -350,7 +355,7 @@ def _shown(machine: acquirer.Machine, view: View | None, tasks: Iterable[str]) -
         unchanged_s=unchanged_s,
         leaves_at=machine.leaves_at,
         tasks=tuple(tasks),
-        sentence=machine.why,
+        sentence=f"{machine.why}; it is off" if view is not None and view.off else machine.why,
     )
 
 

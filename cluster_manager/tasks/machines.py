@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from cluster_manager.inventory.hosts import Hosts
 from cluster_manager.plans.migration_cleanup import has_arrived
-from cluster_manager.plans.plans import VMPhase
+from cluster_manager.plans.plans import OFF, VMPhase
 from cluster_manager.store import schema
 from cluster_manager.store.store import Store
 from cluster_manager.tasks.core_changes import CoreChanges
@@ -43,6 +43,7 @@ class TaskMachines:
         self._variable: frozenset[str] = frozenset()
         self._closing: Mapping[str, str] = {}
         self._paused: frozenset[str] = frozenset()
+        self._off: frozenset[str] = frozenset()
 
     def changed(self) -> None:
         """There are new core changes."""
@@ -58,7 +59,7 @@ class TaskMachines:
         """
         table, plans = schema.vms, schema.plans
         found = {}
-        variable, paused, closing = set(), set(), dict[str, str]()
+        variable, paused, off, closing = set(), set(), set(), dict[str, str]()
         names = sorted(names)
         # SQLite takes a limited number of values in one statement.
         for begin in range(0, len(names), 500):
@@ -81,14 +82,19 @@ class TaskMachines:
                 unsure = row.preemption_unsure and row.phase in _PERHAPS_OFF
                 if not (moves or unsure) and row.phase != VMPhase.RUNNING.value:
                     found[row.name] = 0
+                    if row.phase in OFF:
+                        off.add(row.name)
                 elif (reported := self._reported(row, live)) is not None:
-                    off = reported.state is VMState.STOPPED
-                    found[row.name] = 0 if off else whole_cores(reported.current.cpu_cores)
+                    stopped = reported.state is VMState.STOPPED
+                    found[row.name] = 0 if stopped else whole_cores(reported.current.cpu_cores)
+                    if stopped and not moves:
+                        off.add(row.name)
                     if reported.state is VMState.PAUSED:
                         paused.add(row.name)
                 if row.priority != Priority.FIXED.value:
                     variable.add(row.name)
         self._variable, self._paused, self._closing = frozenset(variable), frozenset(paused), closing
+        self._off = frozenset(off)
         return found
 
     def _reported(self, row: Any, live: bool) -> VMStatus | None:
@@ -114,6 +120,11 @@ class TaskMachines:
     def paused(self) -> frozenset[str]:
         """Of those whose cores were last asked for, the VMs that stand still by what their hosts say."""
         return self._paused
+
+    @property
+    def off(self) -> frozenset[str]:
+        """Of those whose cores were last asked for, the VMs that are off until somebody starts them."""
+        return self._off
 
     def last_changes(self) -> Mapping[str, LastChange]:
         """The last core change of each machine, as far as one is remembered."""

@@ -425,6 +425,10 @@ class Hypervisor(Protocol):
     def templates(self) -> tuple[TemplateInfo, ...]:
         """The templates of this host, by name."""
 
+    @property
+    def can_create(self) -> bool:
+        """Whether there is a base image, by the last look: every VM that is made here, or arrives, needs it."""
+
     async def suspend(self, domain: str) -> None:
         """Stop a running domain's vCPUs."""
 

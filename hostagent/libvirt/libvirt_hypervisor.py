@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import uuid
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Collection
@@ -101,6 +102,9 @@ class LibvirtHypervisor:
         self._on: set[str] = set()
         #: Those that are emulated, off ones too.
         self._emulated: set[str] = set()
+        #: Whether there was a base image, and the look under way.
+        self._has_base = True
+        self._base_look: asyncio.Task[None] | None = None
         self._definitions = Definitions(settings)
         self._agents = QemuAgents(settings.uri, opener)
         self._sizes = LibvirtSizes(settings, self._connection, self._networks, self._agents)
@@ -216,13 +220,24 @@ class LibvirtHypervisor:
         if ended:
             # Of one that powered off by itself or moved away nobody else removes what was beside its taps.
             await self._networks.sweep()
+        if self._base_look is None or self._base_look.done():
+            # Not waited for: it may be on storage that hangs.
+            self._base_look = asyncio.create_task(self._look_for_base(), name="base-image")
         return found
+
+    async def _look_for_base(self) -> None:
+        self._has_base = await DISKS.run(os.path.isfile, self._settings.image_dir / "base.qcow2")
+
+    @property
+    def can_create(self) -> bool:
+        return self._has_base
 
     async def sweep(self, creating: Collection[str] = ()) -> None:
         names = await self._connection.call(lambda c: {domain.name() for domain in c.listAllDomains()})
         ours = domain_name(self._settings.host_id, "*")
         await DISKS.run(lambda: disks.sweep(list(self._settings.disk_dir.glob(ours)), names, creating))
         await self._definitions.library()
+        await self._look_for_base()
         await self._networks.sweep()
 
     async def check(self, spec: VMSpec) -> None:

@@ -108,6 +108,10 @@ class FakeHypervisor:
         if spec.template != "lab":
             raise RequestRefused(400, f"there is no template {spec.template}", "vm.template")
 
+    @property
+    def can_create(self) -> bool:
+        return True
+
     def templates(self) -> tuple[TemplateInfo, ...]:
         return (TemplateInfo(name="lab", description="as in the make-believe world"),)
 

@@ -109,6 +109,10 @@ class LocalHypervisor:
 
         await self._change("create", domain, make, CALL_LIMIT_S * 4)
 
+    @property
+    def can_create(self) -> bool:
+        return True
+
     def templates(self) -> tuple[TemplateInfo, ...]:
         return (TemplateInfo(name=TEMPLATE),)
 

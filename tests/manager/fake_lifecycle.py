@@ -199,6 +199,8 @@ class FakeLifecycle:
             if self.sticks or there is None or there.state is not VMState.MIGRATING:
                 why = self.sticks or f"{command.to} does not expect it"
                 return {"state": OperationState.FAILED, "sentence": f"{name} stays on {self.id}: {why}"}
+            if command.size is not None and not here.current.vector().fits_in(command.size.vector()):
+                return {"state": OperationState.FAILED, "sentence": f"{name} cannot move now: it has grown"}
             off = {"state": VMState.STOPPED, "start_size": here.current, "current": Vector(), "overhead_mib": 0.0}
             self.vms[name] = here.model_copy(update=off)
             self.peers[command.to].vms[name] = there.model_copy(update={"state": VMState.RUNNING})

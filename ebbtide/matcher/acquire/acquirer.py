@@ -9,7 +9,7 @@ Every instruction may be given again. What a restart forgets is harmless: machin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -36,6 +36,8 @@ class Machine:
     #: When it began to leave.
     leaves_at: float | None = None
     why: str = "it was asked for"
+    #: Since when it has been seen off; None: it is on. One that is off counts as none.
+    off_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Acquirer:
 
 @dataclass(frozen=True, slots=True)
 class PeriodOver:
-    """Time for a look. One that comes early changes nothing.
+    """Time for a look. One that comes early only tells which machines are off.
 
     :param pool: the machines of which something is known.
     :param wanted_cores: of all tasks that run and wait.
@@ -179,7 +181,11 @@ def advance(state: Acquirer, event: Event, options: AcquirerOptions) -> Step:
     """The state after an event, and what is to be done. An event of something unknown changes nothing."""
     match event:
         case PeriodOver():
-            return _look(state, event, options) if event.now >= state.next_at else (state, ())
+            state, made_up = _on_switched(state, event, options)
+            if event.now < state.next_at:
+                return state, made_up
+            state, instructions = _look(state, event, options)
+            return state, (*made_up, *instructions)
         case Offered():
             return _on_offer(state, event)
         case Refused(number, why):
@@ -204,7 +210,7 @@ def advance(state: Acquirer, event: Event, options: AcquirerOptions) -> Step:
 
 def _look(state: Acquirer, event: PeriodOver, options: AcquirerOptions) -> Step:
     """The end of a period."""
-    kept = {one.name: one for one in state.kept}
+    kept = {one.name: one for one in state.kept if one.off_at is None}
     pool = {name: view for name, view in event.pool.items() if name in kept}
     marked = frozenset(one.replaces for one in state.requests.values() if one.replaces in kept)
     change = net_change(
@@ -241,7 +247,16 @@ def _look(state: Acquirer, event: PeriodOver, options: AcquirerOptions) -> Step:
         why = f"{change.sentence}; {_unchanged(pool[name])}"
         machines[name] = replace(kept[name], standing=Standing.LEAVING, leaves_at=event.now, why=why)
         instructions.append(Decommission(name, why))
-    looked = Acquirer(machines, requests, number, event.now + options.period_s, change.utilisation, change.sentence)
+    sentence, enough = change.sentence, not change.more and change.fewer == len(state.coming)
+    # Those that are on do, and whoever meant to start it again has had a period for that.
+    spent = [one for one in state.kept if enough and _off_s(one, event.now) >= options.period_s]
+    if spent:
+        sentence += f"; {len(spent)} that {'is' if len(spent) == 1 else 'are'} off given back"
+    for one in spent:
+        why = f"it has been off for {_off_s(one, event.now) / 60.0:.0f} min"
+        machines[one.name] = replace(one, standing=Standing.LEAVING, leaves_at=event.now, why=why)
+        instructions.append(Decommission(one.name, why))
+    looked = Acquirer(machines, requests, number, event.now + options.period_s, change.utilisation, sentence)
     return looked, tuple(instructions)
 
 
@@ -270,15 +285,40 @@ def _on_loss(state: Acquirer, event: Gone, options: AcquirerOptions) -> Step:
     if event.machine not in state.machines:
         return state, ()
     machines = {name: one for name, one in state.machines.items() if name != event.machine}
-    # What was to replace it comes in its place.
+    return _made_up(replace(state, machines=machines), {event.machine}, f"{event.machine} is gone", event.now, options)
+
+
+def _on_switched(state: Acquirer, event: PeriodOver, options: AcquirerOptions) -> Step:
+    """Note which machines are off. One that has just gone off is made up for as one that has gone."""
+    machines, gone = dict(state.machines), set[str]()
+    for name, one in state.machines.items():
+        view = event.pool.get(name)
+        if view is None or not (view.off or one.off_at is not None):
+            continue
+        if view.off and one.off_at is None and one.standing is Standing.HELD:
+            gone.add(name)
+        # Not in the future: the clock was set back since.
+        off_at = event.now if one.off_at is None else min(one.off_at, event.now)
+        machines[name] = replace(one, off_at=off_at if view.off else None)
+    after = replace(state, machines=machines)
+    if not gone:
+        return after, ()
+    return _made_up(
+        after, gone, f"{', '.join(sorted(gone))} {'is' if len(gone) == 1 else 'are'} off", event.now, options
+    )
+
+
+def _made_up(state: Acquirer, lost: Set[str], what: str, now: float, options: AcquirerOptions) -> Step:
+    """Ask for machines in place of lost ones where fewer than the least number are left."""
+    # What was to replace one comes in its place.
     requests = {
-        number: replace(one, replaces=None) if one.replaces == event.machine else one
-        for number, one in state.requests.items()
+        number: replace(one, replaces=None) if one.replaces in lost else one for number, one in state.requests.items()
     }
-    after = replace(state, machines=machines, requests=requests)
-    missing = options.least_machines - len(after.kept) - len(after.coming)
-    why = f"{event.machine} is gone, and {options.least_machines} machines are to be kept at least"
-    made = [Request(state.number + one, event.now, None, why) for one in range(1, missing + 1)]
+    after = replace(state, requests=requests)
+    on = sum(one.off_at is None for one in after.kept)
+    missing = options.least_machines - on - len(after.coming)
+    why = f"{what}, and {options.least_machines} machines are to be kept at least"
+    made = [Request(state.number + one, now, None, why) for one in range(1, missing + 1)]
     after = replace(
         after,
         requests={**requests, **{one.number: one for one in made}},
@@ -294,6 +334,11 @@ def advance_all(state: Acquirer, events: Iterable[Event], options: AcquirerOptio
         state, more = advance(state, event, options)
         instructions += more
     return state, tuple(instructions)
+
+
+def _off_s(machine: Machine, now: float) -> float:
+    """For how long a machine has been off; negative: it is on."""
+    return -1.0 if machine.off_at is None else now - machine.off_at
 
 
 def _why_replaced(name: str, view: View) -> str:

@@ -72,6 +72,7 @@ class View:
     :param stability: how likely it keeps its cores for a task of the median duration; None: it is not known. Where it
         is known of no machine, the time since the last change decides (Algorithm 2).
     :param known_s: for how long it has been there.
+    :param off: it is switched off: it has no cores until somebody starts it.
     """
 
     cores: float
@@ -79,6 +80,7 @@ class View:
     busy: bool = False
     stability: float | None = None
     known_s: float = math.inf
+    off: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from yarl import URL
 from ebbtide.messages.common import MOST
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
+from tests.hostagent.doing import report
+from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.world import World
 
 
@@ -213,3 +215,11 @@ async def test_vms_of_the_largest_sizes_leave_the_hosts_report_whole(client: Cli
     response = await client.get("/v1/host")
     assert response.status == 200, await response.text()
     assert (await response.json())["deflatable"]["disk_mib_s"] > MOST
+
+
+async def test_a_host_without_a_base_image_reports_that_nothing_can_be_made_there(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeHypervisor, "can_create", False)
+    assert (await report(client)).templates == ()
+    assert (await (await client.get("/v1/templates")).json())["templates"] != []

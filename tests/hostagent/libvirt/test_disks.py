@@ -17,6 +17,7 @@ from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.state.intents import Intent, Phase
 from tests.hostagent.conftest import low_vm
 from tests.hostagent.libvirt_stand_in import StandIn, StandInDomain
+from tests.waiting import until
 
 VM = "ebb-host-a.low-1"
 INTENT = Intent.model_validate(
@@ -125,3 +126,23 @@ def test_a_removal_that_came_to_nothing_leaves_the_disk_kept(tmp_path: Path) -> 
     disks.sweep([tmp_path / VM], [VM])
     disks.sweep([tmp_path / VM], [])
     assert (tmp_path / VM / "disk.qcow2").exists()
+
+
+async def test_a_base_image_is_missed_and_seen_without_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "base.qcow2").unlink()
+    host = hypervisor(StandIn(tmp_path), tmp_path)
+    await host.sweep()
+    assert not host.can_create
+    (tmp_path / "base.qcow2").touch()
+
+    async def seen() -> bool:
+        await host.survey()
+        return host.can_create
+
+    await until(seen)
+    (tmp_path / "base.qcow2").unlink()
+
+    async def missed() -> bool:
+        return not await seen()
+
+    await until(missed)

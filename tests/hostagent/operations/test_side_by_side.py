@@ -156,3 +156,13 @@ async def test_how_often_the_quota_stops_a_vm_is_told(command: Command, two_vms:
     assert host.vms["low-1"].status().throttled_share is None
     await reclaim(command, cpu_cores=3.0)
     await until(lambda: host.vms["low-1"].status().throttled_share == 0.25)
+
+
+async def test_a_host_is_drained_when_the_vms_that_were_to_be_created_before_are_there(
+    client: Client, command: Command, host: Host, world: World
+) -> None:
+    world.delay = lambda: 0.05
+    assert (await client.post("/v1/vms", json={"request_id": "slow", "vm": low_vm("low-1")})).status == 202
+    operation = await command("PUT", "/v1/mode", {"request_id": "drain", "mode": "draining"})
+    assert operation.progress == ("create slow was begun before and ends",)
+    assert host.vms["low-1"].running

@@ -411,6 +411,26 @@ async def test_a_vm_is_placed_only_where_its_template_is(cluster: Cluster) -> No
     assert found["templates"][0]["name"] == "lab"
 
 
+@each_store
+async def test_a_vm_is_neither_placed_on_nor_moved_to_a_host_without_a_base_image(cluster: Cluster) -> None:
+    first, second = agents(cluster)
+    first.templates = ()
+    await first.send_report()
+    small: Any = {"cpu_cores": 1.0, "memory_mib": 400.0}
+    made = await cluster.create(vm("web-1", **small), policy="first-fit")
+    assert (made.state, made.host) == (OperationState.DONE, "host-b")
+    for host in (None, "host-a"):
+        moved = await ask(cluster, "web-1", "migrate", lose_disk=True, host=host, request_id=f"to-{host}")
+        assert moved.state is OperationState.FAILED
+        assert host is None or "host-a has no base image" in moved.sentence
+        assert (await seen(cluster, "web-1"))["state"] == "running"
+    assert "stop" not in second.arrived
+    second.templates = ()
+    await second.send_report()
+    refused = await cluster.create(vm("web-2", **small))
+    assert "host-a has no base image, host-b has no base image" in refused.sentence
+
+
 def test_xml_in_a_request_is_for_admins_only() -> None:
     plain = VMRequest.model_validate({"request_id": "r", "vm": vm("a")})
     xml = VMRequest.model_validate({"request_id": "r", "vm": vm("a", xml="<domain/>")})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbtide.messages.common import Vector
 from ebbtide.messages.operations import Operation, OperationState
 from hostagent.control import reconciler, reporter
 from hostagent.operations import migration_commands
@@ -67,6 +68,31 @@ async def test_what_cannot_move_live_is_refused_or_stays_and_says_why(tmp_path: 
         await ask(cluster, "low-1", "stop")
         status, problem = await send(cluster, "low-1", "migrate", **LIVE, request_id="off")
         assert (status, problem["field"]) == (409, "live")
+
+
+async def test_a_vm_that_grows_on_its_draining_host_while_room_is_made_for_it_moves_with_all_that_it_has(
+    tmp_path: Path,
+) -> None:
+    first = FakeAgent("host-a", cpu_cores=6.0, memory_mib=2400.0)
+    second = FakeAgent("host-b", cpu_cores=6.0, memory_mib=2400.0)
+    first.peers, second.peers = {"host-b": second}, {"host-a": first}
+    async with cluster_of(tmp_path, first, second) as cluster:
+        await cluster.create(vm("low-1"), policy="first-fit")
+        whole = first.vms["low-1"]
+        first.vms["low-1"] = whole.model_copy(update={"current": Vector(cpu_cores=1.0, memory_mib=600.0)})
+        drain = {"request_id": "drain", "mode": "draining"}
+        assert (await cluster.call("PUT", "/v1/hosts/host-a/mode", json=drain))[0] == 202
+        second.trouble.pend = ("arrive",)
+        assert (await send(cluster, "low-1", "migrate", **LIVE, request_id="moves"))[0] == 202
+        await until(lambda: "arrive" in second.arrived)
+        # Another VM has left.
+        first.vms["low-1"], second.trouble.pend = whole, ()
+        second.end_pending()
+        moved = await cluster.ended("moves")
+        assert (moved.state, moved.host) == (OperationState.DONE, "host-b"), moved.sentence
+        assert second.vms["low-1"].current == whole.current
+        assert [kind for kind, _ in second.done] == ["arrive", "delete", "arrive"]
+        await consistent(cluster)
 
 
 async def test_while_it_moves_nothing_changes_its_size_and_called_off_it_stays(

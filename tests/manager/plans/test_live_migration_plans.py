@@ -10,6 +10,7 @@ from cluster_manager.execution.lifecycle_commands import lifecycle_command
 from cluster_manager.execution.running_plans import ended_after, operation_of
 from cluster_manager.plans.live_migrations import LiveMigrationPlan, start_live_migration
 from cluster_manager.plans.plans import (
+    Arrive,
     AwaitHost,
     Depart,
     Event,
@@ -78,6 +79,47 @@ def test_its_old_host_hears_for_which_size_there_is_room() -> None:
     assert command.size == HERE.current
 
 
+def small(cpu_cores: float) -> VMStatus:
+    return HERE.model_copy(update={"current": Vector(cpu_cores=cpu_cores, memory_mib=500.0)})
+
+
+def test_a_vm_that_has_grown_since_room_was_made_for_it_moves_at_the_size_that_it_has_then() -> None:
+    """As those do that share what others leave on a draining host."""
+    state = heard(begun(), read("home", small(1.0)))
+    for has in (2.0, 3.0):
+        state = heard(state, read("away"), ended("arrive"))
+        assert isinstance(state.instruction, Depart)
+        before = state.instruction
+        state = heard(state, ended("depart", OperationState.FAILED), read("home", small(has)))
+        assert isinstance(state.instruction, Remove)
+        assert state.instruction.host == "away"
+        state = heard(state, ended("delete"))
+        assert state.instruction == ReadHost(host="away")
+    state = heard(state, read("away"))
+    assert isinstance(state.instruction, Arrive)
+    assert state.instruction.size == small(3.0).current
+    state = heard(state, ended("arrive"))
+    assert isinstance(state.instruction, Depart)
+    assert (state.instruction.size, state.instruction.step > before.step) == (small(3.0).current, True)
+
+
+@pytest.mark.parametrize(("has", "at_s"), [(1.0, 1.0), (2.0, 60.0)], ids=["as-before", "too-late"])
+def test_a_vm_whose_move_failed_and_which_has_not_grown_in_time_stays(has: float, at_s: float) -> None:
+    state = heard(begun(), read("home", small(1.0)), read("away"), ended("arrive"))
+    found = HostRead(at_s, report_of("home", small(has)).model_copy(update={"migration": ADDRESS}))
+    state = heard(state, ended("depart", OperationState.FAILED), found, ended("delete"))
+    assert isinstance(state.instruction, Finish)
+    assert state.instruction.sentence.startswith("low stays on home")
+
+
+def test_a_grown_vm_for_which_there_is_no_room_any_more_stays() -> None:
+    full = read("away", status_of(spec_of("other", cpu_cores=4.0, memory_mib=500.0), "away"))
+    state = heard(begun(), read("home", small(2.0)), full, ended("arrive"), ended("depart", OperationState.FAILED))
+    state = heard(state, read("home", small(3.0)), ended("delete"), full)
+    assert isinstance(state.instruction, Finish)
+    assert "away: short of 1 cores" in state.instruction.sentence
+
+
 def test_a_move_of_whose_end_the_old_host_tells_nothing_is_seen_on_the_new_one() -> None:
     state = heard(sent(), LOST)
     assert state.instruction == ReadHost(host="away")
@@ -95,11 +137,13 @@ def test_a_move_of_whose_end_the_old_host_tells_nothing_is_seen_on_the_new_one()
 def test_why_a_vm_did_not_begin_to_move_is_told_by_a_code() -> None:
     here, silent = read("home", HERE), HostFailed(0.0, "it is silent", uncertain=True)
     full = read("away", status_of(spec_of("other", cpu_cores=6.0), "away"))
+    bare = HostRead(0.0, full.report.model_copy(update={"vms": (), "templates": ()}))
     for events, code in (
         ((silent,), ReasonCode.HOST_UNAVAILABLE),
         ((read("home", OFF_AT_HOME),), None),
         ((here, silent), ReasonCode.HOST_UNAVAILABLE),
         ((here, full), ReasonCode.NO_ROOM),
+        ((here, bare), ReasonCode.FAILED),
         ((here, read("away", THERE)), ReasonCode.FAILED),
         ((here, read("away"), ended("arrive", OperationState.FAILED), ended("delete")), ReasonCode.FAILED),
     ):

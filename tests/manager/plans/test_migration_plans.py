@@ -28,6 +28,7 @@ from cluster_manager.plans.plans import (
 )
 from ebbtide.deflation.placement.policy_names import PlacementPolicy
 from ebbtide.messages.common import Vector
+from ebbtide.messages.hosts import HostTemplate
 from ebbtide.messages.operations import OperationState
 from ebbtide.messages.problem_codes import ReasonCode
 from ebbtide.messages.requests import MigrateRequest
@@ -57,6 +58,24 @@ def heard(state: Plan, *events: Event) -> MovePlan:
         state = state.next_step(event).state
     assert isinstance(state, MovePlan)
     return state
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize(
+    ("templates", "why"),
+    [((), "away has no base image"), ((HostTemplate(name="web"),), "away has no template lab")],
+    ids=["no-image", "another"],
+)
+def test_a_vm_is_not_stopped_for_a_host_that_lacks_what_it_is_made_of(
+    running: bool, templates: tuple[HostTemplate, ...], why: str
+) -> None:
+    request = MigrateRequest(request_id="request", host="away", deadline_s=60.0, lose_disk=True)
+    state: Plan = start_migration("plan", request, SPEC, "home", running=running, policy=PlacementPolicy.FIRST_FIT)
+    there = report_of("away").model_copy(update={"templates": templates})
+    step = state.next_step(HostRead(0.0, there, frozenset()))
+    assert isinstance(step.state.instruction, Finish)
+    assert step.state.instruction.sentence.endswith(why)
+    assert row_of(step).phase is (VMPhase.RUNNING if running else VMPhase.STOPPED)
 
 
 def row_of(step: Step) -> SetVM:

@@ -59,7 +59,7 @@ def service(
         return {}
 
     tasks: Any = SimpleNamespace(looked_at=None, trouble="", unfinished={}, machines={}, shown={})
-    machines: Any = SimpleNamespace(cores=nothing, last_changes=dict)
+    machines: Any = SimpleNamespace(cores=nothing, last_changes=dict, off=frozenset())
     store: Any = kept_in or SimpleNamespace(save_tasks=nothing, rows=nothing)
     return AcquirerService(settings, tasks, machines, store, lambda: None, clock)
 
@@ -161,3 +161,25 @@ async def test_a_machine_is_not_given_back_before_its_engine_has_drained_it() ->
     tasks.shown = {"harvest-1": told}
     await acquirer._look(SETTINGS, machines)
     assert machines.did == [("deallocate", "harvest-1")]
+
+
+async def test_a_machine_that_is_off_is_none_that_is_held_and_is_not_lost() -> None:
+    now = 10.0
+    acquirer = service(lambda: now)
+    acquirer.state, acquirer._first = Acquirer({"harvest-1": Machine("harvest-1", 0.0)}, next_at=99.0), False
+    provision = Provision({"harvest-1"})
+    machines, tasks, known = Machines(provision), cast(Any, acquirer._tasks), cast(Any, acquirer._machines)
+    machines.refusing.clear()
+
+    async def cores(names: list[str]) -> dict[str, int]:
+        return {name: 2 * (name not in known.off) for name in names}
+
+    known.cores, known.off, tasks.looked_at = cores, frozenset({"harvest-1"}), 9.0
+    await acquirer._look(SETTINGS, machines)
+    assert machines.did == [("request", 1)]
+    machines.provision = Provision({"harvest-1", "harvest-2"}, {1: "harvest-2"}, asked={1})
+    for at in (20.0, 10.0 + SETTINGS.period_s, 30.0 + SETTINGS.period_s):
+        now, tasks.looked_at = at, at - 1.0
+        await acquirer._look(SETTINGS, machines)
+    assert machines.did[-1] == ("deallocate", "harvest-1")
+    assert [one.name for one in acquirer.state.kept] == ["harvest-2"]

@@ -186,7 +186,7 @@ async def test_a_vm_that_may_have_been_preempted_has_the_cores_that_its_host_say
     async with cluster_of(tmp_path, first, **settings(engine)) as cluster:
         await cluster.create(vm("low-1"))
         assert cluster.manager is not None
-        store, machines = cluster.manager.store, cluster.manager.tasks._known
+        store, machines = cluster.manager.store, cast(TaskMachines, cluster.manager.tasks._known)
         arrival, back = placement(spec_of("high-1")), start_return("return", spec_of("low-1", "deflatable"), "host-a")
         await store.add_plan(arrival, "")
         gone = SetPreempted("low-1", "host-a", PreemptionReason.MINIMUM, "perhaps", unsure=True)
@@ -197,7 +197,33 @@ async def test_a_vm_that_may_have_been_preempted_has_the_cores_that_its_host_say
         await store.save_step(back, [SetVM("low-1", VMPhase.PREEMPTED, "host-a", "it does not answer")])
         assert await machines.cores(["low-1"]) == {"low-1": 3}
         await store.save_step(arrival, [replace(gone, unsure=False)])
+        assert machines.off == frozenset()
         assert await machines.cores(["low-1"]) == {"low-1": 0}
+        assert machines.off == {"low-1"}
+
+
+@each_store
+async def test_a_vm_is_off_that_was_stopped_or_has_powered_off_and_none_that_is_to_be_up_soon(tmp_path: Path) -> None:
+    first, _ = two_agents()
+    async with cluster_of(tmp_path, first, **settings(FakeEngine())) as cluster:
+        await cluster.create(vm("low-1"))
+        assert cluster.manager is not None
+        machines = cast(TaskMachines, cluster.manager.tasks._known)
+        assert await machines.cores(["low-1"]) == {"low-1": 3}
+        assert machines.off == frozenset()
+        running = first.vms["low-1"]
+        first.vms["low-1"] = running.model_copy(update={"state": VMState.STOPPED, "current": Vector()})
+        await first.send_report()
+        assert await machines.cores(["low-1"]) == {"low-1": 0}
+        assert machines.off == {"low-1"}
+        first.vms["low-1"] = running
+        await first.send_report()
+        for verb, is_off in (("stop", True), ("start", False)):
+            status, answer = await cluster.call("POST", f"/v1/vms/low-1/{verb}", json={"request_id": verb})
+            assert status == 202, answer
+            await cluster.ended(verb)
+            await machines.cores(["low-1"])
+            assert machines.off == ({"low-1"} if is_off else frozenset())
 
 
 @pytest.mark.usefixtures("dates_count")

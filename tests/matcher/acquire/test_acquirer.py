@@ -123,6 +123,52 @@ def test_a_machine_without_which_too_little_would_be_left_stays() -> None:
     assert leaving(state) == {"m-1", "m-2"}
 
 
+def off(state: Acquirer, now: float, wanted: float, options: AcquirerOptions) -> tuple[Acquirer, Counter[str]]:
+    """A look at machines of 4 cores of which m-0 is off; those that have come are on."""
+    views = {name: View(0.0 if name == "m-0" else 4.0, 600.0, off=name == "m-0") for name in state.machines}
+    state, instructions = advance(state, PeriodOver(now, views, wanted), options)
+    return state, kinds(instructions)
+
+
+def test_in_place_of_a_machine_that_is_off_another_is_asked_for_before_it_is_given_back() -> None:
+    options = AcquirerOptions(least_machines=0, most_machines=2, replaced_share=0.0)
+    state, did = off(holding([4.0] * 2), 1000.0, 6.0, options)
+    # 6 / .8 = 7.5 cores: one of 4 is too few, and two may be on.
+    assert (did, state.utilisation) == ({"RequestMachine": 1}, 1.5)
+    again, did = off(state, 1000.0 + HOUR_S, 6.0, options)
+    assert (did, leaving(again)) == ({}, set()), "none has come yet"
+    state, _ = advance(again, Offered(5000.0, 1, "new-1"), options)
+    state, did = off(state, 1000.0 + 2 * HOUR_S, 6.0, options)
+    assert (did, leaving(state)) == ({"Decommission": 1}, {"m-0"})
+    assert state.machines["m-0"].why.endswith("it has been off for 120 min")
+    assert state.sentence == "utilisation is 75%: nothing to change; 1 that is off given back"
+
+
+def test_a_machine_that_is_off_for_less_than_a_period_is_not_given_back_and_counts_again_when_it_is_on() -> None:
+    options = AcquirerOptions(least_machines=1, replaced_share=0.0)
+    state, did = off(holding([4.0] * 2, next_at=1000.0), 900.0, 3.0, options)
+    assert did == {}
+    state, did = off(state, 1000.0, 3.0, options)
+    assert (did, state.utilisation) == ({}, 0.75)
+    state, _ = advance(state, PeriodOver(1500.0, pool([4.0] * 2), 3.0), options)
+    state, did = off(state, 1000.0 + HOUR_S, 3.0, options)
+    assert (did, leaving(state)) == ({}, set()), "off for less than a period, once more"
+    _, instructions = advance(state, PeriodOver(1000.0 + 2 * HOUR_S, pool([4.0] * 2), 5.0), options)
+    assert kinds(instructions) == {}, "5 of 8 cores are wanted"
+
+
+def test_a_machine_that_goes_off_is_made_up_for_at_once_where_too_few_are_left_and_once_only() -> None:
+    options = AcquirerOptions(least_machines=2, replaced_share=0.5)
+    state, did = off(holding([4.0] * 2, next_at=HOUR_S), 10.0, 6.0, options)
+    assert did == {"RequestMachine": 1}
+    refused, _ = advance(state, Refused(1, "no room"), options)
+    assert off(refused, 20.0, 6.0, options)[1] == {}, "the end of the period decides"
+    # What was to replace it comes in its place.
+    replaced = Acquirer(holding([4.0] * 2).machines, {1: Request(1, 0.0, "m-0", "")}, 1, next_at=HOUR_S)
+    state, did = off(replaced, 10.0, 6.0, options)
+    assert (did, [one.replaces for one in state.requests.values()]) == ({}, [None])
+
+
 def test_requests_that_are_not_wanted_any_more_serve_replacements_before_they_are_cancelled() -> None:
     cores = [4.0] * 10
     state = holding(cores)
