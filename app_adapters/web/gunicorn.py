@@ -154,6 +154,9 @@ class GunicornAdapter(PoolAdapter):
 
         :param sets: how often one had been set before this look.
         """
+        if stats is None and self._control is not None:
+            # It is forking just now, and says at the next look what it means by that.
+            return self._note
         now = len(serving) if stats is None else stats.target
         with self._lock:
             # Without the control socket a worker that was restarted just now is missing, which is expected.
