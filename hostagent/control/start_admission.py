@@ -298,8 +298,10 @@ async def _charged(host: Host, vm: ManagedVM) -> bool:
     await host.hypervisor.suspend(vm.domain)
     await host.sample()
     size = vm.intent.spec.allocation(vm.intent.committed.vector(), vm.host.overhead_mib)
-    if not host.fits(size):
-        inputs = {"size": str(size.charge), "free": str(host.free())}
+    # Saved memory that was read back, or such as is allocated at once, is no more available, and this VM's own.
+    loaded_mib = min(vm.resident_mib or 0.0, size.charge.memory_mib)
+    if not host.fits(size, loaded_mib=loaded_mib):
+        inputs = {"size": str(size.charge), "free": str(host.free(loaded_mib))}
         host.note(vm.name, DecisionKind.REFUSED, "started from outside and paused: there is no room for it", inputs)
         return False
     await vm.record.charge(phase=Phase.ADMITTING)

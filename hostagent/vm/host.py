@@ -157,19 +157,24 @@ class Host:
         """Ask the machine what memory it has available: before each decision about free room."""
         self.available_mib = await LIMITS.run(self.memory_available_mib)
 
-    def free(self) -> ResourceVector:
-        """What could be given away at the last `sample`, less what has been charged since."""
+    def free(self, loaded_mib: float = 0.0) -> ResourceVector:
+        """What could be given away at the last `sample`, less what has been charged since.
+
+        :param loaded_mib: of what the machine has no more available, what is the VM's that it is asked for.
+        """
         capacity, rows = made_of = self.slice.capacity, [vm.allocation() for vm in self.vms.values()]
         if made_of != self._left[0]:
             self._left = made_of, free_capacity(capacity, rows)
-        return free_capacity(self._left[1], (), max(self.available_mib - self.slice.reserve_mib, 0.0))
+        available_mib = self.available_mib + loaded_mib
+        return free_capacity(self._left[1], (), max(available_mib - self.slice.reserve_mib, 0.0))
 
-    def fits(self, allocation: Allocation, besides: ResourceVector = ZERO) -> bool:
+    def fits(self, allocation: Allocation, besides: ResourceVector = ZERO, loaded_mib: float = 0.0) -> bool:
         """Whether there is room for a VM; what the host does not declare is never short.
 
         :param besides: what the VM is charged with already.
+        :param loaded_mib: see `free`.
         """
-        room = self.free() + besides
+        room = self.free(loaded_mib) + besides
         return allocation.charge.fits_in(room.larger(undeclared(self.slice.capacity, allocation.upper)))
 
     def report(self) -> HostReport:

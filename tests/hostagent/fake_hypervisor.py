@@ -91,6 +91,7 @@ class FakeHypervisor:
                 d["balloon_mib"],
                 d["usable_mib"],
                 said_at=d["said_at"],
+                resident_mib=d["resident_mib"],
             )
             for d in await self._call("survey")
         }

@@ -137,6 +137,21 @@ async def test_a_vm_that_somebody_else_starts_stays_paused_where_its_memory_does
     assert taken <= host.slice.capacity.memory_mib
 
 
+async def test_what_a_started_vm_has_loaded_already_does_not_count_against_it_twice(
+    two_vms: list[Domain], host: Host
+) -> None:
+    """libvirt has read back its saved memory, and the machine has that much less."""
+    domain, vm = two_vms[0], host.vms["low-1"]
+    domain.state = "stopped"
+    await until(lambda: not vm.running)
+    host.memory_available_mib = lambda: host.slice.reserve_mib + 500.0
+    domain.state = "running"
+    await until(lambda: domain.state == "paused")
+    assert host.fits(vm.intent.spec.allocation(vm.intent.committed.vector(), 0.0)) is False
+    domain.resident_mib = 900.0
+    await until(lambda: vm.running)
+
+
 async def test_a_vm_whose_admission_breaks_off_before_it_runs_is_admitted_again(
     two_vms: list[Domain], host: Host, world: World
 ) -> None:
