@@ -41,6 +41,7 @@ from hostagent.state.intents import Before, CpuLimits, Intent
 _CONFIG: Final = libvirt.VIR_DOMAIN_AFFECT_CONFIG
 _LIVE: Final = libvirt.VIR_DOMAIN_AFFECT_LIVE
 
+_NODES: Final = Path("/sys/devices/system/node")
 #: After a look that libvirt did not answer in time.
 LOOK_AGAIN_S: Final = 60.0
 
@@ -329,7 +330,23 @@ def _why_not(root: ElementTree.Element, vcpus: int, memory_mib: float) -> str:
         return "it has more than one virtio-mem device, of which only one could be looked after"
     if root.find("./launchSecurity") is not None:
         return "its memory is encrypted, which no balloon can return"
+    if len(nodes()) > 1 and (mode := _bound(root)):
+        return (
+            f"its memory is bound to NUMA nodes (numatune, mode {mode}), and what is free is not known by node: what it "
+            "gave, others could not use, and it could be given what its own nodes have not"
+        )
     return ""
+
+
+def nodes(directory: Path = _NODES) -> list[Path]:
+    """NUMA nodes of this host."""
+    return sorted(directory.glob("node[0-9]*"))
+
+
+def _bound(root: ElementTree.Element) -> str:
+    """By which mode a domain's memory is kept to some nodes, whatever is free there; empty: by none."""
+    rules = [*root.findall("./numatune/memory"), *root.findall("./numatune/memnode")]
+    return next((mode for rule in rules if (mode := rule.get("mode", "strict")) in ("strict", "restrictive")), "")
 
 
 def _take_over(connection: Any, name: str, intent: Intent) -> None:

@@ -11,6 +11,7 @@ import libvirt
 import pytest
 
 from ebbtide.deflation.resources import ResourceVector
+from hostagent.libvirt import adopted
 from hostagent.libvirt.adopted import _CONFIG, _LIVE, _cap_alone, _examine, _give_back, _why_not
 from hostagent.libvirt.hypervisor import HostSideReading
 from hostagent.libvirt.libvirt_hypervisor import LibvirtHypervisor
@@ -51,6 +52,25 @@ def test_a_domain_with_two_virtio_mem_devices_is_refused_since_its_size_would_be
 def test_a_domain_is_refused_for_devices_that_pin_its_memory_and_for_no_others(device: str, pins: bool) -> None:
     why = "it has a device of the host, which pins its memory" if pins else ""
     assert _why_not(_domain(device), 2, 1024.0) == why
+
+
+@pytest.mark.parametrize(
+    ("rule", "nodes", "refused"),
+    [
+        ("<memory mode='strict' nodeset='0'/>", 2, True),
+        ("<memory mode='strict' placement='auto'/>", 2, True),
+        ("<memory nodeset='0'/>", 2, True),
+        ("<memory mode='preferred' nodeset='0'/><memnode cellid='0' mode='restrictive' nodeset='1'/>", 2, True),
+        ("<memory mode='preferred' nodeset='0'/>", 2, False),
+        ("<memory mode='strict' nodeset='0'/>", 1, False),
+    ],
+)
+def test_a_domain_whose_memory_is_bound_to_some_of_several_numa_nodes_is_not_adopted(
+    rule: str, nodes: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopted, "nodes", lambda: [Path(f"node{number}") for number in range(nodes)])
+    root = ElementTree.fromstring(f"<domain type='kvm'><numatune>{rule}</numatune></domain>")
+    assert ("NUMA nodes" in _why_not(root, 2, 1024.0)) is refused
 
 
 def test_a_domain_that_is_looked_after_is_refused_by_the_name_of_its_host_and_vm() -> None:
