@@ -332,8 +332,8 @@ def _why_not(root: ElementTree.Element, vcpus: int, memory_mib: float) -> str:
         return "its memory is encrypted, which no balloon can return"
     if len(nodes()) > 1 and (mode := _bound(root)):
         return (
-            f"its memory is bound to NUMA nodes (numatune, mode {mode}), and what is free is not known by node: what it "
-            "gave, others could not use, and it could be given what its own nodes have not"
+            f"its memory is bound to NUMA nodes (numatune, mode {mode}), and what is free is not known by node: others "
+            "could not use what it gave, and it could be given what its own nodes have not"
         )
     return ""
 

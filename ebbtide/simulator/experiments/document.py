@@ -123,7 +123,7 @@ def value_of(word: str) -> Any:
         return tomllib.loads(f"value = {word}")["value"]
     except (ValueError, RecursionError) as error:
         if word.startswith(("[", "{")):
-            why = f"{word!r} is no TOML ({error}): texts in it stand in quotes, as in '[\"random\"]'"
+            why = f"{word[:60]!r} is no TOML ({error}): texts in it stand in quotes, as in '[\"random\"]'"
             raise InvalidParameter("--set", why) from error
         return word
 
