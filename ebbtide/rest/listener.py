@@ -178,9 +178,7 @@ class Listener:
             self._by_address[address] += 1
             task = asyncio.create_task(self._connection(accepted, address, server), name=f"connection from {address}")
             self._connections.add(task)
-            self._silent[task] = address
             task.add_done_callback(self._connections.discard)
-            task.add_done_callback(lambda ended: self._silent.pop(ended, None))
 
     def _full(self, address: str) -> str | None:
         if len(self._connections) >= self._limits.in_all:
@@ -207,7 +205,11 @@ class Listener:
     ) -> None:
         """From the handshake to the end."""
         loop = asyncio.get_running_loop()
-        speaks = partial(self._silent.pop, asyncio.current_task(), None)
+        task = asyncio.current_task()
+        assert task is not None, "in the loop"
+        # Not before it has begun: one that is cancelled before that would count for ever.
+        self._silent[task] = address
+        speaks = partial(self._silent.pop, task, None)
         guarded = _Guarded(cast(asyncio.Protocol, server()), self._limits.unread_s, speaks)
         seconds = {"ssl_handshake_timeout": self._limits.handshake_s, "ssl_shutdown_timeout": self._limits.lingering_s}
         options: dict[str, Any] = {"ssl": self._tls, **seconds} if self._tls is not None else {}
@@ -217,6 +219,7 @@ class Listener:
         except OSError as error:
             self._tell(address, f"no TLS connection: {str(error) or type(error).__name__}")
         finally:
+            speaks()
             guarded.abort()
             self._by_address[address] -= 1
             if not self._by_address[address]:
