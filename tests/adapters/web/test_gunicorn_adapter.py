@@ -19,6 +19,7 @@ from app_adapters.errors import ApplicationError
 from app_adapters.processes.process_memory import read_pid
 from app_adapters.server import HookServer
 from app_adapters.web.gunicorn import GunicornAdapter
+from app_adapters.web.gunicorn_control import find_control
 from tests.adapters.cache import free_port
 from tests.adapters.proc import children, pss_mib
 from tests.adapters.rest import Rest
@@ -206,6 +207,14 @@ def test_workers_that_its_owner_has_taken_stay_away_where_nothing_was_taken(tmp_
             assert len(gunicorn.workers()) == 3
 
 
+def says(master: int, workers: int) -> bool:
+    control = find_control(master)
+    try:
+        return control is not None and control.stats().target == workers
+    except ApplicationError:
+        return False
+
+
 @pytest.mark.parametrize("before", ["started more", "reloaded it"])
 def test_workers_that_its_owner_takes_stay_away_once_all_was_given_back_whoever_did_it(
     tmp_path: Path, before: str
@@ -221,6 +230,8 @@ def test_workers_that_its_owner_takes_stay_away_once_all_was_given_back_whoever_
         else:
             os.kill(gunicorn.pid, signal.SIGHUP)
         gunicorn.wait_for_workers(4)
+        # By gunicorn's own word, which it does not give while it forks.
+        until_sync(lambda: says(gunicorn.pid, 4), "gunicorn's own number")
         assert rest.capabilities()["resources"]["cpu_cores"]["current"] == 4
         os.kill(gunicorn.pid, signal.SIGTTOU)
         gunicorn.wait_for_workers(3)
