@@ -15,6 +15,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 MIB = 1 << 20
@@ -27,6 +28,9 @@ _MARKS = {"memory": "memory.current", "cpu": "cpu.max"}
 #: Why a kernel is in no position to limit the memory of VMs.
 NO_MEMORY_GROUPS = "no control group of this kernel limits memory"
 NO_RECLAIM = "this kernel cannot reclaim from a control group (memory.reclaim, Linux 5.19)"
+ZSWAP = "zswap keeps swapped pages in the VM's own control group, so the kernel could kill QEMU at the limit"
+#: Whether pages are compressed before they go to swap. On v2 they stay charged to the group they are of.
+_ZSWAP = Path("/sys/module/zswap/parameters/enabled")
 
 #: CPU shares of a group whose were never set (v1: cpu.shares, v2: cpu.weight), and the most that one takes, by version.
 DEFAULT_SHARES = {1: 1024, 2: 100}
@@ -438,7 +442,7 @@ def cpu_version(mountinfo: str) -> int | None:
     return 2 if any(mount.version == 2 and "cpu" in _controllers(mount) for mount in hierarchies) else None
 
 
-def kernel_lacks_limits(mountinfo: str) -> str:
+def kernel_lacks_limits(mountinfo: str, zswap: Path = _ZSWAP) -> str:
     """Why the memory of no VM can be limited on this host; empty where it can. Reads a few directories.
 
     :param mountinfo: the text of /proc/self/mountinfo.
@@ -451,8 +455,17 @@ def kernel_lacks_limits(mountinfo: str) -> str:
             # Not in the root group, where some kernels have it that others have below only.
             groups = os.path.join(glob.escape(mount.point), "*")
             some = glob.glob(os.path.join(groups, _MARKS["memory"]))  # none: it is not known
-            return NO_RECLAIM if some and not glob.glob(os.path.join(groups, "memory.reclaim")) else ""
+            if some and not glob.glob(os.path.join(groups, "memory.reclaim")):
+                return NO_RECLAIM
+            return ZSWAP if _zswaps(zswap) else ""
     return NO_MEMORY_GROUPS
+
+
+def _zswaps(switch: Path) -> bool:
+    try:
+        return switch.read_text(encoding="ascii").strip() in ("Y", "1")
+    except OSError:
+        return False
 
 
 def kernel_lacks_quotas(mountinfo: str) -> str:

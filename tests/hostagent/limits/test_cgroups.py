@@ -207,6 +207,17 @@ def test_a_kernel_that_cannot_limit_the_memory_of_vms_is_found_without_one(host:
     assert cgroups.kernel_lacks_limits(v2) == ""
 
 
+def test_where_zswap_is_on_no_limit_is_set_on_version_2_but_on_version_1(host: Host, tmp_path: Path) -> None:
+    switch = tmp_path / "enabled"
+    v1, v2 = V1_MOUNTS.format(root=host.root), V2_MOUNT.format(root=host.root)
+    host.file(host.root / "cgroup.controllers", "cpu io memory\n")
+    host.group("machine.slice", memory__current="5\n", memory__reclaim="")
+    for said, why in (("N\n", ""), ("Y\n", cgroups.ZSWAP)):
+        switch.write_text(said)
+        assert cgroups.kernel_lacks_limits(v2, switch) == why
+        assert cgroups.kernel_lacks_limits(v1, switch) == ""
+
+
 def test_a_group_of_version_2_says_whether_its_kernel_can_reclaim(v1: Host, tmp_path: Path) -> None:
     assert v1.memory().why_no_reclaim() == ""
     host = Host(tmp_path / "v2")
