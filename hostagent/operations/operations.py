@@ -205,9 +205,9 @@ class Operations:
         record.operation = operation.model_copy(update=said)
         record.ended.set()
         self.durations[operation.kind, operation.state.value].add(record.operation.seconds)
-        level = log.warning if operation.state is OperationState.FAILED else log.info
+        # A failure is told by whoever asked: to this host it may be its VM's owner's doing.
         said = {"request_id": operation.request_id, "vm": operation.vm, "state": operation.state.value}
-        level(operation.kind, **said, why=operation.sentence)
+        log.info(operation.kind, **said, why=operation.sentence)
 
     async def _until_written(self, failed: Operation) -> None:
         """Hold back that an operation has failed while a later agent, which knows nothing of it, would carry it out."""
