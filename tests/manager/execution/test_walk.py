@@ -34,7 +34,7 @@ WALK: Final = [
 ]
 #: The means: what carries a request, a command or a write, what counts or traces, and questions about the hosts.
 MEANS: Final = (
-    *("api/forms.py", "api/standby.py", "execution/plan_spans.py", "execution/plan_totals.py"),
+    *("api/forms.py", "api/standby.py", "execution/plan_log.py", "execution/plan_spans.py", "execution/plan_totals.py"),
     *("inventory/", "leadership/", "manager.py", "store/"),
 )
 WRITES: Final = (("store/store.py", "add_plan"), SAVE)
