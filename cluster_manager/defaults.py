@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ebbtide.deflation.placement.rebalance_pace import RebalancePace
+from ebbtide.deflation.placement.rebalance_pace import EVERY_S, MOST_MOVES, RebalancePace
 
 DAY_S: Final = 86_400.0
 #: How long a VM that is being moved waits for a host that does not answer any more, seconds beyond its deadline.
@@ -58,9 +58,9 @@ class RebalancingRules:
 
     pace: RebalancePace = field(default_factory=RebalancePace)
     #: Seconds between two looks.
-    every_s: float = 300.0
+    every_s: float = EVERY_S
     #: Moves under way at a time; of one host never more than one.
-    most_moves: int = 2
+    most_moves: int = MOST_MOVES
     #: Whether VMs are moved whose disk has to be copied.
     copy_disks: bool = False
     #: Of one move, in MiB/s; 0: no limit.

@@ -268,8 +268,10 @@ class InstructionExecutor:
         elsewhere, copies = self.ranking.elsewhere(state, host), self.move_first == "copied"
         # One of which cannot be read how it is to go is not to go.
         recorded &= sold.keys()
-        found = replace(found, recorded=recorded, sold=sold, elsewhere=elsewhere, rooms=rooms, copies=copies)
-        return replace(found, move_mib_s=self.move_mib_s)
+        mib_s = self.move_mib_s
+        return replace(
+            found, recorded=recorded, sold=sold, elsewhere=elsewhere, rooms=rooms, copies=copies, move_mib_s=mib_s
+        )
 
     def _may_wait_s(self, state: Plan, elapsed_s: float) -> float | None:
         """For how long a plan waits for the host that it is to read; None: for as long as it takes."""

@@ -293,7 +293,7 @@ def seen_elsewhere(report: HostReport, spec: VMSpec, vm: VMStatus) -> bool:
 
 def without_image(report: HostReport) -> str:
     """That a host has no base image, without which no VM is made there; empty: it has one, or does not say."""
-    return f"{report.id} has no base image" if report.templates == () else ""
+    return "" if report.can_create else f"{report.id} has no base image"
 
 
 def lacks(report: HostReport, spec: VMSpec) -> str:
@@ -304,9 +304,9 @@ def lacks(report: HostReport, spec: VMSpec) -> str:
 
 
 def has_template(report: HostReport, spec: VMSpec) -> bool:
-    """Whether a host has what a VM is made of."""
-    if report.templates is None or (spec.xml is not None and report.templates):
-        return True
+    """Whether a host has what a VM is made of; one that does not say may have any template."""
+    if not report.can_create or spec.xml is not None or report.templates is None:
+        return report.can_create
     return any(template.name == spec.template for template in report.templates)
 
 

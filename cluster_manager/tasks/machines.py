@@ -87,7 +87,8 @@ class TaskMachines:
                 elif (reported := self._reported(row, live)) is not None:
                     stopped = reported.state is VMState.STOPPED
                     found[row.name] = 0 if stopped else whole_cores(reported.current.cpu_cores)
-                    if stopped and not moves:
+                    # What a silent host said last may be over: such a machine is not given back for it.
+                    if stopped and not moves and not self._hosts.is_silent(row.host):
                         off.add(row.name)
                     if reported.state is VMState.PAUSED:
                         paused.add(row.name)

@@ -71,10 +71,7 @@ class Reaction(StrEnum):
 
 
 _ALWAYS: Final = (HostEvent.DELETE, HostEvent.READING, HostEvent.LIMIT_UNBACKED, HostEvent.HALF_DONE, HostEvent.ORPHAN)
-_COMMANDS: Final = (
-    *(HostEvent.CREATE, HostEvent.SHRINK, HostEvent.GROW, HostEvent.RECLAIM, HostEvent.REINFLATE),
-    HostEvent.RELEASE,
-)
+_COMMANDS: Final = tuple(HostEvent(name) for name in ("create", "shrink", "grow", "reclaim", "reinflate", "release"))
 #: What a mode does not do; all else is done.
 _NOT_DONE: Final[Mapping[HostMode, tuple[HostEvent, ...]]] = {
     # Room is shared by the manager, who knows for whom it was made.

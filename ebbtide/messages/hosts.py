@@ -124,6 +124,9 @@ class HostReport(Body):
     templates: tuple[HostTemplate, ...] | None = Field(
         None, max_length=MOST_VMS, description="null: not said, so any may be there"
     )
+    can_create: bool = Field(
+        True, description="whether VMs can be made on it, or move to it: not where it is known to have no base image"
+    )
     migration: MigrationAddress | None = Field(None, description="null: it takes part in no live migration")
     moves_by_command_only: Sentence = Field(
         "", max_length=1000, description="why no VM leaves it live unless somebody asks for that; empty if it may"

@@ -226,7 +226,13 @@ class LibvirtHypervisor:
         return found
 
     async def _look_for_base(self) -> None:
-        self._has_base = await DISKS.run(os.path.isfile, self._settings.image_dir / "base.qcow2")
+        try:
+            await DISKS.run(os.stat, self._settings.image_dir / "base.qcow2")
+            self._has_base = True
+        except FileNotFoundError:
+            self._has_base = False
+        except OSError:
+            pass  # storage that fails says nothing of what is on it
 
     @property
     def can_create(self) -> bool:
@@ -405,6 +411,9 @@ class LibvirtHypervisor:
     async def close(self) -> None:
         # libvirt's thread may still bring an event; by then there may be no loop to hand it to.
         self._events.callbacks.clear()
+        if self._base_look is not None:
+            self._base_look.cancel()
+            await asyncio.gather(self._base_look, return_exceptions=True)
         await self._sizes.close()
         await self._connection.close()
         await self._agents.close()

@@ -204,8 +204,8 @@ class Host:
             templates=tuple(
                 HostTemplate(name=template.name, shared_disk=template.shared_disk)
                 for template in self.hypervisor.templates()
-                if self.hypervisor.can_create
             ),
+            can_create=self.hypervisor.can_create,
             migration=self.hypervisor.moves.address,
             moves_by_command_only=self.hypervisor.moves.by_command_only,
             epoch=self.journal.epoch,

@@ -87,6 +87,7 @@ class FakeAgent(FakeLifecycle):
         self.trouble = Trouble()
         self.mode = HostMode.ACTIVE
         self.templates: tuple[HostTemplate, ...] | None = None
+        self.can_create = True
         self.mode_reason = ""
         #: Why its hypervisor does not answer.
         self.unavailable = ""
@@ -195,6 +196,7 @@ class FakeAgent(FakeLifecycle):
             budget=Vector.of(self.budget),
             budget_number=self.budgets[-1].number if self.budgets else 0,
             templates=self.templates,
+            can_create=self.can_create,
             migration=ADDRESS if self.peers else None,
             epoch=self.epoch,
         )

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+#: Seconds between two looks, and moves under way at a time, of one host never more than one: a manager's defaults.
+EVERY_S: Final = 300.0
+MOST_MOVES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ebbtide.deflation.kernels import DELETES, FIXED, STOPS, SUSPENDS
 from ebbtide.deflation.placement.fitness import fitness
-from ebbtide.deflation.placement.rebalance_pace import RebalancePace
+from ebbtide.deflation.placement.rebalance_pace import EVERY_S, MOST_MOVES, RebalancePace
 from ebbtide.deflation.placement.rebalancing import (
     HostRows,
     Move,
@@ -79,8 +79,8 @@ class Costs:
     #: Memory with which a guest boots, as a share of nominal.
     boot_memory_share: float = 0.5
     #: Between two looks of the rebalancer, and how many of its moves are under way at a time, one of a host.
-    rebalance_every_s: float = 300.0
-    rebalance_most_moves: int = 2
+    rebalance_every_s: float = EVERY_S
+    rebalance_most_moves: int = MOST_MOVES
 
 
 @dataclass(slots=True)

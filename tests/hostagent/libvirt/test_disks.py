@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,19 @@ async def test_a_base_image_is_missed_and_seen_without_a_restart(tmp_path: Path)
         return not await seen()
 
     await until(missed)
+    await host.close()
+
+
+async def test_storage_that_fails_is_not_taken_for_one_without_a_base_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = hypervisor(StandIn(tmp_path), tmp_path)
+
+    def fails(path: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fails)
+        await host._look_for_base()
+    assert host.can_create
+    await host.close()

@@ -414,7 +414,7 @@ async def test_a_vm_is_placed_only_where_its_template_is(cluster: Cluster) -> No
 @each_store
 async def test_a_vm_is_neither_placed_on_nor_moved_to_a_host_without_a_base_image(cluster: Cluster) -> None:
     first, second = agents(cluster)
-    first.templates = ()
+    first.can_create = False
     await first.send_report()
     small: Any = {"cpu_cores": 1.0, "memory_mib": 400.0}
     made = await cluster.create(vm("web-1", **small), policy="first-fit")
@@ -425,7 +425,7 @@ async def test_a_vm_is_neither_placed_on_nor_moved_to_a_host_without_a_base_imag
         assert host is None or "host-a has no base image" in moved.sentence
         assert (await seen(cluster, "web-1"))["state"] == "running"
     assert "stop" not in second.arrived
-    second.templates = ()
+    second.can_create = False
     await second.send_report()
     refused = await cluster.create(vm("web-2", **small))
     assert "host-a has no base image, host-b has no base image" in refused.sentence

@@ -137,7 +137,7 @@ def test_a_move_of_whose_end_the_old_host_tells_nothing_is_seen_on_the_new_one()
 def test_why_a_vm_did_not_begin_to_move_is_told_by_a_code() -> None:
     here, silent = read("home", HERE), HostFailed(0.0, "it is silent", uncertain=True)
     full = read("away", status_of(spec_of("other", cpu_cores=6.0), "away"))
-    bare = HostRead(0.0, full.report.model_copy(update={"vms": (), "templates": ()}))
+    bare = HostRead(0.0, full.report.model_copy(update={"vms": (), "can_create": False}))
     for events, code in (
         ((silent,), ReasonCode.HOST_UNAVAILABLE),
         ((read("home", OFF_AT_HOME),), None),

@@ -62,17 +62,19 @@ def heard(state: Plan, *events: Event) -> MovePlan:
 
 @pytest.mark.parametrize("running", [True, False])
 @pytest.mark.parametrize(
-    ("templates", "why"),
-    [((), "away has no base image"), ((HostTemplate(name="web"),), "away has no template lab")],
+    ("there", "why"),
+    [
+        ({"can_create": False}, "away has no base image"),
+        ({"templates": (HostTemplate(name="web"),)}, "away has no template lab"),
+    ],
     ids=["no-image", "another"],
 )
 def test_a_vm_is_not_stopped_for_a_host_that_lacks_what_it_is_made_of(
-    running: bool, templates: tuple[HostTemplate, ...], why: str
+    running: bool, there: dict[str, Any], why: str
 ) -> None:
     request = MigrateRequest(request_id="request", host="away", deadline_s=60.0, lose_disk=True)
     state: Plan = start_migration("plan", request, SPEC, "home", running=running, policy=PlacementPolicy.FIRST_FIT)
-    there = report_of("away").model_copy(update={"templates": templates})
-    step = state.next_step(HostRead(0.0, there, frozenset()))
+    step = state.next_step(HostRead(0.0, report_of("away").model_copy(update=there), frozenset()))
     assert isinstance(step.state.instruction, Finish)
     assert step.state.instruction.sentence.endswith(why)
     assert row_of(step).phase is (VMPhase.RUNNING if running else VMPhase.STOPPED)

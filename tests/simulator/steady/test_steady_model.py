@@ -15,11 +15,13 @@ from ebbtide.deflation.resources import ResourceVector
 from ebbtide.simulator.cluster.state import HIGH, LOW, Arrivals
 from ebbtide.simulator.errors import InvalidParameter
 from ebbtide.simulator.experiments.model import Input
+from ebbtide.simulator.steady import guests
 from ebbtide.simulator.steady.guests import FAULT_S, PAGES_PER_MIB, Guest, Habits
 from ebbtide.simulator.steady.hosts import LOOK_S, PROXMOX, REACTIVE, SCHEMES, STEADY, SimulatedHost, Totals
 from ebbtide.simulator.steady.model import MODEL
 from ebbtide.simulator.steady.proxmox import STEP_MIB, Ballooned, ballooned
 from ebbtide.simulator.steady.running import METRICS, Plan, Run
+from guestagent import memory
 
 CALM = Habits(hot_from=0.25, hot_to=0.25, hot_stays_s=1e9, warm_to=0.0)
 CAPACITY = ResourceVector(32.0, 32_768.0)
@@ -40,6 +42,10 @@ def host(scheme: str, asked_mib: float | None = None) -> SimulatedHost:
 
 
 # --- guests ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_guest_keeps_what_the_guest_agent_keeps() -> None:
+    assert (guests.RESERVE_SHARE, guests.LEAST_RESERVE_MIB) == (memory.RESERVE_SHARE, memory.RESERVE_MIB)
 
 
 def test_a_guest_with_all_its_memory_reads_nothing_again() -> None:
