@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,8 +283,9 @@ async def test_a_manager_whose_store_falls_behind_its_own_terms_lets_its_hosts_s
             manager.leadership.fail("by the test")
             await until(lambda epoch=epoch: leads(cluster) and manager.epoch == epoch)  # type: ignore[misc]
         await until(lambda: [agent.epoch for agent in agents] == [4, 4])
-        rows_of(cluster.settings.database, "DELETE FROM terms WHERE epoch > 1")
-        rows_of(cluster.settings.database, "UPDATE counters SET value = 1 WHERE name = 'epoch'")
+        for change in ("DELETE FROM terms WHERE epoch > 1", "UPDATE counters SET value = 1 WHERE name = 'epoch'"):
+            # In a thread: a transaction of the manager that is open ends on this loop.
+            await asyncio.to_thread(rows_of, cluster.settings.database, change)
         manager.leadership.fail("by the test")
         await until(lambda: leads(cluster) and manager.epoch == 5)
         # On a slow machine hosts may fall silent meanwhile, and be asked.
