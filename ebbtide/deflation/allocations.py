@@ -117,8 +117,9 @@ def free_capacity(
 ) -> ResourceVector:
     """What a host has left: its slice less the charges, and no more memory than the machine really has.
 
-    :param memory_available_mib: what the host's kernel calls available, less the reserve; VMs and processes that are
-        not ours count through it. None where it was not measured (simulation).
+    :param memory_available_mib: what the host's kernel calls available, less the reserve and what is spoken for
+        (`untouched_mib`); VMs and processes that are not ours count through it. None where it was not measured
+        (simulation).
     """
     free = capacity
     for allocation in allocations:
@@ -126,6 +127,15 @@ def free_capacity(
     if memory_available_mib is not None:
         free = free.with_component("memory_mib", max(0.0, min(free.memory_mib, memory_available_mib)))
     return free
+
+
+def untouched_mib(held: Iterable[tuple[Allocation, float | None]]) -> float:
+    """What VMs are charged and may still touch, MiB: memory that their host has available and must not sell again.
+
+    :param held: each VM with what it has in the host's memory, MiB; None where that is not known, so that it counts as
+        having all.
+    """
+    return sum(max(vm.charge.memory_mib - has, 0.0) for vm, has in held if has is not None)
 
 
 def undeclared(capacity: ResourceVector, size: ResourceVector) -> ResourceVector:

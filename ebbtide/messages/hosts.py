@@ -108,7 +108,7 @@ class HostReport(Body):
     unavailable: Sentence = Field(
         "", max_length=1000, description="why its hypervisor does not answer; empty if it does"
     )
-    overcommitted: Vector = Field(Vector(), description="what its VMs are charged beyond its capacity")
+    overcommitted: Vector = Field(Vector(), description="what its VMs are charged beyond its capacity, or what it has")
     vms: Rows[VMStatus] = Field(description="all VMs of the host, off ones too")
     core_changes: Annotated[Rows[CoreChange], AfterValidator(_countable)] = Field(
         (), description="that are not acknowledged yet, oldest first"

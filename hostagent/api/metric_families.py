@@ -55,12 +55,17 @@ class _Host:
     capacity: Amounts = amounts("ebbtide_host_capacity", "What the agent may hand out")
     free: Amounts = amounts("ebbtide_host_free", "What could be given away now")
     deflatable: Amounts = amounts("ebbtide_host_deflatable", "What could be taken from VMs now")
-    beyond: Amounts = amounts("ebbtide_host_overcommitted", "What VMs are charged beyond the capacity")
+    beyond: Amounts = amounts(
+        "ebbtide_host_overcommitted", "What VMs are charged beyond the capacity, or what is there"
+    )
     budget: Amounts = amounts("ebbtide_host_harvest_budget", "What harvest VMs may hold above their minimums, together")
     reserve: Metric = gauge("host_reserve_bytes", "Memory that steady mode keeps free for arrivals; 0: it is off.")
     trimmed: Metric = counter("host_trimmed_bytes", "Idle memory that steady mode has taken from VMs.")
     given_back: Metric = counter("host_trimmed_back_bytes", "Memory that steady mode has given back to VMs.")
     available: Metric = gauge("host_memory_available_bytes", "Memory that the host's kernel calls available.")
+    untouched: Metric = gauge(
+        "host_untouched_memory_bytes", "Memory that VMs are charged and have not touched yet: it is not free."
+    )
     swap_size: Metric = gauge("host_swap_size_bytes", "Swap of the host.")
     swap_free: Metric = gauge("host_swap_free_bytes", "Swap of the host that is free.")
     disk_size: Metric = gauge("host_disk_size_bytes", "Size of the disk of a directory of the agent.", "directory")
@@ -123,7 +128,9 @@ class _VMs:
     bound: Amounts = amounts("ebbtide_vm_bound", "What the host lets the VM hold, as committed", _VM)
     asks: Amounts = amounts("ebbtide_vm_asks", "What the VM wants under pressure and its host cannot spare", _VM)
     resident: Metric = gauge(
-        "vm_resident_memory_bytes", "What the VM's process has in the host's memory, the emulator included.", "vm"
+        "vm_resident_memory_bytes",
+        "What the VM's process has in the host's memory, the emulator too; no mapped files.",
+        "vm",
     )
     pressure: Metric = gauge("vm_under_pressure", "Whether the guest is under pressure.", "vm")
     claims: Metric = gauge("vm_pressure_budget_seconds", "For how long the guest's claims still count.", "vm")
@@ -228,6 +235,7 @@ class HostFacts:
     changes: int
     epoch: int
     available_mib: float
+    untouched_mib: float
     #: What steady mode has taken and given back, MiB.
     trimmed_mib: float = 0.0
     given_back_mib: float = 0.0
@@ -266,6 +274,7 @@ def sheet_of(facts: HostFacts) -> Sheet:
     sheet.put(HOST.trimmed, facts.trimmed_mib * MIB)
     sheet.put(HOST.given_back, facts.given_back_mib * MIB)
     sheet.put(HOST.available, facts.available_mib * MIB)
+    sheet.put(HOST.untouched, facts.untouched_mib * MIB)
     for (state, priority), count in Counter((vm.state.value, vm.priority.value) for vm in report.vms).items():
         sheet.put(HOST.vms, count, state, priority)
     for kind, count in facts.decisions.items():

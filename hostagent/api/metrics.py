@@ -67,6 +67,7 @@ def facts_of(agent: Agent) -> HostFacts:
         changes=len(host.journal.changes),
         epoch=host.journal.epoch,
         available_mib=host.available_mib,
+        untouched_mib=host.untouched_mib(),
         trimmed_mib=host.steady_taken_mib,
         given_back_mib=host.steady_given_mib,
         certificate_end=end.timestamp() if (end := first_end(agent.certificate())) is not None else None,

@@ -12,7 +12,7 @@ import structlog
 from ebbtide.deflation.allocations import deflatable_capacity
 from ebbtide.deflation.cascade.reconcile import RepairPace
 from ebbtide.deflation.modes import HostEvent
-from ebbtide.deflation.resources import ZERO, ResourceVector
+from ebbtide.deflation.resources import TOLERANCE, ZERO, ResourceVector
 from ebbtide.deflation.sharing.overcommitment import may_do_more
 from ebbtide.deflation.sharing.proportional import split_need_in_turn
 from ebbtide.messages.commands import ReclaimCommand
@@ -61,8 +61,8 @@ class Overcommitment:
 
         :raises HostAgentError: an intent could not be stored; all are as they were.
         """
-        host, beyond = self._host, self._host.overcommitted()
-        self._tell(f"overcommitted by {beyond}" if not beyond.is_zero() else "")
+        host, beyond = self._host, await self._beyond()
+        self._tell(self._sentence(beyond))
         if beyond.is_zero():
             self._pace.held()
             self._short.clear()
@@ -74,8 +74,10 @@ class Overcommitment:
             return
         self._pace.tried(now)
         self._tried = beyond, deflatable
+        if not any(over > 0 and gives > TOLERANCE for over, gives in zip(beyond, deflatable, strict=True)):
+            return
         async with host.claimed(WAIT_S, lambda vm: vm.is_fixed) as claim:
-            need = host.overcommitted()
+            need = await self._beyond()
             split = split_need_in_turn([vm.row() for vm in claim.vms], need, self._short)
             request_id = f"capacity-{host.incarnation[:8]}-{next(self._numbers)}"
             command = ReclaimCommand(request_id=request_id, need=Vector.of(need), deadline_s=DEADLINE_S)
@@ -85,16 +87,36 @@ class Overcommitment:
             await persist_all(members)
             outcomes = await host.resize(members, DEADLINE_S, ended=claim.release)
             self._short |= {outcome.name for outcome in outcomes if not outcome.shortfall.vector().is_zero()}
-        self._tried = host.overcommitted(), deflatable.larger(self._deflatable())
+        self._tried = await self._beyond(), deflatable.larger(self._deflatable())
+
+    async def _beyond(self) -> ResourceVector:
+        """By readings of this moment."""
+        host = self._host
+        await host.sample()
+        left_mib = host.available_mib - host.untouched_mib()
+        host.memory.observe(asyncio.get_running_loop().time(), left_mib, host.slice.reserve_mib)
+        return host.overcommitted()
 
     def _deflatable(self) -> ResourceVector:
         return deflatable_capacity(vm.row() for vm in self._host.vms.values())
+
+    def _sentence(self, beyond: ResourceVector) -> str:
+        if beyond.is_zero():
+            return ""
+        others = ": others on the host have taken memory that its VMs were sold" if self._host.memory.short_mib else ""
+        return f"overcommitted by {beyond}{others}"
 
     def _tell(self, sentence: str) -> None:
         if sentence == self._told:
             return
         host = self._host
-        inputs = {"capacity": sizes(host.slice.capacity), "beyond": sizes(host.overcommitted())}
+        inputs = {
+            "capacity": sizes(host.slice.capacity),
+            "beyond": sizes(host.overcommitted()),
+            "available_mib": host.available_mib,
+            "untouched_mib": host.untouched_mib(),
+            "reserve_mib": host.slice.reserve_mib,
+        }
         host.note(None, DecisionKind.OVERCOMMITTED, sentence or "within its capacity again", inputs)
         self._told = sentence
         host.changed.set()

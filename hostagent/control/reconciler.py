@@ -152,8 +152,6 @@ class Reconciler:
         except HypervisorError as error:
             self._host.hypervisor_answers(str(error))
             for vm in self._host.vms.values():
-                # What was last heard of it grows old, and must not be told as of now.
-                vm.resident_mib = None
                 vm.pressure.judge()
             raise
         self._host.hypervisor_answers()
@@ -209,10 +207,6 @@ class Reconciler:
             return
         if vm.uuid is None and summary is not None:
             vm.uuid = summary.uuid
-        if summary is None or summary.state == "stopped":
-            vm.resident_mib = None
-        elif summary.resident_mib is not None:
-            vm.resident_mib = summary.resident_mib  # a domain that is busy says less: what it said before stands
         if summary is not None and summary.state == "running":
             vm.drift_repair.sample(summary.vcpus, summary.vcpu_seconds)
             if vm.link.has_channel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -139,8 +139,6 @@ class DomainSummary:
     said_at: float | None = None
     #: The same and more, for a guest that says nothing else.
     statement: Statement | None = None
-    #: What its process has in the host's memory, the emulator's own included, MiB; None: it is not said.
-    resident_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +368,12 @@ class Hypervisor(Protocol):
 
     async def survey(self) -> dict[str, DomainSummary]:
         """All domains that bear a name of this host, of any owner, by name: cheap, for every few seconds."""
+
+    async def resident_mib(self, domains: Iterable[str]) -> dict[str, float]:
+        """What each has in the host's memory, the emulator's own included, MiB; 0: it is off. By the host's kernel.
+
+        One that runs and of which the kernel does not tell is left out.
+        """
 
     async def sweep(self, creating: Collection[str] = ()) -> None:
         """Remove what a killed agent left of VMs that it was making or removing.

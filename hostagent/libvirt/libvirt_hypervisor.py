@@ -11,7 +11,7 @@ import contextlib
 import os
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,10 +40,12 @@ from hostagent.libvirt.settings import LibvirtSettings
 from hostagent.libvirt.sizes import LibvirtSizes
 from hostagent.libvirt_connection import LibvirtConnection, start_event_thread
 from hostagent.limits.bandwidth import limit_disks_at_start
+from hostagent.limits.cgroups import CgroupError
+from hostagent.limits.footprints import resident_mib
 from hostagent.limits.network import Networks, interfaces_of, limit_interfaces_at_start
 from hostagent.state import intents
 from hostagent.state.intents import Intent
-from hostagent.threads import DISKS
+from hostagent.threads import DISKS, LIMITS
 
 _ELEMENT: Final = libvirt.VIR_DOMAIN_METADATA_ELEMENT
 #: With all that libvirt keeps of a domain: what it has of these, it is not undefined without.
@@ -233,6 +235,19 @@ class LibvirtHypervisor:
             self._has_base = False
         except OSError:
             pass  # storage that fails says nothing of what is on it
+
+    async def resident_mib(self, domains: Iterable[str]) -> dict[str, float]:
+        def read() -> dict[str, float]:
+            found = {}
+            for domain in domains:
+                try:
+                    found[domain] = resident_mib(domain)
+                except CgroupError:
+                    if domain not in self._on:
+                        found[domain] = 0.0
+            return found
+
+        return await LIMITS.run(read)
 
     @property
     def can_create(self) -> bool:

@@ -234,7 +234,6 @@ def summary_of(domain: Any, stats: dict[str, Any]) -> DomainSummary:
         stats.get("balloon.major_fault"),
         stats.get("balloon.last-update"),
         _statement(stats, "balloon."),
-        stats["balloon.rss"] / 1024 if "balloon.rss" in stats else None,
     )
 
 

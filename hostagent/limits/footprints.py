@@ -174,6 +174,20 @@ def guest_resident_mib(domain: str, root: ElementTree.Element, pid_files: Path =
     return resident_kib / 1024
 
 
+def resident_mib(domain: str, pid_files: Path = PID_FILES) -> float:
+    """What a domain's QEMU holds of the host's memory, MiB: huge pages as well, but no files that it has mapped, which
+    the kernel counts as available.
+
+    :raises CgroupError: the domain does not run, or its process cannot be read.
+    """
+    pid = qemu_pid(domain, pid_files)
+    try:
+        status = (PROC / str(pid) / "status").read_text()
+    except OSError as error:
+        raise CgroupError(f"the memory of process {pid} cannot be read: {error}") from error
+    return sum(map(int, re.findall(r"^(?:RssAnon|RssShmem|HugetlbPages):\s+(\d+) kB", status, re.MULTILINE))) / 1024
+
+
 def _smaps(pid: int) -> str:
     try:
         return (PROC / str(pid) / "smaps").read_text()

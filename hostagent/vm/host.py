@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import psutil
 import structlog
 
-from ebbtide.deflation.allocations import Allocation, deflatable_capacity, free_capacity, undeclared
+from ebbtide.deflation.allocations import Allocation, deflatable_capacity, free_capacity, undeclared, untouched_mib
 from ebbtide.deflation.cascade.instructions import Mode
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.deflation.sharing.overcommitment import overcommitment
+from ebbtide.deflation.sharing.overcommitment import MemoryWatch, overcommitment
 from ebbtide.messages.common import Vector
 from ebbtide.messages.explanations import DecisionKind
 from ebbtide.messages.hosts import HostReport, HostTemplate
@@ -28,6 +27,7 @@ from ebbtide.rest.metrics.totals import Reports
 from hostagent.clock import now
 from hostagent.errors import DomainGone, HostAgentError, HypervisorError, JournalError, RequestRefused, wrong_state
 from hostagent.libvirt.hypervisor import Hypervisor
+from hostagent.mechanisms.host_memory import host_memory_available_mib
 from hostagent.state.history import History
 from hostagent.state.host_boot import HostBoot
 from hostagent.state.intents import Cause, Intent, Phase, Request
@@ -74,11 +74,6 @@ class Slice:
         return max(self.vm_overhead_mib, self.emulated_overhead_mib) if emulated else self.vm_overhead_mib
 
 
-def host_memory_available_mib() -> float:
-    """MemAvailable: libvirt's node information misses memory that was plugged into the host later."""
-    return float(psutil.virtual_memory().available) / 2**20
-
-
 @dataclass(slots=True)
 class Claim:
     """VMs whose locks are held."""
@@ -110,6 +105,8 @@ class Host:
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     #: What the host had available when it was last asked, MiB. Files are never read on the event loop's thread.
     available_mib: float = 0.0
+    #: Whether others on the machine have taken memory that the VMs were promised.
+    memory: MemoryWatch = field(default_factory=MemoryWatch)
     #: Why the hypervisor does not answer; empty while it does.
     unavailable: str = ""
     #: VMs that are worked on now: no more than `CONCURRENT`.
@@ -154,8 +151,16 @@ class Host:
         self.modes = Modes(self.slice.host_id, self.journal, self.history)
 
     async def sample(self) -> None:
-        """Ask the machine what memory it has available: before each decision about free room."""
+        """Ask the machine what memory it has available, and its VMs have: before each decision about free room."""
+        # The VMs first: what they touch meanwhile is missed twice, rather than sold twice.
+        found = await self.hypervisor.resident_mib([vm.domain for vm in self.vms.values()])
         self.available_mib = await LIMITS.run(self.memory_available_mib)
+        for vm in self.vms.values():
+            vm.resident_mib = found.get(vm.domain)
+
+    def untouched_mib(self) -> float:
+        """What the VMs are charged and had not touched at the last `sample`, MiB."""
+        return untouched_mib((vm.allocation(), vm.resident_mib) for vm in self.vms.values())
 
     def free(self, loaded_mib: float = 0.0) -> ResourceVector:
         """What could be given away at the last `sample`, less what has been charged since.
@@ -165,7 +170,7 @@ class Host:
         capacity, rows = made_of = self.slice.capacity, [vm.allocation() for vm in self.vms.values()]
         if made_of != self._left[0]:
             self._left = made_of, free_capacity(capacity, rows)
-        available_mib = self.available_mib + loaded_mib
+        available_mib = self.available_mib + loaded_mib - self.untouched_mib()
         return free_capacity(self._left[1], (), max(available_mib - self.slice.reserve_mib, 0.0))
 
     def fits(self, allocation: Allocation, besides: ResourceVector = ZERO, loaded_mib: float = 0.0) -> bool:
@@ -442,12 +447,13 @@ class Host:
         return not self.overcommitted().is_zero()
 
     def overcommitted(self) -> ResourceVector:
-        """What the VMs are charged beyond what the host may hand out."""
+        """What the VMs are charged beyond what the host may hand out, or has (`MemoryWatch`)."""
         # Asked with each look at a VM: added up anew only where a row is another one.
         rows = [vm.allocation() for vm in self.vms.values()]
         if rows != self._charged[0]:
             self._charged = rows, sum((row.charge for row in rows), ZERO)
-        return overcommitment(self.slice.capacity, self._charged[1])
+        beyond = overcommitment(self.slice.capacity, self._charged[1])
+        return beyond.larger(ResourceVector(memory_mib=self.memory.short_mib))
 
     def hypervisor_answers(self, why_not: str = "") -> None:
         """Take note of whether the hypervisor answers.

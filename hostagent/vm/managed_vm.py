@@ -81,7 +81,7 @@ class ManagedVM:
         self.notice = RunningNotice()
         #: Of its domain; None until it was first surveyed.
         self.uuid: str | None = None
-        #: What its process has in the host's memory, MiB, by the last survey; None: it is not known.
+        #: What its process has in the host's memory, MiB, by the last `Host.sample`; None: it is not known.
         self.resident_mib: float | None = None
         #: What the VM wants under pressure and its host cannot spare.
         self.asks = ZERO

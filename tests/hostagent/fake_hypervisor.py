@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class FakeHypervisor:
         self._host_id = host_id
         self.moves = NoMoves()
         self.calls = Calls()
+        #: What the host's kernel would say of each, MiB.
+        self.residents: dict[str, float] = {}
         self._numbers = itertools.count()
         #: Who is told that a domain has started, stopped or rebooted.
         self.listeners: list[Callable[[str, bool], None]] = []
@@ -91,10 +93,12 @@ class FakeHypervisor:
                 d["balloon_mib"],
                 d["usable_mib"],
                 said_at=d["said_at"],
-                resident_mib=d["resident_mib"],
             )
             for d in await self._call("survey")
         }
+
+    async def resident_mib(self, domains: Iterable[str]) -> dict[str, float]:
+        return {name: self.residents[name] for name in domains if name in self.residents}
 
     async def sweep(self, creating: Collection[str] = ()) -> None:
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -78,6 +78,9 @@ class LocalHypervisor:
             seconds = tuple(domain.vcpu_seconds)
             found[name] = DomainSummary(domain.uuid, domain.state, domain.vcpus, seconds, domain.held_mib)
         return found
+
+    async def resident_mib(self, domains: Iterable[str]) -> dict[str, float]:
+        return {}
 
     async def sweep(self, creating: Collection[str] = ()) -> None:
         await self._ask("sweep")

@@ -71,8 +71,6 @@ class Domain:
     applications: dict[str, float] = field(default_factory=dict)
     #: The notice of preemption that its guest says it has, as one that goes on from a snapshot does.
     notice: str = ""
-    #: Memory of its process; None: nobody says.
-    resident_mib: float | None = None
     #: Of what is available, what is not free before it is reclaimed.
     cold_mib: float = 0.0
     #: The most memory that it can be given while it runs; 0: what it has now.
@@ -248,7 +246,6 @@ class World:
                 "balloon_mib": d.bound_mib,
                 "usable_mib": max(d.available_mib, 0.0),
                 "said_at": time.time(),
-                "resident_mib": d.resident_mib,
             }
             for name, d in self.domains.items()
         ]

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Final
+
 from ebbtide.deflation.resources import TOLERANCE, ResourceVector
+
+#: How long a host has to be short of memory before its VMs are deflated for it, seconds: what others of its processes
+#: take for a moment is no reason.
+SHORT_FOR_S: Final = 10.0
+#: What is missing is told in whole steps, MiB: it changes with every breath of the machine.
+_STEP_MIB: Final = 64.0
 
 #: Less than one step of a size is none.
 _STEPS = ResourceVector(cpu_cores=0.005, memory_mib=1.0, disk_mib_s=0.5, network_mib_s=0.5)
@@ -30,3 +40,28 @@ def may_do_more(
         over > 0 and (over > was + TOLERANCE or gives > gave + TOLERANCE)
         for over, gives, was, gave in zip(beyond, deflatable, was_beyond, could_give, strict=True)
     )
+
+
+@dataclass(slots=True)
+class MemoryWatch:
+    """Whether a host is short of memory, whatever it declares: others on it have taken what its VMs were promised.
+
+    It is once the reserve, too, is spoken for, for a while; and until all of the reserve is there again.
+    """
+
+    #: What the VMs have to give back, MiB.
+    short_mib: float = 0.0
+    _since: float | None = None
+
+    def observe(self, now: float, left_mib: float, reserve_mib: float) -> None:
+        """Take in one reading.
+
+        :param now: monotonic seconds.
+        :param left_mib: what is available less what VMs may still touch (`untouched_mib`).
+        """
+        if left_mib >= (reserve_mib if self.short_mib else 0.0):
+            self._since, self.short_mib = None, 0.0
+            return
+        self._since = now if self._since is None else self._since
+        if now - self._since >= SHORT_FOR_S:
+            self.short_mib = math.ceil((reserve_mib - left_mib) / _STEP_MIB) * _STEP_MIB

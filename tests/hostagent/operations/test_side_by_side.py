@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -11,6 +12,7 @@ from hostagent.state.intents import Phase
 from hostagent.vm.host import Host
 from tests.hostagent.conftest import Client, Command, low_vm
 from tests.hostagent.doing import reclaim
+from tests.hostagent.fake_hypervisor import FakeHypervisor
 from tests.hostagent.world import Domain, World
 from tests.waiting import until
 
@@ -148,7 +150,7 @@ async def test_what_a_started_vm_has_loaded_already_does_not_count_against_it_tw
     domain.state = "running"
     await until(lambda: domain.state == "paused")
     assert host.fits(vm.intent.spec.allocation(vm.intent.committed.vector(), 0.0)) is False
-    domain.resident_mib = 900.0
+    cast(FakeHypervisor, host.hypervisor).residents[vm.domain] = 900.0
     await until(lambda: vm.running)
 
 

@@ -11,6 +11,7 @@ from ebbtide.deflation.allocations import (
     cpu_shares,
     deflatable_capacity,
     free_capacity,
+    untouched_mib,
 )
 from ebbtide.deflation.errors import InvalidField
 from ebbtide.deflation.floors import HARD_FLOOR, effective_minimum
@@ -101,6 +102,12 @@ def test_targets_at_both_ends_of_the_range_are_taken() -> None:
 def test_a_fixed_vm_has_nothing_to_give() -> None:
     assert make(Priority.FIXED).deflatable == ZERO
     assert make().deflatable == NOMINAL.less(MINIMUM)
+
+
+def test_what_a_vm_is_charged_and_has_not_touched_is_spoken_for_and_one_of_unknown_memory_has_all() -> None:
+    idle, full, unknown = (make(overhead_mib=320) for _ in range(3))
+    assert untouched_mib([(idle, 200.0), (full, 2000.0), (unknown, None)]) == 1344 - 200
+    assert untouched_mib([(idle, 0.0), (full, 1300.0)]) == 1344 + 44
 
 
 def test_free_capacity_counts_overheads_and_what_is_not_ours() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebbtide.deflation.resources import ZERO, ResourceVector
-from ebbtide.deflation.sharing.overcommitment import may_do_more, overcommitment
+from ebbtide.deflation.sharing.overcommitment import SHORT_FOR_S, MemoryWatch, may_do_more, overcommitment
 
 CAPACITY = ResourceVector(cpu_cores=4, memory_mib=2000)
 
@@ -42,3 +42,31 @@ def test_a_deflation_may_do_more_than_the_last_by_what_the_host_is_beyond_its_ca
     beyond: ResourceVector, deflatable: ResourceVector, may: bool
 ) -> None:
     assert may_do_more(beyond, deflatable, ResourceVector(memory_mib=300), ResourceVector(2.0, 500)) == may
+
+
+def test_a_host_is_short_of_memory_once_its_reserve_has_been_spoken_for_for_a_while_and_until_it_is_there_again() -> (
+    None
+):
+    watch, told = MemoryWatch(), []
+    readings = [
+        (0.0, 10.0),
+        (1.0, -1.0),
+        (2.0, 0.0),
+        (3.0, -1.0),
+        (3.0 + SHORT_FOR_S, -100.0),
+        (14.0, 400.0),
+        (15.0, 512.0),
+    ]
+    for now, left_mib in [*readings, (16.0, 1.0)]:
+        watch.observe(now, left_mib, 512.0)
+        told.append(watch.short_mib)
+    assert told == [0.0, 0.0, 0.0, 0.0, 640.0, 128.0, 0.0, 0.0]
+
+
+def test_a_host_without_a_reserve_is_short_of_what_is_missing() -> None:
+    watch = MemoryWatch()
+    for now in (0.0, SHORT_FOR_S):
+        watch.observe(now, -1.0, 0.0)
+    assert watch.short_mib == 64.0
+    watch.observe(SHORT_FOR_S + 1.0, 0.0, 0.0)
+    assert watch.short_mib == 0.0
