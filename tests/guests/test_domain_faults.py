@@ -39,6 +39,7 @@ LOW = VMSpec(
     nominal=Vector(cpu_cores=1.5, memory_mib=960.0),
     minimum=Vector(cpu_cores=0.5, memory_mib=448.0),
 )
+NOMINAL_KIB = LOW.nominal.memory_mib * 1024
 #: Has no room beside the low VM, and enough beside what that can give.
 HIGH = VMSpec(name="comer", priority=Priority.FIXED, nominal=Vector(cpu_cores=1.0, memory_mib=384.0))
 SMALLER = Vector(cpu_cores=1.0, memory_mib=600.0)
@@ -59,7 +60,6 @@ class Scene:
         self.client = client
         self.away, self.host = (host.id for host in lab.state.hosts)
         self.domain = f"ebb-{self.host}.{LOW.name}"
-        self._full_kib = 0
         self._last_event = 0
         self._logged = 0
 
@@ -93,10 +93,9 @@ class Scene:
             vm = await self.low()
             if not vm.guest_connected or vm.current != LOW.nominal:
                 return False
-            # One that goes on where it was saved has its memory from then, until that is put right.
-            plugged_kib = (await asyncio.to_thread(self._plugged))[1]
-            self._full_kib = max(self._full_kib, plugged_kib)
-            if plugged_kib < self._full_kib:
+            # A guest that has just booted may have plugged nothing yet; one that goes on where it was saved has its
+            # memory from then, until that is put right.
+            if (await asyncio.to_thread(self._held))[1] < NOMINAL_KIB:
                 return False
             # Of one under pressure, as a guest is that starts on a busy machine, nothing can be taken.
             return (await self.client.host(self.host)).deflatable.memory_mib >= SPARE_MIB - 1
@@ -118,9 +117,9 @@ class Scene:
                 domain = connection.lookupByName(self.domain)
                 began = False
                 while True:
-                    phase, plugged_kib = self._seen(domain)
+                    phase, held_kib = self._seen(domain)
                     falls = phase is Phase.DEFLATING
-                    if plugged_kib < self._full_kib:
+                    if held_kib < NOMINAL_KIB:
                         assert falls, "the deflation had ended before it was seen"
                         return
                     if began and not falls:
@@ -132,7 +131,7 @@ class Scene:
         async with asyncio.timeout(LIMIT_S):
             await asyncio.to_thread(look)
 
-    def _plugged(self) -> tuple[Phase | None, int]:
+    def _held(self) -> tuple[Phase | None, int]:
         connection = open_libvirt(self.lab.state.uri)
         try:
             return self._seen(connection.lookupByName(self.domain))
@@ -141,11 +140,11 @@ class Scene:
 
     @staticmethod
     def _seen(domain: Any) -> tuple[Phase | None, int]:
-        """What the domain's metadata say, and the plugged memory, KiB, both read past the agent."""
+        """What the domain's metadata say, and the boot and plugged memory, KiB, both read past the agent."""
         # In this order: a call may wait for one of the agent's, and what the memory has come to is said last.
-        plugged_kib = DomainView.parse(domain.XMLDesc()).current_kib
+        view = DomainView.parse(domain.XMLDesc())
         intent = from_element(domain.metadata(libvirt.VIR_DOMAIN_METADATA_ELEMENT, NAMESPACE))
-        return intent.phase if intent is not None else None, plugged_kib
+        return intent.phase if intent is not None else None, view.boot_kib + view.current_kib
 
     async def start(self) -> None:
         started = await ended(self.client, await self.client.start(LOW.name))
