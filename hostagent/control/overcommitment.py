@@ -61,7 +61,7 @@ class Overcommitment:
 
         :raises HostAgentError: an intent could not be stored; all are as they were.
         """
-        host, beyond = self._host, await self._beyond()
+        host, beyond = self._host, self._beyond()
         self._tell(self._sentence(beyond))
         if beyond.is_zero():
             self._pace.held()
@@ -77,7 +77,8 @@ class Overcommitment:
         if not any(over > 0 and gives > TOLERANCE for over, gives in zip(beyond, deflatable, strict=True)):
             return
         async with host.claimed(WAIT_S, lambda vm: vm.is_fixed) as claim:
-            need = await self._beyond()
+            await host.sample()
+            need = self._beyond()
             split = split_need_in_turn([vm.row() for vm in claim.vms], need, self._short)
             request_id = f"capacity-{host.incarnation[:8]}-{next(self._numbers)}"
             command = ReclaimCommand(request_id=request_id, need=Vector.of(need), deadline_s=DEADLINE_S)
@@ -87,12 +88,12 @@ class Overcommitment:
             await persist_all(members)
             outcomes = await host.resize(members, DEADLINE_S, ended=claim.release)
             self._short |= {outcome.name for outcome in outcomes if not outcome.shortfall.vector().is_zero()}
-        self._tried = await self._beyond(), deflatable.larger(self._deflatable())
-
-    async def _beyond(self) -> ResourceVector:
-        """By readings of this moment."""
-        host = self._host
         await host.sample()
+        self._tried = self._beyond(), deflatable.larger(self._deflatable())
+
+    def _beyond(self) -> ResourceVector:
+        """By the last readings: the reconciler takes some as often as it is looked at here."""
+        host = self._host
         left_mib = host.available_mib - host.untouched_mib()
         host.memory.observe(asyncio.get_running_loop().time(), left_mib, host.slice.reserve_mib)
         return host.overcommitted()

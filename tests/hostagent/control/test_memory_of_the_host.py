@@ -74,9 +74,11 @@ async def test_a_host_whose_memory_others_have_taken_deflates_its_vms_until_its_
     monkeypatch.setattr(overcommitment, "SHORT_FOR_S", 0.0)
     looks = Overcommitment(host)
     others_leave(host, 1.0)
+    await host.sample()
     await looks.look()
     assert [domain.bound_mib for domain in idle] == [1024.0, 1024.0], "the reserve is there for this"
     others_leave(host, -100.0)
+    await host.sample()
     await looks.look()
     assert sum(domain.bound_mib for domain in idle) == pytest.approx(2048.0 - 640.0)
     assert not host.is_overcommitted()
